@@ -1,0 +1,32 @@
+# make run and make test work on a machine with nothing but Python 3.11+; everything lives in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+# Real MNIST and friends, where they lie beside the checkout; tests that need them are skipped elsewhere.
+export FEDPROTO_DATA ?= $(wildcard ../shared/data)
+
+.PHONY: setup run test test-all check clean
+
+setup: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("fedproto needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+run: setup
+	$(BIN)/fedproto run --model cnn-mh --algorithm local,fedproto --shots-stdev 10 --rounds 50
+
+test: setup
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: setup
+	$(BIN)/python -m pytest -n 2
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,98 @@
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedproto.algorithms import masked_mean, supervised
+from fedproto.options import NonNegative
+from fedproto.prototypes import DISTANCES, class_means, scores
+from fedproto.trees import mean, weighted
+from fedproto.types import Algorithm, Step, Task, Tree, Upload
+
+
+def fedproto(
+    *,
+    lam: NonNegative = 1.0,
+    distance: Literal["mse", "l2", "sql2", "l1", "emd", "cosine"] = "mse",
+    weighting: Literal["samples", "uniform", "eq6"] = "samples",
+    regularise: Literal["sample", "class"] = "sample",
+    collect: Literal["after", "during"] = "after",
+    absent: Literal["remember", "drop"] = "remember",
+) -> Algorithm:
+    """Exchange class means instead of weights (Tan et al. 2022, Algorithm 1).
+
+    Client, Eq. 7: min L_S + λ L_R with L_R = mean over the batch of d(f(φ; x), C̄^(y)), or (`regularise="class"`, Eq. 8)
+    the sum over the batch's classes of d(batch mean, C̄^(j)); 0 for a class that has no global prototype yet.
+    It uploads C_i^(j), Eq. 3. Server: C̄^(j) = Σ_i |D_ij|/N_j · C_i^(j) (`samples`), the plain mean over the holders
+    of a class (`uniform`), or Eq. 6 as printed, which divides by the number of holders once more (`eq6`).
+    Prediction, Eq. 4: the nearest prototype; the head is kept beside it.
+
+    `collect="during"` takes the embeddings as they pass in the last epoch instead of after training. Absent members
+    still count with their last upload (`absent="remember"`) or do not (`"drop"`); a class of which nobody speaks
+    keeps its prototype.
+    """
+    penalty = {"sample": _of_samples, "class": _of_classes}[regularise]
+
+    def init(params: Tree, task: Task) -> Tree:
+        like = next(value for value in params.values() if value.is_floating_point())
+        return {"prototypes": like.new_zeros(task.classes, task.dim), "known": like.new_zeros(task.classes)}
+
+    def send(server: Tree, classes: Tensor) -> Tree:
+        return {"prototypes": server["prototypes"], "known": server["known"] * classes}
+
+    def loss(step: Step) -> Tree:
+        return supervised(step) | {"regulariser": lam * penalty(step, distance)}
+
+    def upload(step: Step) -> Upload:
+        means, counts = _local_prototypes(step)
+        held = (counts > 0).to(counts.dtype)
+        sums, weights = weighted({"prototypes": means}, held if weighting == "uniform" else counts)
+        return Upload(sums, weights | ({"holders": held} if weighting == "eq6" else {}))
+
+    def aggregate(server: Tree, uploads: Upload) -> Tree:
+        spoken = uploads.weights["weight"].sum(0) > 0
+        prototypes = mean(server, uploads)["prototypes"]
+        if weighting == "eq6":
+            holders = uploads.weights["holders"].sum(0).clamp(min=1)
+            prototypes = torch.where(spoken[:, None], prototypes / holders[:, None], prototypes)
+        return {"prototypes": prototypes, "known": torch.where(spoken, 1, server["known"])}
+
+    def predict(step: Step) -> Tree:
+        received = step.received
+        return {
+            "head": step.logits,
+            "prototype": scores(step.features, received["prototypes"], received["known"], distance),
+        }
+
+    return Algorithm(
+        name="fedproto",
+        init=init,
+        send=send,
+        adopt=lambda own, received: own,
+        loss=loss,
+        collects=collect,
+        upload=upload,
+        aggregate=aggregate,
+        predict=predict,
+        additive=absent == "drop",
+        remembers=absent == "remember",
+    )
+
+
+def _local_prototypes(step: Step) -> tuple[Tensor, Tensor]:
+    """C_i^(j) and |D_ij| of the samples in the step."""
+    return class_means(step.features, step.batch.y, step.batch.mask, len(step.received["known"]))
+
+
+def _of_samples(step: Step, distance: str) -> Tensor:
+    """Mean over the batch of d(f(φ; x), C̄^(y)); 0 where the class has no global prototype."""
+    y, received = step.batch.y, step.received
+    apart = DISTANCES[distance](step.features, received["prototypes"][y])
+    return masked_mean(apart * received["known"][y], step.batch.mask)
+
+
+def _of_classes(step: Step, distance: str) -> Tensor:
+    """Eq. 8: Σ_j d(C_i^(j) of the batch, C̄^(j)), over the classes that are in the batch and have a prototype."""
+    means, counts = _local_prototypes(step)
+    apart = DISTANCES[distance](means, step.received["prototypes"])
+    return (apart * ((counts > 0) & (step.received["known"] > 0))).sum()

@@ -1,0 +1,14 @@
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+from fedproto.algorithms.fedproto import fedproto
+from fedproto.types import Algorithm
+
+
+@wraps(fedproto)
+def fedproto_mh(**options: Any) -> Algorithm:
+    return replace(fedproto(**options), name="fedproto-mh", mixed=True)
+
+
+fedproto_mh.__doc__ = "FedProto over a mix of architectures: the data set's `-mh` preset, unless `--model` names another."

@@ -1,0 +1,17 @@
+from dataclasses import replace
+
+from fedproto.algorithms import supervised, trainable
+from fedproto.algorithms.fedavg import fedavg
+from fedproto.options import NonNegative
+from fedproto.trees import squared_distance
+from fedproto.types import Algorithm, Step, Tree
+
+
+def fedprox(*, mu: NonNegative = 0.1) -> Algorithm:
+    """FedAvg that holds each client near the global model: min L_S(w) + μ/2 ||w − w_g||² (Li et al. 2020, Eq. 2)."""
+
+    def loss(step: Step) -> Tree:
+        distance = squared_distance(trainable(step.received), step.params)
+        return supervised(step) | {"regulariser": mu / 2 * distance}
+
+    return replace(fedavg(), name="fedprox", loss=loss)

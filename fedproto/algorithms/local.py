@@ -1,0 +1,7 @@
+from fedproto.algorithms import sharing
+from fedproto.types import Algorithm, nothing
+
+
+def local() -> Algorithm:
+    """Each client trains alone, Eq. 2 of the FedProto paper: min over w_i of L_S(F_i(w_i; x), y); nothing travels."""
+    return sharing("local", shared=nothing)

@@ -1,0 +1,107 @@
+"""The data sources, one file each, and what they share. Which client gets what is said in `fedproto/partitions`.
+
+A source's function takes the places where data may lie, then its options, and returns a `Source`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedproto import randomness
+from fedproto.errors import DataError
+
+
+@dataclass(frozen=True)
+class Split:
+    """Inputs as they are stored (bytes where the files hold bytes), labels 0 .. C-1, and who wrote each, if known."""
+
+    x: np.ndarray
+    y: np.ndarray
+    writer: np.ndarray | None = None
+
+    def rows(self, index: np.ndarray) -> Split:
+        return Split(self.x[index], self.y[index], None if self.writer is None else self.writer[index])
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: images (n, height, width) or (n, channels, height, width), or anything else with n rows."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    test: Split
+    mean: tuple[float, ...] = (0.0,)  # per channel, of inputs scaled to [0, 1]
+    std: tuple[float, ...] = (1.0,)
+    scale: float = 255.0  # what 1.0 is in the stored bytes
+    augment: bool = False  # random crop with padding 4 and flip in training
+    model: str = "cnn"
+    mixed_model: str = "cnn-mh"
+    shots: int = 100
+
+    def __post_init__(self) -> None:
+        for part, split in (("training", self.train), ("test", self.test)):
+            _check(f"{self.name}: the {part} set", split, len(self.classes))
+
+    def tensor(self, split: Split, index: np.ndarray) -> Tensor:
+        """Rows of a split as the model sees them: float32, channels first, normalised."""
+        x = torch.from_numpy(np.ascontiguousarray(split.x[index])).to(torch.float32)
+        if x.dim() == 3:
+            x = x[:, None]
+        shape = (-1,) + (1,) * (x.dim() - 2)
+        mean, std = torch.tensor(self.mean).reshape(shape), torch.tensor(self.std).reshape(shape)
+        return ((x / self.scale) - mean) / std
+
+
+def _check(where: str, split: Split, classes: int) -> None:
+    if len(split.x) != len(split.y):
+        raise DataError(f"{where} has {len(split.x)} inputs but {len(split.y)} labels")
+    if split.writer is not None and len(split.writer) != len(split.y):
+        raise DataError(f"{where} has {len(split.y)} labels but {len(split.writer)} client or writer ids")
+    if len(split.y) and not (0 <= split.y.min() and split.y.max() < classes):
+        wrong = split.y[(split.y < 0) | (split.y >= classes)][0]
+        raise DataError(f"{where} has a label {wrong}, out of range: there are {classes} classes, 0 to {classes - 1}")
+    if split.x.dtype.kind == "f" and not np.isfinite(split.x).all():
+        row = int(np.argwhere(~np.isfinite(split.x))[0][0])
+        raise DataError(f"{where} holds a value that is not a finite number (NaN or infinite) in row {row}")
+
+
+def hold_out(y: np.ndarray, share: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
+    """(train, test) rows for a source without a test set: the same seeded fifth of each class every time."""
+    generator = randomness.generator(0, "hold out")
+    held = [
+        generator.permutation(rows)[: max(1, round(share * len(rows)))] if len(rows) > 1 else rows[:0]
+        for rows in (np.flatnonzero(y == label) for label in np.unique(y))
+    ]
+    test = np.sort(np.concatenate(held)) if held else np.zeros(0, int)
+    return np.setdiff1d(np.arange(len(y)), test), test
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where data files may lie: `--data-dir`, then $FEDPROTO_DATA, then the user's cache folder."""
+
+    data_dir: str | None = None
+
+    def folders(self) -> list[Path]:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedproto"
+        named = [self.data_dir, os.environ.get("FEDPROTO_DATA")]
+        return [Path(folder) for folder in named if folder] + [cache]
+
+    def find(self, *candidates: str) -> Path:
+        """The first of the candidate paths that exists in the first folder that has one."""
+        for folder in self.folders():
+            for candidate in candidates:
+                if (folder / candidate).exists():
+                    return folder / candidate
+        looked = ", ".join(str(folder) for folder in self.folders())
+        raise DataError(f"{candidates[0]} was not found in {looked}: put it there, or name a folder with --data-dir")
+
+
+DIGITS = tuple("0123456789")

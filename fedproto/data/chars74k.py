@@ -1,0 +1,22 @@
+import string
+
+import numpy as np
+
+from fedproto.data import Places, Source, Split
+from fedproto.data.npz import read_npz
+
+TEST_TYPEFACES = 50
+
+
+def chars74k(places: Places) -> Source:
+    """Chars74K "Fnt": 0-9, A-Z and a-z in 254 typefaces, 28x28; stands in for FEMNIST, and is not FEMNIST.
+
+    Four consecutive fonts are styles of one typeface, which counts as the writer; the last 50 typefaces are the test set.
+    """
+    arrays = read_npz(places.find("chars74k-fnt/chars74k_fnt_28.npz", "chars74k_fnt_28.npz"), ("x", "y", "font_index"))
+    typeface = (arrays["font_index"].astype(np.int64) - 1) // 4
+    everything = Split(arrays["x"], arrays["y"].astype(np.int64), typeface)
+    is_test = np.isin(typeface, np.unique(typeface)[-TEST_TYPEFACES:])
+    train, test = (everything.rows(np.flatnonzero(rows)) for rows in (~is_test, is_test))
+    classes = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+    return Source("chars74k", classes, train, test, mean=(0.1307,), std=(0.3081,))

@@ -1,0 +1,67 @@
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from fedproto.data import Places, Source, Split, hold_out
+from fedproto.errors import DataError
+
+
+def npz(
+    places: Places, path: str, *, mean: tuple[float, ...] = (0.0,), std: tuple[float, ...] = (1.0,), augment: bool = False
+) -> Source:
+    """Arrays of your own: `x` and `y`, optionally `x_test` and `y_test`, `client` (for `natural`) and `classes` (names).
+
+    Bytes are divided by 255; then (x − mean) / std, per channel. Without a test set, a seeded fifth of each class is
+    held out.
+    """
+    arrays = read_npz(Path(path), ("x", "y"))
+    y, classes = _labels(path, arrays)
+    everything = Split(_inputs(path, arrays["x"]), y, arrays.get("client"))
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        raise DataError(f"{path} must hold both x_test and y_test, or neither")
+    if "x_test" in arrays:
+        train, test = everything, Split(_inputs(path, arrays["x_test"]), _whole(path, "y_test", arrays["y_test"]))
+    else:
+        if len(everything.x) != len(everything.y):
+            raise DataError(f"{path} has {len(everything.x)} inputs but {len(everything.y)} labels")
+        train, test = map(everything.rows, hold_out(y))
+    image = everything.x.ndim >= 3
+    models = {} if image else {"model": "mlp", "mixed_model": "mlp-mh"}
+    scale = 255.0 if everything.x.dtype == np.uint8 else 1.0
+    return Source(f"npz:{path}", classes, train, test, tuple(mean), tuple(std), scale, augment, **models)
+
+
+def read_npz(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """All arrays of an npz file, which must hold the wanted ones."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist") from error
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is damaged or no npz file: {error}") from error
+    missing = [name for name in wanted if name not in arrays]
+    if missing:
+        raise DataError(f"{path} holds no array {missing[0]!r}: it needs {', '.join(wanted)}, it has {', '.join(arrays)}")
+    return arrays
+
+
+def _inputs(path: str, x: np.ndarray) -> np.ndarray:
+    if x.dtype.kind not in "fiu" or x.ndim < 2:
+        raise DataError(f"{path}: x must be numbers with one row a sample, not {x.dtype} of shape {x.shape}")
+    return x
+
+
+def _whole(path: str, name: str, y: np.ndarray) -> np.ndarray:
+    if y.dtype.kind not in "iu" or y.ndim != 1:
+        raise DataError(f"{path}: {name} must be a list of whole numbers, not {y.dtype} of shape {y.shape}")
+    return y.astype(np.int64)
+
+
+def _labels(path: str, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
+    y = _whole(path, "y", arrays["y"])
+    if "classes" in arrays:
+        return y, tuple(str(name) for name in arrays["classes"])
+    return y, tuple(str(label) for label in range(int(y.max(initial=0)) + 1))

@@ -1,0 +1,54 @@
+"""What can go wrong, as a tree. Each message is one sentence: what was wrong, where, and what is accepted.
+
+    FedProtoError
+    ├── ConfigError      a name, key or value that cannot be used
+    ├── DataError        a data file or array that cannot be used
+    ├── RunFolderError   a run folder that is in the way, damaged, or not one
+    ├── TrainingError    training broke down in a named round, client and stage
+    └── MissingExtra     a Python package that is not installed
+"""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class FedProtoError(Exception):
+    """Base of all errors meant for people; the command line prints it and exits with 2."""
+
+
+class ConfigError(FedProtoError):
+    pass
+
+
+class DataError(FedProtoError):
+    pass
+
+
+class RunFolderError(FedProtoError):
+    pass
+
+
+class TrainingError(FedProtoError):
+    pass
+
+
+class MissingExtra(FedProtoError):
+    pass
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
+    """`unknown algorithm 'fedprot': did you mean 'fedproto'? (accepted: ...)`"""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f": did you mean {near[0]!r}?" if near else ","
+    return ConfigError(f"unknown {what} {name!r}{hint} accepted: {', '.join(known) or 'none'}")
+
+
+def need(module: str, install: str, purpose: str) -> ModuleType:
+    """Import a package that not every installation has, or say in one sentence how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtra(f"{purpose} needs the package {module.split('.')[0]!r}: pip install {install}") from error

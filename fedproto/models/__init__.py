@@ -1,0 +1,48 @@
+"""The models, one file each. A model is an ordinary module whose forward gives (features, logits).
+
+A model of ours is a `body`, which embeds, and a `head`, which decides; its layers are named, so that
+`personal=fc1,fc2` can say which of them stay local. A model of a user's own needs only the forward.
+"""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+#: Mixes of architectures by name: the clients are dealt to them in equal blocks, in order.
+PRESETS = {
+    "cnn-mh": "cnn(channels=18),cnn(channels=20),cnn(channels=22)",
+    "resnet18-mh": 'resnet18(strides="1,4"),resnet18(strides="2,2")',
+    "mlp-mh": "mlp(hidden=50),mlp(hidden=100),mlp(hidden=200)",
+}
+
+
+class Fit(NamedTuple):
+    """What a model must fit: the shape of one input, the number of classes, and the size of the prototypes."""
+
+    shape: tuple[int, ...]
+    classes: int
+    dim: int | None = None  # None: the model's own
+
+
+class Classifier(nn.Module):
+    """logits = head(features), features = body(x): F = g ∘ f in the paper's words."""
+
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.body(x)
+        return features, self.head(features)
+
+
+def assemble(layers: dict[str, nn.Module], width: int, last: dict[str, nn.Module], name: str, fit: Fit) -> Classifier:
+    """Body and head from named layers; where the federation's prototypes are not of size `width`, the body projects."""
+    dim = fit.dim or width
+    body: dict[str, nn.Module] = dict(layers)
+    if dim != width:
+        body["project"] = nn.Linear(width, dim)
+    head: dict[str, nn.Module] = last | {name: nn.Linear(dim, fit.classes)}
+    return Classifier(nn.Sequential(OrderedDict(body)), nn.Sequential(OrderedDict(head)))

@@ -1,0 +1,18 @@
+import math
+
+from torch import nn
+
+from fedproto.models import Classifier, Fit, assemble
+from fedproto.options import Count
+
+
+def mlp(fit: Fit, *, hidden: Count = 100, width: Count = 50) -> Classifier:
+    """Inputs of any shape, flattened: fc `hidden` - relu - fc `width` - relu, which embeds; fc decides."""
+    layers = {
+        "flatten": nn.Flatten(),
+        "fc1": nn.Linear(math.prod(fit.shape), hidden),
+        "relu1": nn.ReLU(),
+        "fc2": nn.Linear(hidden, width),
+        "relu2": nn.ReLU(),
+    }
+    return assemble(layers, width, {}, "fc3", fit)

@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedproto.errors import ConfigError
+from fedproto.models import Classifier, Fit, assemble
+from fedproto.options import Count
+from fedproto.types import Tree
+
+
+def resnet18(
+    fit: Fit, *, strides: tuple[Count, ...] = (2, 2), weights: str | None = None, fresh: str = "fc"
+) -> Classifier:
+    """ResNet18 (He et al. 2016) with the strides of conv1 and of the max-pool; embeds in 512 values.
+
+    `weights` names a file with torchvision's key names (.safetensors, or .pth as torchvision ships it); every layer is
+    read from it but those in `fresh`. The paper left conv1 and bn1 random too: `fresh="conv1,bn1,fc"`.
+    """
+    if len(fit.shape) != 3 or len(strides) != 2:
+        raise ConfigError(f"model resnet18 takes images and two strides, not inputs of shape {fit.shape} and {strides}")
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(fit.shape[0], 64, 7, strides[0], 3, bias=False),
+        "bn1": nn.BatchNorm2d(64),
+        "relu": nn.ReLU(),
+        "maxpool": nn.MaxPool2d(3, strides[1], 1),
+        "layer1": nn.Sequential(Block(64, 64, 1), Block(64, 64, 1)),
+        "layer2": nn.Sequential(Block(64, 128, 2), Block(128, 128, 1)),
+        "layer3": nn.Sequential(Block(128, 256, 2), Block(256, 256, 1)),
+        "layer4": nn.Sequential(Block(256, 512, 2), Block(512, 512, 1)),
+        "avgpool": nn.AdaptiveAvgPool2d(1),
+        "flatten": nn.Flatten(),
+    }
+    model = assemble(layers, 512, {}, "fc", fit)
+    if weights is not None:
+        _load(model, Path(weights), [layer.strip() for layer in fresh.split(",")])
+    return model
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a way around them."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outside)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or inside != outside:
+            self.downsample = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(inner)) + self.downsample(x))
+
+
+def _load(model: Classifier, path: Path, fresh: list[str]) -> None:
+    """Copy the file's tensors into the body, or the head for `fc`; every layer that is not fresh must be there and fit."""
+    stored = _read(path)
+    for name, own in model.state_dict().items():
+        key = name.partition(".")[2]  # without `body.` or `head.`
+        if key.split(".")[0] in fresh or key.startswith("project.") or not own.is_floating_point():
+            continue
+        if key not in stored:
+            raise ConfigError(f"weights {str(path)!r} hold no tensor {key!r}; torchvision's resnet18 names are accepted")
+        if stored[key].shape != own.shape:
+            found, wanted = tuple(stored[key].shape), tuple(own.shape)
+            raise ConfigError(f"weights {str(path)!r}: {key} has shape {found}, the model wants {wanted}")
+        own.copy_(stored[key])
+
+
+def _read(path: Path) -> Tree:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigError(f"weights {str(path)!r} cannot be read: {error}") from error

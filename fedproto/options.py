@@ -1,0 +1,177 @@
+"""Options: a function's keyword-only parameters, with types that carry their bounds, and the text form of a choice.
+
+    def fedprox(*, mu: NonNegative = 0.1): ...        ->  --algorithm fedprox --set mu=0.1
+                                                      ->  --algorithm 'fedprox(mu=0.1)'
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Union
+
+from fedproto.errors import ConfigError, unknown
+
+
+@dataclass(frozen=True)
+class Bounds:
+    low: float = -math.inf
+    high: float = math.inf
+    open: bool = False  # the lower end itself is refused
+
+    def accept(self, value: float) -> bool:
+        return (self.low < value if self.open else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        low = f" above {self.low:g}" if self.open else f" of at least {self.low:g}"
+        return low + (f" and at most {self.high:g}" if self.high < math.inf else "")
+
+
+Count = Annotated[int, Bounds(1)]
+Whole = Annotated[int, Bounds(0)]
+Positive = Annotated[float, Bounds(0, open=True)]
+NonNegative = Annotated[float, Bounds(0)]
+Share = Annotated[float, Bounds(0, 1)]
+PositiveShare = Annotated[float, Bounds(0, 1, open=True)]
+
+
+def convert(name: str, value: Any, kind: Any) -> Any:
+    """`value`, from a command line, TOML or Python, as the type `kind`, or one sentence that says what is accepted."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        number = convert(name, value, args[0])
+        if not args[1].accept(number):
+            raise ConfigError(f"{name} must be {_describe(kind)}, not {value!r}")
+        return number
+    if origin in (Union, types.UnionType):
+        return _convert_optional(name, value, args)
+    if origin is Literal:
+        if value not in args:
+            raise unknown(f"value of {name}", str(value), args)
+        return value
+    if origin is tuple:
+        parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
+        return tuple(convert(name, part, args[0]) for part in parts)
+    return _convert_scalar(name, value, kind)
+
+
+def _convert_optional(name: str, value: Any, args: tuple) -> Any:
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        return None
+    return convert(name, value, next(arg for arg in args if arg is not type(None)))
+
+
+def _convert_scalar(name: str, value: Any, kind: type) -> Any:
+    refusal = ConfigError(f"{name} must be {_describe(kind)}, not {value!r}")
+    if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if kind in (int, float) and (isinstance(value, bool) or not isinstance(value, (int, float, str))):
+        raise refusal
+    if kind is int and isinstance(value, float) and not value.is_integer():
+        raise refusal
+    if kind in (bool, str) and not isinstance(value, kind):
+        raise refusal
+    try:
+        result = kind(value)
+    except (ValueError, OverflowError) as error:
+        raise refusal from error
+    if kind is float and not math.isfinite(result):
+        raise refusal
+    return result
+
+
+def _describe(kind: Any) -> str:
+    if typing.get_origin(kind) is Annotated:
+        base, bounds = typing.get_args(kind)
+        return _describe(base) + str(bounds)
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
+
+
+@dataclass(frozen=True)
+class Option:
+    name: str
+    kind: Any
+    default: Any
+
+
+def options_of(function: Callable) -> dict[str, Option]:
+    """The keyword-only parameters of a plug-in: its configuration."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    return {
+        name: Option(name, hints.get(name, str), parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+
+def checked(function: Callable, given: dict[str, Any], what: str) -> dict[str, Any]:
+    """All options of a plug-in: those given, converted and checked, and the defaults of the others."""
+    known = options_of(function)
+    for name in given:
+        if name not in known:
+            raise unknown(f"option of {what}", name, known)
+    return {
+        name: convert(f"{what}'s {name}", given[name], option.kind) if name in given else option.default
+        for name, option in known.items()
+    }
+
+
+@dataclass(frozen=True)
+class Part:
+    """One choice of a plug-in, such as `cnn(channels=18)*7`: name, argument after a colon, options, repetitions."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    count: int | None = None
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{key}={_text(value)}" for key, value in self.options.items() if value is not None)
+        return self.name + (f"({inside})" if inside else "") + (f"*{self.count}" if self.count is not None else "")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return '"' + ",".join(str(v) for v in value) + '"'
+    if isinstance(value, str) and (not value or re.search(r"[,()=\s\"]", value)):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def parse(text: str, what: str) -> list[Part]:
+    """`a(x=1)*2,b` as parts. Commas inside brackets or double quotes do not separate.
+
+    >>> parse("cnn(channels=18)*7, mlp", "model")
+    [Part(name='cnn', options={'channels': '18'}, count=7), Part(name='mlp', options={}, count=None)]
+    """
+    return [_parse_part(piece, what) for piece in _split(text)]
+
+
+def _split(text: str) -> list[str]:
+    pieces, depth, quoted = [""], 0, False
+    for character in text:
+        quoted ^= character == '"'
+        depth += 0 if quoted else {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and depth == 0 and not quoted:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return [piece.strip() for piece in pieces]
+
+
+def _parse_part(text: str, what: str) -> Part:
+    match = re.fullmatch(r"([^()*]+)(?:\((.*)\))?(?:\s*\*\s*([^()*]+))?", text, re.DOTALL)
+    if not match:
+        raise ConfigError(f"{what} {text!r} cannot be read; write it like 'name', 'name(option=value)' or 'name*7'")
+    name, inside, count = match.groups()
+    options = {}
+    for piece in _split(inside) if inside and inside.strip() else []:
+        key, equals, value = piece.partition("=")
+        if not equals:
+            raise ConfigError(f"{piece!r} in {what} {text!r} is no option; write 'name=value'")
+        options[key.strip()] = value.strip().strip("\"'")
+    return Part(name.strip(), options, None if count is None else convert(f"the count in {text!r}", count, Count))

@@ -1,0 +1,58 @@
+"""The partitions, one file each: pure functions from labels to rows, deterministic in the seed.
+
+A partition's function takes a `Pool`, then its options, and returns one `Portion` a client. No training row is in two
+portions; test rows may be, since a client is tested on images of its own classes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedproto.errors import ConfigError
+
+
+class Pool(NamedTuple):
+    """What there is to give out."""
+
+    train: np.ndarray  # labels of the training rows
+    test: np.ndarray
+    names: tuple[str, ...]  # of the classes
+    clients: int
+    shots: int  # training images a class and client, where the user names no number
+    generator: np.random.Generator
+    train_writer: np.ndarray | None = None
+    test_writer: np.ndarray | None = None
+
+
+class Portion(NamedTuple):
+    """Rows of one client, sorted."""
+
+    train: np.ndarray
+    test: np.ndarray
+
+
+def portions(pool: Pool, trains: list[np.ndarray], test_shots: int | None) -> list[Portion]:
+    """The portions whose training rows are given, each with the test rows of its classes."""
+    by_class = [np.flatnonzero(pool.test == label) for label in range(len(pool.names))]
+    return [Portion(np.sort(rows), _test_rows(pool, by_class, np.unique(pool.train[rows]), test_shots)) for rows in trains]
+
+
+def _test_rows(pool: Pool, by_class: list[np.ndarray], labels: np.ndarray, shots: int | None) -> np.ndarray:
+    """All test rows of the classes, or a random `shots` of each."""
+    chosen = []
+    for label in labels:
+        rows = by_class[label]
+        if shots is not None:
+            rows = pool.generator.permutation(rows)[: enough(pool, label, len(rows), shots, "test")]
+        chosen.append(rows)
+    return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, int)
+
+
+def enough(pool: Pool, label: int, there: int, wanted: int, part: str) -> int:
+    """`wanted`, unless there are fewer images of the class."""
+    if there < wanted:
+        name = pool.names[label]
+        raise ConfigError(f"class {name!r} has {there} {part} images, but {wanted} are wanted: lower shots, ways or clients")
+    return wanted

@@ -1,0 +1,69 @@
+"""Random numbers that depend on what they are for, never on the order in which they are asked for.
+
+Every draw is a pure function of (seed, round, client, purpose, index): a counter-based generator, splitmix64,
+written in wrapping int64 tensor arithmetic. One client alone, a stack of a thousand, another device or a resumed
+run therefore see the same shuffles, crops and samples.
+"""
+
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as the signed 64-bit number torch wants
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+def _logical_shift(x: Tensor, by: int) -> Tensor:
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """splitmix64's finaliser: every input bit changes every output bit with probability one half."""
+    x = (x ^ _logical_shift(x, 30)) * _FIRST
+    x = (x ^ _logical_shift(x, 27)) * _SECOND
+    return x ^ _logical_shift(x, 31)
+
+
+def _purpose(name: str) -> int:
+    return zlib.crc32(name.encode())
+
+
+def key(seed: int, purpose: str, *parts: int | Tensor) -> Tensor:
+    """The key of one stream of draws; a part may be a tensor of client ids, which gives a tensor of keys.
+
+    >>> key(0, "shuffle", 3, torch.arange(5)).shape
+    torch.Size([5])
+    """
+    state = _mix(torch.as_tensor(seed + _GOLDEN))
+    for part in (_purpose(purpose), *parts):
+        state = _mix(state + (torch.as_tensor(part) + 1) * _GOLDEN)
+    return state
+
+
+def bits(keys: Tensor, count: int) -> Tensor:
+    """`count` random int64 values for each key, along a new last axis."""
+    index = torch.arange(1, count + 1, device=keys.device)
+    return _mix(keys[..., None] + index * _GOLDEN)
+
+
+def uniform(keys: Tensor, count: int) -> Tensor:
+    """`count` float64 values in [0, 1) for each key."""
+    return _logical_shift(bits(keys, count), 11).double() * 2.0**-53
+
+
+def integers(keys: Tensor, count: int, below: int) -> Tensor:
+    """`count` whole numbers in [0, below) for each key."""
+    return (uniform(keys, count) * below).long()
+
+
+def permutation(keys: Tensor, count: int) -> Tensor:
+    """A random order of 0 .. count-1 for each key: the order in which random values sort."""
+    return bits(keys, count).argsort(dim=-1, stable=True)
+
+
+def generator(seed: int, purpose: str) -> np.random.Generator:
+    """A numpy generator for work done once, before the first round (partitions, hold-outs)."""
+    return np.random.default_rng([seed, _purpose(purpose)])

@@ -1,0 +1,61 @@
+"""Plug-ins by name: one small file each, whose file name is its name and whose function's signature its configuration.
+
+`fedproto/algorithms/fedprox.py` holds `fedprox(*, mu=0.1)`; `-` in a name is `_` in its file. A source with an argument
+is written `npz:PATH`. `package.module:function` names a plug-in from outside.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedproto.errors import ConfigError, unknown
+from fedproto.options import Part, checked
+
+#: kind -> the folder of its plug-ins
+FOLDERS = {"algorithm": "algorithms", "dataset": "data", "model": "models", "partition": "partitions"}
+
+
+def names(kind: str) -> list[str]:
+    """All plug-ins of a kind, read from the folder without importing any."""
+    files = (Path(__file__).parent / FOLDERS[kind]).glob("[!_]*.py")
+    return sorted(file.stem.replace("_", "-") for file in files)
+
+
+def find(kind: str, name: str) -> Callable:
+    """The plug-in's function. A name may carry an argument (`npz:PATH`), which is not looked at here."""
+    base, colon, rest = name.partition(":")
+    if base in names(kind):
+        stem = base.replace("-", "_")
+        return getattr(importlib.import_module(f"fedproto.{FOLDERS[kind]}.{stem}"), stem)
+    if colon and rest:
+        return _external(kind, base, rest)
+    raise unknown(kind, name, names(kind))
+
+
+def _external(kind: str, module: str, function: str) -> Callable:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a file beside where the command was typed
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{kind} '{module}:{function}' cannot be loaded: {error}") from error
+
+
+def build(kind: str, part: Part, *context: Any) -> Any:
+    """Call a plug-in with its context, its argument after the colon if it has one, and its checked options."""
+    function = find(kind, part.name)
+    base, colon, argument = part.name.partition(":")
+    arguments = (argument,) if colon and base in names(kind) else ()
+    options = checked(function, part.options, f"{kind} {base}")
+    try:
+        return function(*context, *arguments, **options)
+    except TypeError as error:
+        if "positional argument" not in str(error):
+            raise
+        raise ConfigError(
+            f"{kind} {part.name!r}: write the path after a colon, as in 'npz:PATH', only where one is taken"
+        ) from error
