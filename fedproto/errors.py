@@ -1,11 +1,11 @@
 """What can go wrong, as a tree. Each message is one sentence: what was wrong, where, and what is accepted.
 
-    FedProtoError
-    ├── ConfigError      a name, key or value that cannot be used
-    ├── DataError        a data file or array that cannot be used
-    ├── RunFolderError   a run folder that is in the way, damaged, or not one
-    ├── TrainingError    training broke down in a named round, client and stage
-    └── MissingExtra     a Python package that is not installed
+FedProtoError
+├── ConfigError      a name, key or value that cannot be used
+├── DataError        a data file or array that cannot be used
+├── RunFolderError   a run folder that is in the way, damaged, or not one
+├── TrainingError    training broke down in a named round, client and stage
+└── MissingExtra     a Python package that is not installed
 """
 
 import difflib

@@ -1,7 +1,7 @@
 """Options: a function's keyword-only parameters, with types that carry their bounds, and the text form of a choice.
 
-    def fedprox(*, mu: NonNegative = 0.1): ...        ->  --algorithm fedprox --set mu=0.1
-                                                      ->  --algorithm 'fedprox(mu=0.1)'
+def fedprox(*, mu: NonNegative = 0.1): ...        ->  --algorithm fedprox --set mu=0.1
+                                                  ->  --algorithm 'fedprox(mu=0.1)'
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 from fedproto.errors import ConfigError, unknown
@@ -32,12 +33,17 @@ class Bounds:
         return low + (f" and at most {self.high:g}" if self.high < math.inf else "")
 
 
+class FilePath:
+    """Marks text that names a file; it is made absolute, so that a run can be resumed from another folder."""
+
+
 Count = Annotated[int, Bounds(1)]
 Whole = Annotated[int, Bounds(0)]
 Positive = Annotated[float, Bounds(0, open=True)]
 NonNegative = Annotated[float, Bounds(0)]
 Share = Annotated[float, Bounds(0, 1)]
 PositiveShare = Annotated[float, Bounds(0, 1, open=True)]
+File = Annotated[str, FilePath()]
 
 
 def convert(name: str, value: Any, kind: Any) -> Any:
@@ -45,6 +51,8 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         number = convert(name, value, args[0])
+        if isinstance(args[1], FilePath):
+            return str(Path(number).absolute())
         if not args[1].accept(number):
             raise ConfigError(f"{name} must be {_describe(kind)}, not {value!r}")
         return number

@@ -25,6 +25,11 @@ def names(kind: str) -> list[str]:
     return sorted(file.stem.replace("_", "-") for file in files)
 
 
+def presets(kind: str) -> list[str]:
+    """Names that stand for a mix of plug-ins."""
+    return sorted(importlib.import_module("fedproto.models").PRESETS) if kind == "model" else []
+
+
 def find(kind: str, name: str) -> Callable:
     """The plug-in's function. A name may carry an argument (`npz:PATH`), which is not looked at here."""
     base, colon, rest = name.partition(":")
@@ -33,7 +38,7 @@ def find(kind: str, name: str) -> Callable:
         return getattr(importlib.import_module(f"fedproto.{FOLDERS[kind]}.{stem}"), stem)
     if colon and rest:
         return _external(kind, base, rest)
-    raise unknown(kind, name, names(kind))
+    raise unknown(kind, name, names(kind) + presets(kind))
 
 
 def _external(kind: str, module: str, function: str) -> Callable:

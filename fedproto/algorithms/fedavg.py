@@ -3,5 +3,5 @@ from fedproto.types import Algorithm, everything
 
 
 def fedavg() -> Algorithm:
-    """Average the whole model: w ← Σ_i |D_i|/N · w_i (McMahan et al. 2017, Algorithm 1; Eq. 1 of the FedProto paper)."""
+    """Average the whole model: w ← Σ_i |D_i|/N · w_i (McMahan et al. 2017; Eq. 1 of the FedProto paper)."""
     return sharing("fedavg", shared=everything)

@@ -14,9 +14,9 @@ _STATE = ("seeded", "sizes", "seed")  # what the server keeps beside the centres
 def fesem(*, clusters: Count = 3) -> Algorithm:
     """Several global models, each client follows the nearest (Xie et al. 2021, stochastic EM).
 
-    min over centres and assignment r of 1/m Σ_i Σ_k r_ik ||w_i − w̃_k||². E-step, at the client: r_i = the centre nearest
-    to its trained weights. M-step, at the server: w̃_k ← Σ_i r_ik |D_i| w_i / Σ_i r_ik |D_i|. Each client downloads all
-    centres, starts from the one nearest to its own weights, and uploads into one slot.
+    min over centres and assignment r of 1/m Σ_i Σ_k r_ik ||w_i − w̃_k||². E-step, at the client: r_i is the centre
+    nearest to its trained weights. M-step, at the server: w̃_k ← Σ_i r_ik |D_i| w_i / Σ_i r_ik |D_i|. Each client
+    downloads all centres, starts from the one nearest to its own weights, and uploads into one slot.
 
     All centres are equal at first, so round 1 is FedAvg's, and the server seeds the centres by k-means++ on its single
     uploads (hence not additive). An empty cluster keeps its centre and is reported every round.
@@ -48,7 +48,9 @@ def fesem(*, clusters: Count = 3) -> Algorithm:
 
     def notes(server: Tree) -> list[str]:
         empty = (server["sizes"] == 0).nonzero().flatten().tolist()
-        waiting = [] if server["seeded"] else [f"fesem: fewer than {clusters} uploads, so the clusters are not seeded yet"]
+        waiting = (
+            [] if server["seeded"] else [f"fesem: fewer than {clusters} uploads, so the clusters are not seeded yet"]
+        )
         return waiting + [f"fesem: cluster {k} is empty and keeps its centre" for k in empty]
 
     return Algorithm(

@@ -29,7 +29,7 @@ class Split:
         return Split(self.x[index], self.y[index], None if self.writer is None else self.writer[index])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Source:
     """A data set: images (n, height, width) or (n, channels, height, width), or anything else with n rows."""
 
@@ -64,7 +64,7 @@ def _check(where: str, split: Split, classes: int) -> None:
         raise DataError(f"{where} has {len(split.x)} inputs but {len(split.y)} labels")
     if split.writer is not None and len(split.writer) != len(split.y):
         raise DataError(f"{where} has {len(split.y)} labels but {len(split.writer)} client or writer ids")
-    if len(split.y) and not (0 <= split.y.min() and split.y.max() < classes):
+    if len(split.y) and not (split.y.min() >= 0 and split.y.max() < classes):
         wrong = split.y[(split.y < 0) | (split.y >= classes)][0]
         raise DataError(f"{where} has a label {wrong}, out of range: there are {classes} classes, 0 to {classes - 1}")
     if split.x.dtype.kind == "f" and not np.isfinite(split.x).all():
@@ -81,6 +81,17 @@ def hold_out(y: np.ndarray, share: float = 0.2) -> tuple[np.ndarray, np.ndarray]
     ]
     test = np.sort(np.concatenate(held)) if held else np.zeros(0, int)
     return np.setdiff1d(np.arange(len(y)), test), test
+
+
+def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split]) -> Source:
+    """A source made of a user's own training and test arrays; without test arrays, some rows are held out."""
+    if len(splits) == 1:
+        _check(name, splits[0], len(classes))
+        splits = [splits[0].rows(rows) for rows in hold_out(splits[0].y)]
+    train, test = splits
+    model = "cnn" if train.x.ndim >= 3 else "mlp"
+    scale = 255.0 if train.x.dtype == np.uint8 else 1.0
+    return Source(name, classes, train, test, scale=scale, model=model, mixed_model=f"{model}-mh")
 
 
 @dataclass(frozen=True)

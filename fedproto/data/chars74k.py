@@ -11,7 +11,8 @@ TEST_TYPEFACES = 50
 def chars74k(places: Places) -> Source:
     """Chars74K "Fnt": 0-9, A-Z and a-z in 254 typefaces, 28x28; stands in for FEMNIST, and is not FEMNIST.
 
-    Four consecutive fonts are styles of one typeface, which counts as the writer; the last 50 typefaces are the test set.
+    Four consecutive fonts are styles of one typeface, which counts as the writer; the last 50 typefaces are the test
+    set.
     """
     arrays = read_npz(places.find("chars74k-fnt/chars74k_fnt_28.npz", "chars74k_fnt_28.npz"), ("x", "y", "font_index"))
     typeface = (arrays["font_index"].astype(np.int64) - 1) // 4

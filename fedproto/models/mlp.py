@@ -7,7 +7,7 @@ from fedproto.options import Count
 
 
 def mlp(fit: Fit, *, hidden: Count = 100, width: Count = 50) -> Classifier:
-    """Inputs of any shape, flattened: fc `hidden` - relu - fc `width` - relu, which embeds; fc decides."""
+    """Inputs of any shape, flattened. Embeds: fc `hidden` - relu - fc `width` - relu; decides: fc."""
     layers = {
         "flatten": nn.Flatten(),
         "fc1": nn.Linear(math.prod(fit.shape), hidden),

@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 from fedproto.errors import ConfigError
 from fedproto.models import Classifier, Fit, assemble
-from fedproto.options import Count
+from fedproto.options import Count, File
 from fedproto.types import Tree
 
 
 def resnet18(
-    fit: Fit, *, strides: tuple[Count, ...] = (2, 2), weights: str | None = None, fresh: str = "fc"
+    fit: Fit, *, strides: tuple[Count, ...] = (2, 2), weights: File | None = None, fresh: str = "fc"
 ) -> Classifier:
     """ResNet18 (He et al. 2016) with the strides of conv1 and of the max-pool; embeds in 512 values.
 
@@ -57,14 +57,16 @@ class Block(nn.Module):
 
 
 def _load(model: Classifier, path: Path, fresh: list[str]) -> None:
-    """Copy the file's tensors into the body, or the head for `fc`; every layer that is not fresh must be there and fit."""
+    """Copy the file's tensors into the model; every layer that is not fresh must be there and fit."""
     stored = _read(path)
     for name, own in model.state_dict().items():
         key = name.partition(".")[2]  # without `body.` or `head.`
         if key.split(".")[0] in fresh or key.startswith("project.") or not own.is_floating_point():
             continue
         if key not in stored:
-            raise ConfigError(f"weights {str(path)!r} hold no tensor {key!r}; torchvision's resnet18 names are accepted")
+            raise ConfigError(
+                f"weights {str(path)!r} hold no tensor {key!r}; torchvision's resnet18 names are accepted"
+            )
         if stored[key].shape != own.shape:
             found, wanted = tuple(stored[key].shape), tuple(own.shape)
             raise ConfigError(f"weights {str(path)!r}: {key} has shape {found}, the model wants {wanted}")

@@ -22,6 +22,7 @@ class Pool(NamedTuple):
     clients: int
     shots: int  # training images a class and client, where the user names no number
     generator: np.random.Generator
+    fingerprint: str  # of the data set's labels
     train_writer: np.ndarray | None = None
     test_writer: np.ndarray | None = None
 
@@ -36,7 +37,9 @@ class Portion(NamedTuple):
 def portions(pool: Pool, trains: list[np.ndarray], test_shots: int | None) -> list[Portion]:
     """The portions whose training rows are given, each with the test rows of its classes."""
     by_class = [np.flatnonzero(pool.test == label) for label in range(len(pool.names))]
-    return [Portion(np.sort(rows), _test_rows(pool, by_class, np.unique(pool.train[rows]), test_shots)) for rows in trains]
+    return [
+        Portion(np.sort(rows), _test_rows(pool, by_class, np.unique(pool.train[rows]), test_shots)) for rows in trains
+    ]
 
 
 def _test_rows(pool: Pool, by_class: list[np.ndarray], labels: np.ndarray, shots: int | None) -> np.ndarray:
@@ -54,5 +57,7 @@ def enough(pool: Pool, label: int, there: int, wanted: int, part: str) -> int:
     """`wanted`, unless there are fewer images of the class."""
     if there < wanted:
         name = pool.names[label]
-        raise ConfigError(f"class {name!r} has {there} {part} images, but {wanted} are wanted: lower shots, ways or clients")
+        raise ConfigError(
+            f"class {name!r} has {there} {part} images, but {wanted} are wanted: lower shots, ways or clients"
+        )
     return wanted

@@ -11,7 +11,9 @@ def natural(pool: Pool, *, test_shots: Count | None = None) -> list[Portion]:
     Tested on the writer's own test images where the test set has some, else on all test images of its classes.
     """
     if pool.train_writer is None:
-        raise ConfigError("partition natural needs a data set that says who wrote each image: chars74k, or npz with `client`")
+        raise ConfigError(
+            "partition natural needs a data set that says who wrote each image: chars74k, or npz with `client`"
+        )
     writers = np.unique(pool.train_writer)
     if pool.clients > len(writers):
         raise ConfigError(f"clients is {pool.clients}, but there are only {len(writers)} writers")

@@ -19,9 +19,9 @@ def nway(
 ) -> list[Portion]:
     """The paper's setting: client i draws n_i classes and k_i images of each; n_i about `ways`, k_i about `shots`.
 
-    `uniform` noise is a whole number within ± stdev (a half-range, as in the released code), `normal` a rounded Gaussian;
-    n_i stays between 2 and the number of classes, k_i at 1 or more. `shots_stdev` is `stdev` where it is not given.
-    Tested on every test image of the client's classes, or on `test_shots` of each.
+    `uniform` noise is a whole number within ± stdev (a half-range, as in the released code), `normal` a rounded
+    Gaussian; n_i stays between 2 and the number of classes, k_i at 1 or more. `shots_stdev` is `stdev` where it is not
+    given. Tested on every test image of the client's classes, or on `test_shots` of each.
     """
     total = len(pool.names)
     if ways > total:

@@ -1,0 +1,49 @@
+"""fedproto: federated learning by class prototypes, for members that share nothing but the names of their classes.
+
+import fedproto
+result = fedproto.run(algorithm="fedproto", dataset="mnist5k", rounds=20)
+print(result.accuracy["prototype"]["mean"])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedproto.errors import ConfigError, DataError, FedProtoError, MissingExtra, RunFolderError, TrainingError
+    from fedproto.experiment import Result, run
+    from fedproto.rounds import RoundResult
+    from fedproto.types import Algorithm, Batch, Phase, Step, Task, Tree, Upload
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "Batch",
+    "ConfigError",
+    "DataError",
+    "FedProtoError",
+    "MissingExtra",
+    "Phase",
+    "Result",
+    "RoundResult",
+    "RunFolderError",
+    "Step",
+    "Task",
+    "TrainingError",
+    "Tree",
+    "Upload",
+    "run",
+]
+
+_HOMES = {"run": "experiment", "Result": "experiment", "RoundResult": "rounds"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: torch takes seconds, and `fedproto --help` does not need it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fedproto' has no attribute {name!r}")
+    is_error = name == "MissingExtra" or name.endswith("Error")
+    home = _HOMES.get(name) or ("errors" if is_error else "types")
+    return getattr(importlib.import_module(f"fedproto.{home}"), name)

@@ -1,0 +1,209 @@
+"""The command line. Heavy imports stay inside the commands: `fedproto --help` does not load torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedproto.errors import FedProtoError, unknown
+
+if TYPE_CHECKING:
+    from fedproto.experiment import Experiment, Result
+    from fedproto.runfolder import RunFolder
+
+app = typer.Typer(
+    help="Federated learning by class prototypes, for members that share nothing but the names of their classes.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+#: plural, as typed -> kind, as in `--algorithm`
+LISTS = {"algorithms": "algorithm", "datasets": "dataset", "models": "model", "partitions": "partition"}
+
+
+def _flag(name: str, metavar: str, text: str) -> Any:
+    """Flags are text: one place, fedproto/options.py, says what a value may be."""
+    return typer.Option(f"--{name}", metavar=metavar, help=text, show_default=False)
+
+
+@app.command()
+def run(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings; flags override them.")
+    ] = None,
+    profile: Annotated[str | None, _flag("profile", "NAME", "paper (default) or released")] = None,
+    dataset: Annotated[
+        str | None, _flag("dataset", "NAME", "mnist5k (default), digits, mnist, cifar10, npz:PATH, ...")
+    ] = None,
+    algorithm: Annotated[
+        str | None, _flag("algorithm", "NAME", "fedproto (default), local, ...; several with commas are compared")
+    ] = None,
+    model: Annotated[str | None, _flag("model", "NAME", "cnn, 'cnn(channels=18)*7,mlp*13', cnn-mh, ...")] = None,
+    partition: Annotated[str | None, _flag("partition", "NAME", "nway (default), dirichlet, file:PATH, ...")] = None,
+    clients: Annotated[str | None, _flag("clients", "N", "how many, 20")] = None,
+    ways: Annotated[str | None, _flag("ways", "N", "classes a client, about 3")] = None,
+    shots: Annotated[str | None, _flag("shots", "N", "training images a class, about; the data set's own")] = None,
+    stdev: Annotated[str | None, _flag("stdev", "X", "noise on ways, 2")] = None,
+    shots_stdev: Annotated[str | None, _flag("shots-stdev", "X", "noise on shots; as stdev")] = None,
+    test_shots: Annotated[str | None, _flag("test-shots", "N", "test images a class; all")] = None,
+    rounds: Annotated[str | None, _flag("rounds", "N", "100")] = None,
+    batch: Annotated[str | None, _flag("batch", "N", "8")] = None,
+    lr: Annotated[str | None, _flag("lr", "X", "0.01")] = None,
+    participation: Annotated[str | None, _flag("participation", "X", "share of clients sampled a round, 1")] = None,
+    dropout: Annotated[str | None, _flag("dropout", "X", "share of uploads lost, 0")] = None,
+    straggle: Annotated[str | None, _flag("straggle", "X", "share of clients that does half its steps, 0")] = None,
+    seed: Annotated[str | None, _flag("seed", "N", "0")] = None,
+    engine: Annotated[str | None, _flag("engine", "NAME", "auto or reference")] = None,
+    device: Annotated[str | None, _flag("device", "NAME", "cpu, cuda or auto")] = None,
+    eval_every: Annotated[str | None, _flag("eval-every", "N", "evaluate every N rounds, 10, and in the last")] = None,
+    checkpoint_every: Annotated[str | None, _flag("checkpoint-every", "N", "10; 0 = none")] = None,
+    data_dir: Annotated[str | None, _flag("data-dir", "DIR", "where data files lie")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; runs/TIME-DATASET-ALGORITHM.", show_default=False)
+    ] = None,
+    assign: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key: lam=0.1, model.dropout=0.")
+    ] = None,
+) -> None:
+    """Run a federation, or several methods over the same federation side by side."""
+    flags = {
+        key: value for key, value in locals().items() if key not in ("config", "out", "assign") and value is not None
+    }
+    for key in ("ways", "shots", "stdev", "shots_stdev", "test_shots"):
+        if key in flags:
+            flags[f"partition.{key}"] = flags.pop(key)
+    from fedproto.config import configure, read_assignment, read_toml
+    from fedproto.experiment import Experiment
+    from fedproto.runfolder import RunFolder
+
+    settings = (read_toml(config) if config else {}) | flags
+    configs = configure(settings, dict(map(read_assignment, assign or [])))
+    names = [each.algorithm.name for each in configs]
+    target = out or _default_folder(configs[0].dataset[0].name, "-".join(names))
+    RunFolder.refuse_used(target)
+    experiments = [Experiment.prepare(each) for each in configs]
+    folders = [target / _unique(names, position) if len(names) > 1 else target for position in range(len(names))]
+    _show([_start(e, folder) for e, folder in zip(experiments, folders, strict=True)])
+    Console().print(f"written to {target}", highlight=False, soft_wrap=True)
+
+
+def _default_folder(dataset: str, algorithms: str) -> Path:
+    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{Path(dataset).name}-{algorithms}")
+    return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{safe}"
+
+
+def _unique(names: Sequence[str], position: int) -> str:
+    """The algorithm's name, numbered where one is run twice with other options."""
+    name = names[position].replace(":", "-")
+    return name if names.count(names[position]) == 1 else f"{name}-{position + 1}"
+
+
+def _start(experiment: Experiment, path: Path) -> Result:
+    from fedproto.runfolder import RunFolder
+
+    folder = RunFolder.create(path, experiment.config.toml(), experiment.federation.partition)
+    return _execute(experiment, folder)
+
+
+def _execute(experiment: Experiment, folder: RunFolder) -> Result:
+    """Run with a progress bar; Ctrl-C finishes the round and leaves a run that can be resumed."""
+    from fedproto.console import progress_bar
+    from fedproto.experiment import Interrupted
+
+    config = experiment.config
+    try:
+        with progress_bar(Console(), experiment.algorithm.name, experiment.progress.round, config.rounds) as on_round:
+            return experiment.execute(folder, on_round)
+    except Interrupted:
+        done = experiment.progress.round
+        Console(stderr=True).print(
+            f"stopped after round {done} of {config.rounds}; continue with: fedproto resume {folder.path}",
+            soft_wrap=True,
+        )
+        raise typer.Exit(130) from None
+
+
+def _show(results: Sequence[Result]) -> None:
+    from fedproto.console import clients_table, traffic, verdict
+
+    console, data = Console(), [result.data for result in results]
+    console.print(clients_table(data))
+    for sentence in verdict(data) + [traffic(each) for each in data]:
+        console.print(sentence, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """Continue a run that was stopped or killed, to the result it would have had."""
+    from fedproto.experiment import reopen
+
+    folder, experiment = reopen(run)
+    if folder.result() is not None:
+        Console().print(f"{run} has finished all its {experiment.config.rounds} rounds: its result is in result.json")
+        return
+    _show([_execute(experiment, folder)])
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str | None, typer.Argument(help="algorithms, datasets, models or partitions; all.")] = None,
+) -> None:
+    """What can be named: methods, data sets, models and partitions, with their options."""
+    if kind is not None and kind not in LISTS:
+        raise unknown("list", kind, LISTS)
+    from rich.table import Table
+
+    for plural in [kind] if kind else LISTS:
+        table = Table(title=plural, title_justify="left", show_edge=False, pad_edge=False)
+        for header in ("name", "what it is", "options and their defaults"):
+            table.add_column(header, overflow="fold")
+        for row in _plugins(LISTS[plural]):
+            table.add_row(*row)
+        Console().print(table, "", highlight=False)
+
+
+def _plugins(kind: str) -> list[tuple[str, str, str]]:
+    from fedproto import registry
+    from fedproto.options import options_of
+
+    rows = []
+    for name in registry.names(kind):
+        function = registry.find(kind, name)
+        options = ", ".join(f"{option.name}={option.default}" for option in options_of(function).values())
+        rows.append((name, (function.__doc__ or "").strip().split("\n")[0], options))
+    return rows + [(name, "a mix of architectures, in equal blocks of clients", "") for name in registry.presets(kind)]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import fedproto
+
+        typer.echo(f"fedproto {fedproto.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+    pass
+
+
+def main() -> None:
+    """Errors meant for people become one line and exit code 2."""
+    try:
+        app()
+    except FedProtoError as error:
+        Console(stderr=True).print(f"[red]error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(" ".join(text.split()))

@@ -1,0 +1,181 @@
+"""One client's round, as pure functions: parameters and what the server sent in, parameters and an upload out."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedproto import randomness
+from fedproto.federation import Examples, Member
+from fedproto.types import Algorithm, Batch, Phase, Step, Tree, Upload
+
+CROP = 4  # pixels of border around an image from which a crop of its own size is cut
+EVALUATION_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Training:
+    """How every client trains: SGD whose momentum starts fresh each round."""
+
+    batch: int
+    lr: float
+    momentum: float
+    epochs: int
+    seed: int
+
+
+class Outcome(NamedTuple):
+    state: Tree
+    upload: Upload
+    loss: Tree  # the mean of each term over the samples that passed
+
+
+def train(
+    member: Member, algorithm: Algorithm, own: Tree, received: Tree, training: Training, round: int, slow: bool = False
+) -> Outcome:
+    """Adopt what was received, run the algorithm's phases, and say what the server may know."""
+    state = algorithm.adopt(own, received)
+    seen: list[tuple[Step, Tree]] = []
+    epoch = 0
+    with _dropout_draws(training.seed, round, member):
+        for phase in algorithm.phases:
+            names = [name for name, _ in member.module.named_parameters() if phase.trains(name)]
+            if names:  # a phase may have nothing to train: FedRep with no personal layer
+                epochs = phase.epochs or training.epochs
+                batches = _batches(member, training, round, range(epoch, epoch + epochs), slow)
+                state, steps = _run_phase(member, algorithm, phase, names, state, received, batches, training)
+                seen, epoch = seen + steps, epoch + epochs
+    closing = _closing_step(member, algorithm, state, received, [step for step, _ in seen], training)
+    return Outcome(state, algorithm.upload(closing), _mean_loss(seen))
+
+
+@contextlib.contextmanager
+def _dropout_draws(seed: int, round: int, member: Member) -> Iterator[None]:
+    """Draws inside a model depend on seed, round and client, so that a resumed run repeats them."""
+    device = member.train.x.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int(randomness.key(seed, "dropout", round, member.id)))
+        yield
+
+
+def _batches(member: Member, training: Training, round: int, epochs: range, slow: bool) -> Iterator[Batch]:
+    """The batches of some epochs, freshly shuffled in each; the last, partial one is kept; half of them if slow."""
+    steps = len(epochs) * math.ceil(len(member.train) / training.batch)
+    left = math.ceil(steps / 2) if slow else steps
+    for epoch in epochs:
+        keys = randomness.key(training.seed, "shuffle", round, member.id, epoch)
+        rows = member.train.rows[randomness.permutation(keys, len(member.train)).to(member.train.rows.device)]
+        x = member.train.x[rows]
+        if member.border is not None:
+            x = crop_and_flip(x, member.border, randomness.key(training.seed, "augment", round, member.id, epoch))
+        for piece, y in zip(x.split(training.batch), member.train.y[rows].split(training.batch), strict=True):
+            if left == 0:
+                return
+            left -= 1
+            yield Batch(piece, y, piece.new_ones(len(y)))
+
+
+def crop_and_flip(x: Tensor, border: Tensor, key: Tensor) -> Tensor:
+    """Each image cut at a random place out of itself and a border, and mirrored half the time."""
+    height, width = x.shape[-2:]
+    padded = F.pad(x - border[:, None, None], (CROP,) * 4) + border[:, None, None]
+    draws = randomness.uniform(key, 3 * len(x)).reshape(3, len(x)).to(x.device)
+    down, right = (draws[:2] * (2 * CROP + 1)).long()
+    rows = down[:, None] + torch.arange(height, device=x.device)
+    columns = right[:, None] + torch.arange(width, device=x.device)
+    columns = torch.where(draws[2, :, None] < 0.5, columns.flip(1), columns)
+    image = torch.arange(len(x), device=x.device)
+    return padded.permute(0, 2, 3, 1)[image[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def forward(module: nn.Module, state: Tree, batch: Batch, received: Tree) -> Step:
+    features, logits = functional_call(module, state, (batch.x,))
+    return Step(state, features, logits, batch, received)
+
+
+def _run_phase(
+    member: Member,
+    algorithm: Algorithm,
+    phase: Phase,
+    names: list[str],
+    state: Tree,
+    received: Tree,
+    batches: Iterator[Batch],
+    training: Training,
+) -> tuple[Tree, list[tuple[Step, Tree]]]:
+    """SGD over the batches on the named parameters; everything else, buffers included, comes out as it went in."""
+    moving = {name: value.detach().clone() for name, value in state.items()}
+    leaves = [moving[name].requires_grad_() for name in names]
+    optimiser = torch.optim.SGD(leaves, training.lr, training.momentum)
+    member.module.train()
+    seen = []
+    for batch in batches:
+        step = forward(member.module, moving, batch, received)
+        terms = algorithm.loss(step)
+        optimiser.zero_grad()
+        torch.stack(list(terms.values())).sum().backward()
+        optimiser.step()
+        seen.append((_without_graph(step), {name: term.detach() for name, term in terms.items()}))
+    trained = {name: moving[name].detach() if phase.trains(name) else value for name, value in state.items()}
+    return trained, seen
+
+
+def _without_graph(step: Step) -> Step:
+    return step._replace(params={}, features=step.features.detach(), logits=step.logits.detach())
+
+
+def _closing_step(
+    member: Member, algorithm: Algorithm, state: Tree, received: Tree, seen: list[Step], training: Training
+) -> Step:
+    """One step over all the client's samples, with the features the algorithm asks for."""
+    if algorithm.collects == "during":
+        an_epoch = math.ceil(len(member.train) / training.batch)
+        last = seen[(len(seen) - 1) // an_epoch * an_epoch :]
+        y, features, logits = (
+            torch.cat(parts) for parts in zip(*((s.batch.y, s.features, s.logits) for s in last), strict=True)
+        )
+        return Step(state, features, logits, Batch(features.new_empty(0), y, features.new_ones(len(y))), received)
+    if algorithm.collects == "after":
+        return Step(state, *_evaluation_pass(member.module, state, member.train, received))
+    y = member.train.y[member.train.rows]
+    empty = member.train.x.new_empty(0)
+    return Step(state, empty, empty, Batch(empty, y, empty.new_ones(len(y))), received)
+
+
+def _evaluation_pass(
+    module: nn.Module, state: Tree, examples: Examples, received: Tree
+) -> tuple[Tensor, Tensor, Batch, Tree]:
+    """Features and logits of all examples in eval mode, a thousand at a time."""
+    module.eval()
+    with torch.no_grad():
+        pairs = [functional_call(module, state, (examples.x[rows],)) for rows in examples.rows.split(EVALUATION_BATCH)]
+    features, logits = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    y = examples.y[examples.rows]
+    return features, logits, Batch(features.new_empty(0), y, features.new_ones(len(y))), received
+
+
+def _mean_loss(seen: list[tuple[Step, Tree]]) -> Tree:
+    """Each term's mean over the samples that passed."""
+    sizes = torch.stack([step.batch.mask.sum() for step, _ in seen])
+    return {name: torch.stack([terms[name] for _, terms in seen]) @ sizes / sizes.sum() for name in seen[0][1]}
+
+
+def evaluate(member: Member, algorithm: Algorithm, own: Tree, received: Tree) -> dict[str, float]:
+    """The share of test images predicted right by each score, over all classes and over the client's own."""
+    state = algorithm.adopt(own, received)
+    step = Step(state, *_evaluation_pass(member.module, state, member.test, received))
+    accuracy = {}
+    for name, scores in algorithm.predict(step).items():
+        foreign = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
+        foreign[list(member.classes)] = False
+        for key, allowed in ((name, scores), (f"{name}_own", scores.masked_fill(foreign, -torch.inf))):
+            accuracy[key] = float((allowed.argmax(1) == step.batch.y).double().mean())
+    return accuracy

@@ -1,0 +1,228 @@
+"""From what a person wrote (TOML, flags, `--set`, Python keywords) to a checked configuration, and back to TOML."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fedproto import registry
+from fedproto.errors import ConfigError, unknown
+from fedproto.options import (
+    Count,
+    File,
+    Part,
+    Positive,
+    PositiveShare,
+    Share,
+    Whole,
+    checked,
+    convert,
+    options_of,
+    parse,
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run, completely. The first four are choices of plug-ins with their options."""
+
+    dataset: tuple[Part, ...]
+    algorithm: Part
+    model: tuple[Part, ...]
+    partition: Part
+    profile: Literal["paper", "released"] = "paper"
+    clients: Count = 20
+    rounds: Count = 100
+    batch: Count = 8
+    lr: Positive = 0.01
+    momentum: Share = 0.5
+    epochs: Count = 1
+    dim: Count | None = None
+    participation: PositiveShare = 1.0
+    dropout: Share = 0.0
+    straggle: Share = 0.0
+    seed: Whole = 0
+    engine: Literal["auto", "reference"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "float64"] = "float32"
+    eval_every: Count = 10
+    checkpoint_every: Whole = 10
+    data_dir: File | None = None
+
+    def toml(self) -> str:
+        """Everything needed to run again."""
+        lines, tables = [], []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            parts = value if isinstance(value, tuple) else (value,)
+            if field.name not in registry.FOLDERS:
+                lines += [f"{field.name} = {_toml(value)}"] if value is not None else []
+            elif len(parts) == 1 and parts[0].count is None:
+                options = {name: option for name, option in parts[0].options.items() if option is not None}
+                tables += ["", f"[{field.name}]", f"name = {_toml(parts[0].name)}"]
+                tables += [f"{name} = {_toml(option)}" for name, option in options.items()]
+            elif parts:
+                lines.append(f"{field.name} = {_toml(','.join(map(str, parts)))}")
+        return "\n".join(lines + tables) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
+
+
+RUN_FIELDS = {field.name for field in fields(Config)} - set(registry.FOLDERS)
+AUTO = "auto"  # the model that the data set names
+DEFAULTS: dict[str, Any] = {"dataset": "mnist5k", "algorithm": "fedproto", "model": AUTO, "partition": "nway"}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A configuration file as flat settings: `[algorithm] lam = 1` is `algorithm.lam`."""
+    try:
+        tables = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+    settings: dict[str, Any] = {}
+    for key, value in tables.items():
+        if not isinstance(value, dict):
+            settings[key] = value
+            continue
+        if key not in registry.FOLDERS:
+            raise unknown(f"table in {path}", key, registry.FOLDERS)
+        settings |= {key if name == "name" else f"{key}.{name}": option for name, option in value.items()}
+    return settings
+
+
+def read_assignment(text: str) -> tuple[str, str]:
+    """`lam=0.1` of `--set`."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set takes KEY=VALUE, not {text!r}")
+    return key.strip(), value.strip()
+
+
+def configure(settings: Mapping[str, Any], assigned: Mapping[str, Any] | None = None) -> list[Config]:
+    """Settings (TOML, flags, keywords) and what `--set` assigned, which wins, as one configuration an algorithm."""
+    settings = DEFAULTS | {key: value for key, value in settings.items() if value is not None}
+    assigned = assigned or {}
+    settings |= assigned
+    chosen = {kind: parts_of(kind, settings.pop(kind)) for kind in registry.FOLDERS}
+    if len(chosen["partition"]) > 1:
+        raise ConfigError("partition takes one choice, not a list")
+    run, options = _sort(settings, chosen, assigned)
+    values = _checked_run(run)
+    profile = _profile(values.get("profile", "paper"), chosen["dataset"])
+    done = {
+        kind: [complete(kind, part, profile.get(kind, {}) | options[kind]) for part in chosen[kind]]
+        for kind in registry.FOLDERS
+    }
+    dataset, model, (partition,) = tuple(done["dataset"]), tuple(done["model"]), done["partition"]
+    return [Config(dataset, algorithm, model, partition, **values) for algorithm in done["algorithm"]]
+
+
+def parts_of(kind: str, value: Any) -> list[Part]:
+    """A choice as text, with model presets written out and paths made absolute."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{kind} must be text, such as {DEFAULTS.get(kind, 'cnn')!r}, not {value!r}")
+    if kind == "model":
+        from fedproto.models import PRESETS
+
+        value = PRESETS.get(value, value)
+    parts = parse(value, kind)
+    for position, part in enumerate(parts):
+        base, colon, argument = part.name.partition(":")
+        if colon and base in registry.names(kind):
+            parts[position] = replace(part, name=f"{base}:{Path(argument).absolute()}")
+        if part.count is not None and kind in ("algorithm", "partition"):
+            raise ConfigError(f"{kind} {str(part)!r}: a count has no meaning here")
+    return parts
+
+
+def _sort(
+    settings: Mapping[str, Any], chosen: dict[str, list[Part]], assigned: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Settings of the run, and of each kind of plug-in; a bare name belongs to whoever alone has an option of it."""
+    accepted = {kind: {name for part in parts for name in _options(kind, part)} for kind, parts in chosen.items()}
+    run: dict[str, Any] = {}
+    options: dict[str, dict[str, Any]] = {kind: {} for kind in registry.FOLDERS}
+    for key, value in settings.items():
+        kind, dot, name = key.partition(".")
+        if not dot:
+            kind, name = _owner(key, accepted, key in assigned), key
+        if kind == "run" and name in RUN_FIELDS:
+            run[name] = value
+        elif name in accepted.get(kind, ()):
+            options[kind][name] = value
+        else:
+            raise _unknown_key(key, kind, accepted, chosen)
+    return run, options
+
+
+def _options(kind: str, part: Part) -> set[str]:
+    """The names of a plug-in's options; of `auto`, those of all models, since the data set has not been read yet."""
+    if kind == "model" and part.name == AUTO:
+        return {option for name in registry.names("model") for option in _options("model", Part(name))}
+    return set(options_of(registry.find(kind, part.name)))
+
+
+def _owner(key: str, accepted: dict[str, set[str]], assigned: bool) -> str:
+    """Whose option a bare name is. As a flag, a keyword or a TOML key, a run's own name can only mean the run's."""
+    owners = [kind for kind, names in accepted.items() if key in names]
+    if key in RUN_FIELDS and assigned:
+        owners.append("run")
+    elif key in RUN_FIELDS:
+        return "run"
+    if len(owners) > 1:
+        raise ConfigError(f"{key!r} is ambiguous: write {' or '.join(f'{kind}.{key}' for kind in owners)}")
+    return owners[0] if owners else "run"
+
+
+def _unknown_key(key: str, kind: str, accepted: dict[str, set[str]], chosen: dict[str, list[Part]]) -> ConfigError:
+    if "." in key and kind in accepted:
+        who = ", ".join(part.name for part in chosen[kind])
+        return unknown(f"option of {kind} {who}", key.partition(".")[2], accepted[kind])
+    return unknown(
+        "key", key, RUN_FIELDS | set(registry.FOLDERS) | {name for names in accepted.values() for name in names}
+    )
+
+
+def _checked_run(run: dict[str, Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(Config, include_extras=True)
+    return {name: convert(name, value, hints[name]) for name, value in run.items()}
+
+
+def _profile(name: str, datasets: Sequence[Part]) -> dict[str, dict[str, Any]]:
+    """`paper` is the defaults; `released` what the released code does, counted correctly."""
+    if name == "paper":
+        return {}
+    test_shots = 40 if all(part.name.startswith("mnist") for part in datasets) else 15
+    return {
+        "algorithm": {"weighting": "uniform", "collect": "during", "absent": "drop"},
+        "partition": {"test_shots": test_shots},
+    }
+
+
+def complete(kind: str, part: Part, given: dict[str, Any]) -> Part:
+    """A part with all its options: defaults < those of `given` that it has < those in the part itself."""
+    layered = {name: value for name, value in given.items() if name in _options(kind, part)} | part.options
+    if kind == "model" and part.name == AUTO:
+        return replace(part, options=layered)
+    function = registry.find(kind, part.name)
+    return replace(part, options=checked(function, layered, f"{kind} {part.name.partition(':')[0]}"))
+
+
+def resolve_auto(part: Part, name: str) -> list[Part]:
+    """The parts of the model `name` that stand for `auto`, with the options that were given to it."""
+    parts = parts_of("model", name)
+    for option in part.options:
+        if not any(option in _options("model", candidate) for candidate in parts):
+            raise unknown(
+                f"option of model {name}", option, {o for candidate in parts for o in _options("model", candidate)}
+            )
+    return [complete("model", candidate, part.options) for candidate in parts]

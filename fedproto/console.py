@@ -1,0 +1,104 @@
+"""What a person sees: a progress bar with an estimate, then tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedproto.experiment import OnRound
+from fedproto.rounds import RoundResult
+
+
+@contextmanager
+def progress_bar(console: Console, name: str, done: int, rounds: int) -> Iterator[OnRound]:
+    """A bar that counts rounds; evaluated rounds and notes leave a line above it."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("rounds, left"),
+        TimeRemainingColumn(),
+        TextColumn("spent"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(name, total=rounds, completed=done)
+
+        def show(result: RoundResult) -> None:
+            bar.update(task, completed=result.round)
+            if result.accuracy:
+                console.print(_line(name, result), highlight=False)
+            for note in result.notes:
+                console.print(f"[yellow]round {result.round}: {note}[/]", highlight=False)
+
+        yield show
+
+
+def _line(name: str, result: RoundResult) -> str:
+    means = {key: a["mean"] for key, a in (result.accuracy or {}).items() if not key.endswith("_own")}
+    accuracies = "  ".join(f"{key} {mean:.1%}" for key, mean in means.items())
+    return f"{name} round {result.round:>4}  loss {sum(result.loss.values()):.3f}  accuracy by {accuracies}"
+
+
+def clients_table(results: Sequence[dict[str, Any]]) -> Table:
+    """The clients of one run, or of several runs over the same clients side by side."""
+    first = results[0]
+    columns = [(result, key) for result in results for key in _shown(result, alone=len(results) == 1)]
+    title = f"{len(first['clients'])} clients on {first['dataset']}: test accuracy, %"
+    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    for header in ("client", "model", "classes", "train"):
+        table.add_column(header, justify="left" if header in ("model", "classes") else "right")
+    for result, key in columns:
+        table.add_column(_header(result, key, alone=len(results) == 1), justify="right")
+    for number, client in enumerate(first["clients"]):
+        cells = [_percent(result["clients"][number]["accuracy"][key]) for result, key in columns]
+        table.add_row(str(client["id"]), client["model"], " ".join(client["classes"]), str(client["train"]), *cells)
+    table.add_section()
+    for statistic in ("mean", "std"):
+        cells = [_percent(result["accuracy"][key][statistic]) for result, key in columns]
+        table.add_row(statistic, "", "", "", *cells, style="bold" if statistic == "mean" else "dim")
+    return table
+
+
+def _shown(result: dict[str, Any], alone: bool) -> list[str]:
+    """Side by side there is room for the two ways to predict; the run alone shows the client's own classes too."""
+    return [key for key in result["accuracy"] if alone or not key.endswith("_own")]
+
+
+def _header(result: dict[str, Any], key: str, alone: bool) -> str:
+    return key.replace("_", " ") if alone else f"{result['algorithm']} {key}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def verdict(results: Sequence[dict[str, Any]]) -> list[str]:
+    """A sentence for each later run and way to predict: how it compares with the head of the first run."""
+    first, *others = results
+    sentences = []
+    for other in others:
+        for key in _shown(other, alone=False):
+            pairs = zip(first["clients"], other["clients"], strict=True)
+            gains = [100 * (b["accuracy"][key] - a["accuracy"]["head"]) for a, b in pairs]
+            sentences.append(
+                f"{other['algorithm']} {key} against {first['algorithm']} head: {statistics.fmean(gains):+.1f} points, "
+                f"better for {sum(gain > 0 for gain in gains)} of {len(gains)} clients"
+            )
+    return sentences
+
+
+def traffic(result: dict[str, Any]) -> str:
+    sent = result["communication"]
+    return (
+        f"{result['algorithm']}: {sent['values_per_round']:,.0f} values uploaded a round by all clients, "
+        f"{sent['bytes_up']:,} bytes up and {sent['bytes_down']:,} down in {result['rounds']} rounds, "
+        f"{result['seconds']['total']:.1f} s"
+    )

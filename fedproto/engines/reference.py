@@ -1,0 +1,79 @@
+"""One client after the other, in plain sight: the engine that all others must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from fedproto import client
+from fedproto.client import Training
+from fedproto.errors import FedProtoError, TrainingError
+from fedproto.federation import Federation
+from fedproto.trees import stack
+from fedproto.types import Algorithm, Tree, Upload
+
+
+class Chunk(NamedTuple):
+    """Some clients' training, finished: an engine gives as many at a time as it trains at a time."""
+
+    clients: list[int]
+    uploads: Upload  # with a leading axis over these clients
+    loss: dict[str, list[float]]  # a value a client
+
+
+class ReferenceEngine:
+    def __init__(self, federation: Federation, algorithm: Algorithm, training: Training) -> None:
+        self.federation, self.algorithm, self.training = federation, algorithm, training
+        self.states: list[Tree] = [member.initial for member in federation.members]
+
+    def train(self, round: int, server: Tree, picked: Sequence[int], slow: Collection[int]) -> Iterator[Chunk]:
+        """Train the picked clients, one chunk each, and keep their new states."""
+        for number in picked:
+            member = self.federation.members[number]
+            received = self._received(server, number, own_only=True)
+            try:
+                outcome = client.train(
+                    member, self.algorithm, self.states[number], received, self.training, round, number in slow
+                )
+            except FedProtoError:
+                raise
+            except Exception as error:
+                raise TrainingError(f"round {round}, client {number} ({member.model}), training: {error}") from error
+            loss = {name: [float(value)] for name, value in outcome.loss.items()}
+            self._refuse_divergence(round, number, loss)
+            self.states[number] = outcome.state
+            yield Chunk([number], stack([outcome.upload]), loss)
+
+    def _refuse_divergence(self, round: int, number: int, loss: dict[str, list[float]]) -> None:
+        for name, (value,) in loss.items():
+            if not torch.isfinite(torch.tensor(value)):
+                lr = self.training.lr
+                raise TrainingError(
+                    f"round {round}, client {number}, training: the {name} loss is {value}; lr {lr:g} may be too high"
+                )
+
+    def evaluate(self, server: Tree) -> list[dict[str, float]]:
+        """Every client's accuracies with the server's present state."""
+        return [
+            client.evaluate(
+                member, self.algorithm, self.states[member.id], self._received(server, member.id, own_only=False)
+            )
+            for member in self.federation.members
+        ]
+
+    def _received(self, server: Tree, number: int, own_only: bool) -> Tree:
+        own = self.federation.own_classes[number]
+        return self.algorithm.send(server, (own if own_only else torch.ones_like(own)).to(self._device()))
+
+    def _device(self) -> torch.device:
+        return self.federation.members[0].train.x.device
+
+    def export(self) -> Tree:
+        """All clients' states as one flat tree, for a checkpoint."""
+        return {f"{number}.{name}": value for number, state in enumerate(self.states) for name, value in state.items()}
+
+    def restore(self, tree: Tree) -> None:
+        for number, state in enumerate(self.states):
+            self.states[number] = {name: tree[f"{number}.{name}"].to(self._device()) for name in state}

@@ -1,0 +1,335 @@
+"""From a configuration to a finished run: `fedproto.run`, and what the command line calls."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedproto import registry
+from fedproto.client import Training
+from fedproto.config import AUTO, Config, configure, read_toml, resolve_auto
+from fedproto.data import Places, Source, Split, from_arrays
+from fedproto.engines.reference import ReferenceEngine
+from fedproto.errors import ConfigError, DataError, RunFolderError
+from fedproto.federation import Federation, assemble, deal, divide
+from fedproto.options import Part
+from fedproto.partitions import Portion
+from fedproto.rounds import Progress, RoundResult, Schedule, run_rounds, summary
+from fedproto.runfolder import RunFolder
+from fedproto.types import Algorithm, Tree
+
+FROM_PYTHON = Part("python")  # stands in a configuration for arrays and modules that no file can name
+
+OnRound = Callable[[RoundResult], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found; `data` is the content of result.json."""
+
+    data: dict[str, Any] = field(repr=False)
+    metrics: list[dict[str, Any]] = field(repr=False)  # a line a round
+    prototypes: Tree = field(repr=False)  # `prototypes` (C, d) and `known` (C,), where the algorithm has them
+    folder: Path | None = None
+
+    @property
+    def accuracy(self) -> dict[str, dict[str, float]]:
+        """`head`, `head_own`, `prototype`, `prototype_own`: mean and standard deviation over clients."""
+        return self.data["accuracy"]
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        return self.data["clients"]
+
+    @property
+    def communication(self) -> dict[str, Any]:
+        return self.data["communication"]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {a['mean']:.2%} ± {a['std']:.2%}" for name, a in self.accuracy.items())
+        return f"<{self.data['algorithm']} on {self.data['dataset']}, {self.data['rounds']} rounds: {shown}>"
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, after the round was finished and a checkpoint written."""
+
+
+@dataclass
+class Experiment:
+    """A federation about to run."""
+
+    config: Config
+    algorithm: Algorithm
+    federation: Federation
+    engine: ReferenceEngine
+    progress: Progress
+
+    @classmethod
+    def prepare(cls, config: Config, data: Any = None, modules: Any = None) -> Experiment:
+        """Load the data, share it out, build the models: everything that can be refused is refused here."""
+        algorithm = registry.build("algorithm", config.algorithm)
+        sources, portions, config = _given(data, config) if data is not None else _shared_out(config)
+        models, config = _models(modules, sources, algorithm, config)
+        federation = assemble(
+            sources,
+            portions,
+            models,
+            dim=config.dim,
+            seed=config.seed,
+            device=_device(config.device),
+            dtype=getattr(torch, config.precision),
+        )
+        _refuse_mixed(federation, algorithm)
+        training = Training(config.batch, config.lr, config.momentum, config.epochs, config.seed)
+        engine = ReferenceEngine(federation, algorithm, training)
+        return cls(config, algorithm, federation, engine, Progress.start(federation, algorithm))
+
+    def start(self, out: Path | None, on_round: OnRound | None = None) -> Result:
+        """A new run, in a new folder if one is named."""
+        folder = RunFolder.create(out, self.config.toml(), self.federation.partition) if out is not None else None
+        return self.execute(folder, on_round)
+
+    def execute(self, folder: RunFolder | None = None, on_round: OnRound | None = None) -> Result:
+        """Run from where it stands to the last round."""
+        lines = folder.keep_metrics(self.progress.round) if folder else []
+        schedule = Schedule(
+            self.config.rounds,
+            self.config.participation,
+            self.config.dropout,
+            self.config.straggle,
+            self.config.eval_every,
+            self.config.seed,
+        )
+        clients = None
+        with _finish_round_on_interrupt() as interrupted:
+            for result in run_rounds(self.federation, self.algorithm, self.engine, schedule, self.progress):
+                lines.append(result.line())
+                clients = result.clients
+                if folder:
+                    self._write_round(folder, result, stop=interrupted.is_set())
+                if on_round:
+                    on_round(result)
+                if interrupted.is_set():
+                    raise Interrupted
+        # A run killed between its last checkpoint and its result has no round left to evaluate in.
+        return self._finish(folder, lines, clients or self.engine.evaluate(self.progress.server))
+
+    def _write_round(self, folder: RunFolder, result: RoundResult, stop: bool) -> None:
+        folder.add_metrics(result.line())
+        every, last = self.config.checkpoint_every, result.round == self.config.rounds
+        if every and (result.round % every == 0 or last or stop):
+            clients = {f"client.{name}": value for name, value in self.engine.export().items()}
+            folder.save_checkpoint(result.round, self.progress.export() | clients)
+
+    def restore(self, folder: RunFolder) -> None:
+        """Continue from the folder's newest checkpoint, or from the start where there is none."""
+        stored = folder.load_checkpoint()
+        if stored is None:
+            return
+        round, tree = stored
+        try:
+            self.progress.restore(tree, round)
+            self.engine.restore(
+                {name.removeprefix("client."): v for name, v in tree.items() if name.startswith("client.")}
+            )
+        except KeyError as error:
+            raise RunFolderError(f"the checkpoint in {folder.path} lacks {error}: it belongs to another run") from error
+
+    def _finish(self, folder: RunFolder | None, lines: list[dict[str, Any]], clients: list[dict[str, float]]) -> Result:
+        has_prototypes = "prototypes" in self.progress.server
+        prototypes = {name: value.cpu() for name, value in self.progress.server.items()} if has_prototypes else {}
+        result = Result(self._contents(lines, clients), lines, prototypes, folder.path if folder else None)
+        if folder:
+            if prototypes:
+                metadata = {"classes": "\n".join(self.federation.classes)}
+                folder.write_tensors("prototypes.safetensors", prototypes, metadata)
+            folder.write_json("result.json", result.data)
+        return result
+
+    def _contents(self, lines: list[dict[str, Any]], clients: list[dict[str, float]]) -> dict[str, Any]:
+        traffic, seconds = self.progress.ledger.total(), sum(line["seconds"] for line in lines)
+        return {
+            "algorithm": self.algorithm.name,
+            "dataset": ",".join(part.name for part in self.config.dataset),
+            "seed": self.config.seed,
+            "rounds": self.config.rounds,
+            "classes": list(self.federation.classes),
+            "partition": self.federation.partition["sha256"],
+            "clients": [self._client(number, accuracy) for number, accuracy in enumerate(clients)],
+            "accuracy": summary(clients),
+            "communication": {
+                "values_per_round": traffic["values_up"] / self.config.rounds,
+                "bytes_up": traffic["bytes_up"],
+                "bytes_down": traffic["bytes_down"],
+            },
+            "seconds": {"total": seconds, "per_round": seconds / self.config.rounds},
+        }
+
+    def _client(self, number: int, accuracy: dict[str, float]) -> dict[str, Any]:
+        member = self.federation.members[number]
+        last_upload = {"last_upload": int(self.progress.memory.last[number])} if self.algorithm.remembers else {}
+        return {
+            "id": number,
+            "dataset": member.dataset,
+            "model": member.model,
+            "classes": [self.federation.classes[label] for label in member.classes],
+            "train": len(member.train),
+            "test": len(member.test),
+            "accuracy": accuracy,
+            "communication": self.progress.ledger.of(number),
+            **last_upload,
+        }
+
+
+def run(
+    *,
+    algorithm: str = "fedproto",
+    dataset: Any = "mnist5k",
+    model: Any = None,
+    out: str | Path | None = None,
+    on_round: OnRound | None = None,
+    **options: Any,
+) -> Result:
+    """Run a federation and return what it found.
+
+    The keywords are the keys of the TOML file: `rounds=50`, `lam=0.1`, `ways=3`; for an ambiguous name, or a run's own
+    that a model has too, `**{"model.dropout": 0}`. `dataset` may be a list with one `(x, y)` or
+    `(x, y, x_test, y_test)` of arrays a client; `model` a module that returns (features, logits), or a list of one a
+    client. With `out` the run is written to a folder; `on_round` is called with each round's result.
+    """
+    data = None if isinstance(dataset, str) else dataset
+    modules = None if model is None or isinstance(model, str) else model
+    settings = options | {"algorithm": algorithm}
+    settings |= {"dataset": dataset} if data is None else {"clients": len(data)}
+    settings |= {"model": model} if modules is None else {}
+    configs = configure(settings)
+    if len(configs) != 1:
+        raise ConfigError(f"fedproto.run takes one algorithm, not {algorithm!r}")
+    if out is not None:
+        RunFolder.refuse_used(Path(out))
+    return Experiment.prepare(configs[0], data, modules).start(None if out is None else Path(out), on_round)
+
+
+def reopen(path: Path) -> tuple[RunFolder, Experiment]:
+    """A run folder and its experiment, standing where its checkpoint left it."""
+    folder = RunFolder.open(path)
+    settings = read_toml(path / "config.toml")
+    if FROM_PYTHON.name in (settings.get("dataset"), settings.get("model")):
+        raise RunFolderError(
+            f"{path} was started from Python with arrays or modules of its own, so it cannot be resumed here"
+        )
+    settings["partition"] = f"file:{path / 'partition.json'}"
+    experiment = Experiment.prepare(configure({k: v for k, v in settings.items() if not k.startswith("partition.")})[0])
+    experiment.restore(folder)
+    return folder, experiment
+
+
+def _shared_out(config: Config) -> tuple[list[Source], list[Portion], Config]:
+    """Each client's source and rows."""
+    loaded: dict[str, Source] = {}
+    sources = []
+    for part in deal(config.dataset, config.clients, "dataset"):
+        if str(part) not in loaded:
+            loaded[str(part)] = registry.build("dataset", part, Places(config.data_dir))
+        sources.append(loaded[str(part)])
+    return sources, divide(sources, config.partition, config.seed), config
+
+
+def _given(data: Sequence, config: Config) -> tuple[list[Source], list[Portion], Config]:
+    """Each client's own arrays as a source of its own."""
+    names = sorted(
+        {str(label) for client in data for label in np.asarray(client[1]).tolist()}, key=lambda n: (len(n), n)
+    )
+    sources = [_source_of(client, tuple(names), f"client {number}") for number, client in enumerate(data)]
+    whole = [Portion(np.arange(len(source.train.y)), np.arange(len(source.test.y))) for source in sources]
+    return sources, whole, replace(config, dataset=(FROM_PYTHON,), clients=len(sources))
+
+
+def _source_of(client: Sequence, names: tuple[str, ...], where: str) -> Source:
+    if len(client) not in (2, 4):
+        raise DataError(f"{where} must be (x, y) or (x, y, x_test, y_test), not {len(client)} things")
+    arrays = [np.asarray(array) for array in client]
+    index = {name: label for label, name in enumerate(names)}
+    try:
+        arrays[1::2] = [np.array([index[str(label)] for label in y.tolist()], np.int64) for y in arrays[1::2]]
+    except KeyError as error:
+        raise DataError(f"{where} has test images of class {error}, of which nobody has a training image") from error
+    return from_arrays(where, names, [Split(x, y) for x, y in zip(arrays[::2], arrays[1::2], strict=True)])
+
+
+def _models(
+    modules: Any, sources: list[Source], algorithm: Algorithm, config: Config
+) -> tuple[list[Part | nn.Module], Config]:
+    """One model a client: those given, those configured, or those its data names."""
+    if modules is not None:
+        given = [modules] * len(sources) if isinstance(modules, nn.Module) else list(modules)
+        if len(given) != len(sources) or not all(isinstance(module, nn.Module) for module in given):
+            raise ConfigError(f"model must be text, a module, or a list of {len(sources)} modules, one a client")
+        return given, replace(config, model=(FROM_PYTHON,))
+    parts = _parts_of_models(sources, algorithm, config)
+    return list(parts), replace(config, model=tuple(_in_runs(parts)))
+
+
+def _parts_of_models(sources: list[Source], algorithm: Algorithm, config: Config) -> list[Part]:
+    parts = deal(config.model, len(sources), "model")
+    for source in dict.fromkeys(sources):
+        waiting = [n for n, part in enumerate(parts) if sources[n] is source and part.name == AUTO]
+        if waiting:
+            resolved = resolve_auto(parts[waiting[0]], source.mixed_model if algorithm.mixed else source.model)
+            for number, part in zip(waiting, deal(resolved, len(waiting), "model"), strict=True):
+                parts[number] = part
+    return parts
+
+
+def _in_runs(parts: list[Part]) -> list[Part]:
+    """Equal neighbours as one part with a count, for the configuration file."""
+    runs = [(part, len(list(equal))) for part, equal in itertools.groupby(parts)]
+    return [runs[0][0]] if len(runs) == 1 else [replace(part, count=count) for part, count in runs]
+
+
+def _refuse_mixed(federation: Federation, algorithm: Algorithm) -> None:
+    """Weights can be averaged between equal architectures only."""
+    first = federation.members[0]
+    if not any(algorithm.shared(name) for name in first.initial):
+        return
+    for member in federation.members:
+        if repr(member.module) != repr(first.module):
+            raise ConfigError(
+                f"{algorithm.name} averages weights, so all clients need one architecture, but client {first.id} has "
+                f"{first.model} and client {member.id} {member.model}: use fedproto or local, or one model"
+            )
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but this machine has none: accepted here are cpu and auto")
+    return torch.device("cuda" if name == "auto" and torch.cuda.is_available() else "cpu" if name == "auto" else name)
+
+
+@contextmanager
+def _finish_round_on_interrupt() -> Iterator[threading.Event]:
+    """The first Ctrl-C sets the event, so that the round can be finished; the second stops at once."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+
+    def first(signum: int, frame: Any) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, previous)
+
+    previous = signal.signal(signal.SIGINT, first)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,237 @@
+"""Who takes part: each member's data, model and classes, ready to train.
+
+Members share nothing but class names: each may come from another source, with another input shape and architecture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedproto import randomness, registry
+from fedproto.data import Source, Split
+from fedproto.errors import ConfigError, DataError
+from fedproto.models import Fit
+from fedproto.options import Part, options_of
+from fedproto.partitions import Pool, Portion
+from fedproto.partitions.file import stamp
+from fedproto.types import Task, Tree
+
+
+class Examples(NamedTuple):
+    """Rows of a pool of inputs that members of one source share: normalised, on the device, labels federation-wide."""
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Member:
+    id: int
+    dataset: str
+    model: str  # its name, and the options that are not the defaults
+    module: nn.Module  # one object for all members of an architecture; its own parameters are never used
+    initial: Tree
+    classes: tuple[int, ...]
+    train: Examples
+    test: Examples
+    border: Tensor | None  # black, normalised, per channel: what random crops see beyond the edge; None: no crops
+
+
+@dataclass(frozen=True)
+class Federation:
+    classes: tuple[str, ...]
+    members: tuple[Member, ...]
+    task: Task
+    partition: dict[str, Any]  # the content of partition.json
+
+    @cached_property
+    def own_classes(self) -> Tensor:
+        """(members, C), 1 where the member has training images of the class."""
+        own = torch.zeros(len(self.members), len(self.classes))
+        for member in self.members:
+            own[member.id, list(member.classes)] = 1
+        return own
+
+
+def deal(parts: Sequence[Part], clients: int, what: str) -> list[Part]:
+    """One part a client: as many as each part's count says, or equal blocks where none has a count."""
+    counts = [part.count for part in parts]
+    if any(counts) and not all(counts):
+        raise ConfigError(f"{what}: give each part a count, as in 'a*7,b*13', or none")
+    if not all(counts):
+        counts = [len(block) for block in np.array_split(np.arange(clients), len(parts))]
+    if sum(counts) != clients:  # type: ignore[arg-type]
+        raise ConfigError(f"the counts of {what} add up to {sum(counts)}, but there are {clients} clients")  # type: ignore[arg-type]
+    plain = [Part(part.name, part.options) for part in parts]
+    return [part for part, count in zip(plain, counts, strict=True) for _ in range(count or 0)]
+
+
+def divide(sources: Sequence[Source], partition: Part, seed: int) -> list[Portion]:
+    """Each client's rows. The clients of one source are dealt from it together, so that they share no image."""
+    result: dict[int, Portion] = {}
+    for source in dict.fromkeys(sources):
+        clients = [number for number, candidate in enumerate(sources) if candidate is source]
+        pool = Pool(
+            train=source.train.y,
+            test=source.test.y,
+            names=source.classes,
+            clients=len(clients),
+            shots=source.shots,
+            generator=randomness.generator(seed, "partition"),
+            fingerprint=fingerprint(source),
+            train_writer=source.train.writer,
+            test_writer=source.test.writer,
+        )
+        result.update(zip(clients, registry.build("partition", partition, pool), strict=True))
+    return [result[number] for number in range(len(sources))]
+
+
+def fingerprint(source: Source) -> str:
+    """Tells data sets apart by class names and labels, so that a partition is not used on the wrong one."""
+    digest = hashlib.sha256("\n".join(source.classes).encode())
+    for split in (source.train, source.test):
+        digest.update(np.ascontiguousarray(split.y, np.int64).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def assemble(
+    sources: Sequence[Source],
+    portions: Sequence[Portion],
+    models: Sequence[Part | nn.Module],
+    *,
+    dim: int | None,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Federation:
+    """The federation of clients given by their source, rows and model, in order."""
+    names = tuple(dict.fromkeys(name for source in sources for name in source.classes))
+    trains = _examples(sources, [p.train for p in portions], "train", names, device, dtype)
+    tests = _examples(sources, [p.test for p in portions], "test", names, device, dtype)
+    modules = _Modules(dim, len(names), seed, device, dtype)
+    members = []
+    for number, (source, train, test, model) in enumerate(zip(sources, trains, tests, models, strict=True)):
+        for part, examples in (("training", train), ("test", test)):
+            if not len(examples):
+                raise DataError(f"client {number} has no {part} image in {source.name}")
+        module, initial = modules.get(model, train, number)
+        classes = tuple(train.y[train.rows].unique().tolist())
+        border = _border(source, device, dtype) if source.augment else None
+        members.append(Member(number, source.name, _model_name(model), module, initial, classes, train, test, border))
+    partition = _partition(sources, portions, names, members)
+    return Federation(names, tuple(members), Task(len(names), modules.agreed_dim(members), seed), partition)
+
+
+def _examples(
+    sources: Sequence[Source],
+    rows: Sequence[np.ndarray],
+    part: str,
+    names: tuple[str, ...],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[Examples]:
+    """For each client its examples; one pool of tensors a source, holding just the rows that somebody uses."""
+    result: dict[int, Examples] = {}
+    for source in dict.fromkeys(sources):
+        split: Split = getattr(source, part)
+        clients = [number for number, candidate in enumerate(sources) if candidate is source]
+        used = np.unique(np.concatenate([rows[client] for client in clients]))
+        to_federation = torch.tensor([names.index(name) for name in source.classes])
+        x = source.tensor(split, used).to(device, dtype)
+        y = to_federation[torch.from_numpy(split.y[used])].to(device)
+        for client in clients:
+            position = np.searchsorted(used, rows[client])
+            result[client] = Examples(x, y, torch.from_numpy(position).to(device))
+    return [result[number] for number in range(len(sources))]
+
+
+def _border(source: Source, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return (-torch.tensor(source.mean) / torch.tensor(source.std)).to(device, dtype)
+
+
+def _model_name(model: Part | nn.Module) -> str:
+    """As a person would write it: only the options that differ from their defaults."""
+    if not isinstance(model, Part):
+        return type(model).__name__
+    defaults = {name: option.default for name, option in options_of(registry.find("model", model.name)).items()}
+    return str(Part(model.name, {name: value for name, value in model.options.items() if value != defaults[name]}))
+
+
+def _partition(
+    sources: Sequence[Source], portions: Sequence[Portion], names: tuple[str, ...], members: Sequence[Member]
+) -> dict[str, Any]:
+    """The content of partition.json: who has what, and a hash over it."""
+    clients = [
+        {
+            "dataset": source.name,
+            "labels": fingerprint(source),
+            "classes": [names[label] for label in member.classes],
+            "train": portion.train.tolist(),
+            "test": portion.test.tolist(),
+        }
+        for source, portion, member in zip(sources, portions, members, strict=True)
+    ]
+    content = {"version": 1, "clients": clients}
+    return content | {"sha256": stamp(content)}
+
+
+class _Modules:
+    """Builds each architecture once: its clients share the module and one draw of initial weights."""
+
+    def __init__(self, dim: int | None, classes: int, seed: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.dim, self.classes, self.seed, self.device, self.dtype = dim, classes, seed, device, dtype
+        self.built: dict[Any, tuple[nn.Module, Tree]] = {}
+        self.dims: dict[nn.Module, int] = {}
+
+    def get(self, model: Part | nn.Module, examples: Examples, client: int) -> tuple[nn.Module, Tree]:
+        shape = tuple(examples.x.shape[1:])
+        name = (str(model), shape) if isinstance(model, Part) else id(model)
+        if name not in self.built:
+            module = self._build(model, shape) if isinstance(model, Part) else model
+            module = module.to(self.device, self.dtype)
+            self.dims[module] = self._probe(module, examples, client)
+            initial = {key: value.detach().clone() for key, value in module.state_dict().items()}
+            self.built[name] = module, initial
+        return self.built[name]
+
+    def _build(self, model: Part, shape: tuple[int, ...]) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(randomness.key(self.seed, "initial weights")))
+            return registry.build("model", model, Fit(shape, self.classes, self.dim))
+
+    def _probe(self, module: nn.Module, examples: Examples, client: int) -> int:
+        """The size of the module's embedding, once it is known to keep the contract."""
+        try:
+            with torch.no_grad():
+                features, logits = module.eval()(examples.x[examples.rows[:2]])
+            dim = features.shape[1]
+        except Exception as error:
+            raise ConfigError(
+                f"client {client}'s model must take a batch of shape {tuple(examples.x.shape[1:])} and return "
+                f"(features, logits): {error}"
+            ) from error
+        if logits.shape[1] != self.classes:
+            raise ConfigError(f"client {client}'s model gives {logits.shape[1]} logits for {self.classes} classes")
+        return dim
+
+    def agreed_dim(self, members: Sequence[Member]) -> int:
+        first = self.dims[members[0].module]
+        for member in members:
+            if self.dims[member.module] != first:
+                raise ConfigError(
+                    f"client 0's {members[0].model} embeds in {first} values but client {member.id}'s {member.model} "
+                    f"in {self.dims[member.module]}: set dim, and models project to it"
+                )
+        return first
