@@ -40,6 +40,10 @@ __all__ = [
 _HOMES = {"run": "experiment", "Result": "experiment", "RoundResult": "rounds"}
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: torch takes seconds, and `fedproto --help` does not need it."""
     if name not in __all__:

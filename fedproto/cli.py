@@ -91,7 +91,7 @@ def run(
     experiments = [Experiment.prepare(each) for each in configs]
     folders = [target / _unique(names, position) if len(names) > 1 else target for position in range(len(names))]
     _show([_start(e, folder) for e, folder in zip(experiments, folders, strict=True)])
-    Console().print(f"written to {target}", highlight=False, soft_wrap=True)
+    _say(f"written to {target}")
 
 
 def _default_folder(dataset: str, algorithms: str) -> Path:
@@ -123,31 +123,37 @@ def _execute(experiment: Experiment, folder: RunFolder) -> Result:
             return experiment.execute(folder, on_round)
     except Interrupted:
         done = experiment.progress.round
-        Console(stderr=True).print(
-            f"stopped after round {done} of {config.rounds}; continue with: fedproto resume {folder.path}",
-            soft_wrap=True,
-        )
+        stopped = f"stopped after round {done} of {config.rounds}; continue with: fedproto resume {folder.path}"
+        _say(stopped, stderr=True)
         raise typer.Exit(130) from None
+
+
+def _say(sentence: str, stderr: bool = False) -> None:
+    """A line as it is: a path may hold [brackets], and a script wants it unbroken."""
+    Console(stderr=stderr).print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(results: Sequence[Result]) -> None:
     from fedproto.console import clients_table, traffic, verdict
 
-    console, data = Console(), [result.data for result in results]
-    console.print(clients_table(data))
+    data = [result.data for result in results]
+    Console().print(clients_table(data))
     for sentence in verdict(data) + [traffic(each) for each in data]:
-        console.print(sentence, highlight=False, soft_wrap=True)
+        _say(sentence)
 
 
 @app.command()
 def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     """Continue a run that was stopped or killed, to the result it would have had."""
+    from fedproto.runfolder import RunFolder
+
+    result = RunFolder.open(run).result()
+    if result is not None:  # nothing to prepare, so its data need not be there any more
+        _say(f"{run} has finished all its {result['rounds']} rounds: its result is in result.json")
+        return
     from fedproto.experiment import reopen
 
     folder, experiment = reopen(run)
-    if folder.result() is not None:
-        Console().print(f"{run} has finished all its {experiment.config.rounds} rounds: its result is in result.json")
-        return
     _show([_execute(experiment, folder)])
 
 

@@ -8,11 +8,12 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fedproto import registry
 from fedproto.errors import ConfigError, unknown
 from fedproto.options import (
+    Bounds,
     Count,
     File,
     Part,
@@ -25,6 +26,8 @@ from fedproto.options import (
     options_of,
     parse,
 )
+
+Seed = Annotated[int, Bounds(0, 2**63 - 1)]  # what a 64-bit generator can tell apart
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Config:
     participation: PositiveShare = 1.0
     dropout: Share = 0.0
     straggle: Share = 0.0
-    seed: Whole = 0
+    seed: Seed = 0
     engine: Literal["auto", "reference"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "float64"] = "float32"
@@ -63,9 +66,8 @@ class Config:
             if field.name not in registry.FOLDERS:
                 lines += [f"{field.name} = {_toml(value)}"] if value is not None else []
             elif len(parts) == 1 and parts[0].count is None:
-                options = {name: option for name, option in parts[0].options.items() if option is not None}
-                tables += ["", f"[{field.name}]", f"name = {_toml(parts[0].name)}"]
-                tables += [f"{name} = {_toml(option)}" for name, option in options.items()]
+                tables += ["", f"[{field.name}]", f"name = {_toml(str(Part(parts[0].name)))}"]
+                tables += [f"{name} = {_toml(option)}" for name, option in parts[0].options.items()]
             elif parts:
                 lines.append(f"{field.name} = {_toml(','.join(map(str, parts)))}")
         return "\n".join(lines + tables) + "\n"
@@ -74,7 +76,9 @@ class Config:
 def _toml(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)
+    if value is None:  # said, not left out: a profile would fill the gap with something else
+        return '"none"'
+    return json.dumps(value, ensure_ascii=False)  # JSON's escapes beyond \uFFFF are pairs, which TOML refuses
 
 
 RUN_FIELDS = {field.name for field in fields(Config)} - set(registry.FOLDERS)
@@ -85,7 +89,7 @@ DEFAULTS: dict[str, Any] = {"dataset": "mnist5k", "algorithm": "fedproto", "mode
 def read_toml(path: Path) -> dict[str, Any]:
     """A configuration file as flat settings: `[algorithm] lam = 1` is `algorithm.lam`."""
     try:
-        tables = tomllib.loads(path.read_text())
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
     settings: dict[str, Any] = {}
@@ -111,7 +115,8 @@ def configure(settings: Mapping[str, Any], assigned: Mapping[str, Any] | None = 
     """Settings (TOML, flags, keywords) and what `--set` assigned, which wins, as one configuration an algorithm."""
     settings = DEFAULTS | {key: value for key, value in settings.items() if value is not None}
     assigned = assigned or {}
-    settings |= assigned
+    # Moved to the end, where it wins: `--set ways=5` over the `partition.ways` of a flag and the `ways` of a file.
+    settings = {key: value for key, value in settings.items() if key not in assigned} | dict(assigned)
     chosen = {kind: parts_of(kind, settings.pop(kind)) for kind in registry.FOLDERS}
     if len(chosen["partition"]) > 1:
         raise ConfigError("partition takes one choice, not a list")

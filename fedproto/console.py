@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -20,7 +21,7 @@ from fedproto.rounds import RoundResult
 def progress_bar(console: Console, name: str, done: int, rounds: int) -> Iterator[OnRound]:
     """A bar that counts rounds; evaluated rounds and notes leave a line above it."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TextColumn("rounds, left"),
@@ -34,9 +35,9 @@ def progress_bar(console: Console, name: str, done: int, rounds: int) -> Iterato
         def show(result: RoundResult) -> None:
             bar.update(task, completed=result.round)
             if result.accuracy:
-                console.print(_line(name, result), highlight=False)
+                console.print(_line(name, result), highlight=False, markup=False)
             for note in result.notes:
-                console.print(f"[yellow]round {result.round}: {note}[/]", highlight=False)
+                console.print(f"round {result.round}: {note}", style="yellow", highlight=False, markup=False)
 
         yield show
 
@@ -51,15 +52,16 @@ def clients_table(results: Sequence[dict[str, Any]]) -> Table:
     """The clients of one run, or of several runs over the same clients side by side."""
     first = results[0]
     columns = [(result, key) for result in results for key in _shown(result, alone=len(results) == 1)]
-    title = f"{len(first['clients'])} clients on {first['dataset']}: test accuracy, %"
+    title = escape(f"{len(first['clients'])} clients on {first['dataset']}: test accuracy, %")
     table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
     for header in ("client", "model", "classes", "train"):
         table.add_column(header, justify="left" if header in ("model", "classes") else "right")
     for result, key in columns:
-        table.add_column(_header(result, key, alone=len(results) == 1), justify="right")
+        table.add_column(escape(_header(result, key, alone=len(results) == 1)), justify="right")
     for number, client in enumerate(first["clients"]):
         cells = [_percent(result["clients"][number]["accuracy"][key]) for result, key in columns]
-        table.add_row(str(client["id"]), client["model"], " ".join(client["classes"]), str(client["train"]), *cells)
+        names = escape(client["model"]), escape(" ".join(client["classes"]))  # a class may be called [a]
+        table.add_row(str(client["id"]), *names, str(client["train"]), *cells)
     table.add_section()
     for statistic in ("mean", "std"):
         cells = [_percent(result["accuracy"][key][statistic]) for result, key in columns]

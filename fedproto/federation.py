@@ -131,7 +131,9 @@ def assemble(
         border = _border(source, device, dtype) if source.augment else None
         members.append(Member(number, source.name, _model_name(model), module, initial, classes, train, test, border))
     partition = _partition(sources, portions, names, members)
-    return Federation(names, tuple(members), Task(len(names), modules.agreed_dim(members), seed), partition)
+    return Federation(
+        names, tuple(members), Task(len(names), modules.agreed_dim(members), len(members), seed), partition
+    )
 
 
 def _examples(

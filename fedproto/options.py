@@ -29,8 +29,12 @@ class Bounds:
         return (self.low < value if self.open else self.low <= value) and value <= self.high
 
     def __str__(self) -> str:
-        low = f" above {self.low:g}" if self.open else f" of at least {self.low:g}"
-        return low + (f" and at most {self.high:g}" if self.high < math.inf else "")
+        low = f" above {_plain(self.low)}" if self.open else f" of at least {_plain(self.low)}"
+        return low + (f" and at most {_plain(self.high)}" if self.high < math.inf else "")
+
+
+def _plain(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 class FilePath:
@@ -111,10 +115,15 @@ def options_of(function: Callable) -> dict[str, Option]:
     """The keyword-only parameters of a plug-in: its configuration."""
     hints = typing.get_type_hints(function, include_extras=True)
     return {
-        name: Option(name, hints.get(name, str), parameter.default)
+        name: Option(name, hints.get(name) or _kind_of(parameter.default), parameter.default)
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
+
+
+def _kind_of(default: Any) -> Any:
+    """The type of a parameter that states none, as plug-ins from outside may: that of its default."""
+    return type(default) if isinstance(default, (bool, int, float, str)) else str | None
 
 
 def checked(function: Callable, given: dict[str, Any], what: str) -> dict[str, Any]:
@@ -123,6 +132,9 @@ def checked(function: Callable, given: dict[str, Any], what: str) -> dict[str, A
     for name in given:
         if name not in known:
             raise unknown(f"option of {what}", name, known)
+    for name, option in known.items():
+        if option.default is inspect.Parameter.empty and name not in given:
+            raise ConfigError(f"{what} needs its option {name!r}: set it with --set {name}=VALUE")
     return {
         name: convert(f"{what}'s {name}", given[name], option.kind) if name in given else option.default
         for name, option in known.items()
@@ -139,13 +151,14 @@ class Part:
 
     def __str__(self) -> str:
         inside = ", ".join(f"{key}={_text(value)}" for key, value in self.options.items() if value is not None)
-        return self.name + (f"({inside})" if inside else "") + (f"*{self.count}" if self.count is not None else "")
+        name = f'"{self.name}"' if re.search(r"[,()*]", self.name) else self.name  # a path may hold any of these
+        return name + (f"({inside})" if inside else "") + (f"*{self.count}" if self.count is not None else "")
 
 
 def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return '"' + ",".join(str(v) for v in value) + '"'
-    if isinstance(value, str) and (not value or re.search(r"[,()=\s\"]", value)):
+    if isinstance(value, str) and (not value or re.search(r"[,()=\s']", value)):
         return f'"{value}"'
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -172,7 +185,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parse_part(text: str, what: str) -> Part:
-    match = re.fullmatch(r"([^()*]+)(?:\((.*)\))?(?:\s*\*\s*([^()*]+))?", text, re.DOTALL)
+    match = re.fullmatch(r'((?:"[^"]*"|[^()*"])+)(?:\((.*)\))?(?:\s*\*\s*([^()*]+))?', text, re.DOTALL)
     if not match:
         raise ConfigError(f"{what} {text!r} cannot be read; write it like 'name', 'name(option=value)' or 'name*7'")
     name, inside, count = match.groups()
@@ -181,5 +194,10 @@ def _parse_part(text: str, what: str) -> Part:
         key, equals, value = piece.partition("=")
         if not equals:
             raise ConfigError(f"{piece!r} in {what} {text!r} is no option; write 'name=value'")
-        options[key.strip()] = value.strip().strip("\"'")
-    return Part(name.strip(), options, None if count is None else convert(f"the count in {text!r}", count, Count))
+        options[key.strip()] = _unquoted(value.strip())
+    times = None if count is None else convert(f"the count in {text!r}", count, Count)
+    return Part(name.replace('"', "").strip(), options, times)
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text

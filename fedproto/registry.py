@@ -18,6 +18,14 @@ from fedproto.options import Part, checked
 #: kind -> the folder of its plug-ins
 FOLDERS = {"algorithm": "algorithms", "dataset": "data", "model": "models", "partition": "partitions"}
 
+#: kind -> module and class of what its plug-ins return, imported when one has
+RETURNS = {
+    "algorithm": ("fedproto.types", "Algorithm"),
+    "dataset": ("fedproto.data", "Source"),
+    "model": ("torch.nn", "Module"),
+    "partition": ("collections.abc", "Sequence"),
+}
+
 
 def names(kind: str) -> list[str]:
     """All plug-ins of a kind, read from the folder without importing any."""
@@ -38,6 +46,8 @@ def find(kind: str, name: str) -> Callable:
         return getattr(importlib.import_module(f"fedproto.{FOLDERS[kind]}.{stem}"), stem)
     if colon and rest:
         return _external(kind, base, rest)
+    if name in presets(kind):
+        raise ConfigError(f"{kind} {name!r} is a mix itself, so it stands alone; options for it are given with --set")
     raise unknown(kind, name, names(kind) + presets(kind))
 
 
@@ -45,9 +55,12 @@ def _external(kind: str, module: str, function: str) -> Callable:
     if "" not in sys.path:
         sys.path.insert(0, "")  # a file beside where the command was typed
     try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{kind} '{module}:{function}' cannot be loaded: {error}") from error
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:  # a file of somebody else's can fail in any way while it is imported
+        raise ConfigError(f"{kind} '{module}:{function}' cannot be loaded: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{kind} '{module}:{function}' is no function but {type(found).__name__}")
+    return found
 
 
 def build(kind: str, part: Part, *context: Any) -> Any:
@@ -57,10 +70,18 @@ def build(kind: str, part: Part, *context: Any) -> Any:
     arguments = (argument,) if colon and base in names(kind) else ()
     options = checked(function, part.options, f"{kind} {base}")
     try:
-        return function(*context, *arguments, **options)
+        return _expected(kind, part.name, function(*context, *arguments, **options))
     except TypeError as error:
         if "positional argument" not in str(error):
             raise
         raise ConfigError(
             f"{kind} {part.name!r}: write the path after a colon, as in 'npz:PATH', only where one is taken"
         ) from error
+
+
+def _expected(kind: str, name: str, made: Any) -> Any:
+    """What a plug-in made; one from outside may have forgotten its `return`."""
+    module, wanted = RETURNS[kind]
+    if not isinstance(made, getattr(importlib.import_module(module), wanted)):
+        raise ConfigError(f"{kind} {name!r} returned {type(made).__name__}, where {module}.{wanted} is wanted")
+    return made

@@ -10,10 +10,13 @@ checkpoint/             the newest state of server and clients
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +29,15 @@ from fedproto.types import Tree
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Whoever looks, and whenever the machine stops, sees the old file or the new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.new")  # one name, so that what a killed run left is written over
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -56,18 +59,15 @@ class RunFolder:
     def create(cls, path: Path, config: str, partition: dict[str, Any]) -> RunFolder:
         """The folder appears with its configuration and partition in it, or not at all."""
         cls.refuse_used(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-        temporary.chmod(0o755)
         try:
-            (temporary / "config.toml").write_text(config)
-            (temporary / "partition.json").write_text(json.dumps(partition))
-            (temporary / "metrics.jsonl").touch()
-            (temporary / "checkpoint").mkdir()
-            os.replace(temporary, path)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _whole_folder(path) as temporary:
+                write_atomically(temporary / "config.toml", config.encode())
+                write_atomically(temporary / "partition.json", json.dumps(partition).encode())
+                (temporary / "metrics.jsonl").touch()
+                (temporary / "checkpoint").mkdir()
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be made: {error}; name another folder with --out") from error
         return cls(path)
 
     @classmethod
@@ -82,9 +82,8 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
-        return (
-            [_json(path, line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
-        )
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [_json(path, line) for line in lines if line.endswith("\n")]  # without its end, a line was cut off
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         with (self.path / "metrics.jsonl").open("a") as file:
@@ -105,7 +104,10 @@ class RunFolder:
     def save_checkpoint(self, round: int, tree: Tree) -> None:
         """One file a checkpoint; the older one goes when the newer is complete."""
         name = _checkpoint_name(round)
-        self.write_tensors(f"checkpoint/{name}", tree, {"round": str(round)})
+        with (self.path / "metrics.jsonl").open("a") as file:
+            os.fsync(file.fileno())  # a checkpoint must not outlive the lines of its rounds
+        # In one entry: safetensors writes several in no fixed order, and equal states should be equal files.
+        self.write_tensors(f"checkpoint/{name}", tree, {"of": json.dumps({"round": round, "run": self._stamp()})})
         for path in (self.path / "checkpoint").iterdir():
             if path.name != name:
                 path.unlink()
@@ -118,11 +120,36 @@ class RunFolder:
         try:
             with safe_open(files[-1], "pt") as file:
                 tree = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-                return int(file.metadata()["round"]), tree
+                of = json.loads(file.metadata()["of"])
+                round, run = int(of["round"]), of["run"]
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(
                 f"checkpoint {files[-1]} is damaged ({error}): delete it and `fedproto resume` starts from round 1"
             ) from error
+        if run != self._stamp():
+            raise RunFolderError(
+                f"checkpoint {files[-1]} is of another run, or config.toml or partition.json was changed after it was "
+                "written: put them back, or delete it and `fedproto resume` starts from round 1"
+            )
+        return round, tree
+
+    def _stamp(self) -> str:
+        """Tells runs apart: a state is continued only under the settings it was reached with."""
+        files = (self.path / name for name in ("config.toml", "partition.json"))
+        return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+@contextmanager
+def _whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill that becomes `path` if all goes well, and else goes away."""
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        temporary.chmod(0o755)
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def _checkpoint_name(round: int) -> str:

@@ -46,7 +46,8 @@ class Task(NamedTuple):
     """What every member of a federation must agree on, and all a server needs to know at the start."""
 
     classes: int
-    dim: int
+    dim: int  # values of a prototype
+    clients: int
     seed: int
 
 

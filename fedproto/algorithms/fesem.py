@@ -4,6 +4,7 @@ from torch import Tensor
 
 from fedproto import randomness
 from fedproto.algorithms import by_head, samples, supervised
+from fedproto.errors import ConfigError
 from fedproto.options import Count
 from fedproto.trees import mean, over_rows, weighted
 from fedproto.types import Algorithm, Step, Task, Tree, Upload, everything
@@ -23,6 +24,8 @@ def fesem(*, clusters: Count = 3) -> Algorithm:
     """
 
     def init(params: Tree, task: Task) -> Tree:
+        if clusters > task.clients:
+            raise ConfigError(f"algorithm fesem's clusters is {clusters}, but there are only {task.clients} clients")
         centres = {name: value.expand(clusters, *value.shape).clone() for name, value in _weights(params).items()}
         seed = int(randomness.key(task.seed, "fesem")) & 0x7FFFFFFF  # what scikit-learn takes
         state = {"seeded": torch.tensor(0), "sizes": torch.zeros(clusters), "seed": torch.tensor(seed)}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedproto import randomness
-from fedproto.errors import DataError
+from fedproto.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,26 @@ class Source:
     shots: int = 100
 
     def __post_init__(self) -> None:
+        if len(set(self.classes)) < len(self.classes):  # members share class names, so two would become one
+            raise DataError(f"{self.name} names a class twice: {', '.join(self.classes)}")
         for part, split in (("training", self.train), ("test", self.test)):
-            _check(f"{self.name}: the {part} set", split, len(self.classes))
+            check(f"{self.name}: the {part} set", split, len(self.classes))
+        self._check_inputs()
+
+    def _check_inputs(self) -> None:
+        """Training and test inputs are of one shape, and the options fit it."""
+        shapes = [split.x.shape[1:] for split in (self.train, self.test)]
+        if shapes[0] != shapes[1]:
+            raise DataError(f"{self.name} has training inputs of shape {shapes[0]} but test inputs of {shapes[1]}")
+        channels = shapes[0][0] if len(shapes[0]) != 2 else 1
+        if not {len(self.mean), len(self.std)} <= {1, channels}:  # would otherwise grow channels by broadcasting
+            raise ConfigError(f"{self.name} has {channels} channels: mean and std take 1 or {channels} values")
+        if self.augment and len(shapes[0]) not in (2, 3):
+            raise ConfigError(f"{self.name} has inputs of shape {shapes[0]}: augment crops and flips images only")
 
     def tensor(self, split: Split, index: np.ndarray) -> Tensor:
         """Rows of a split as the model sees them: float32, channels first, normalised."""
-        x = torch.from_numpy(np.ascontiguousarray(split.x[index])).to(torch.float32)
+        x = torch.from_numpy(np.ascontiguousarray(split.x[index], np.float32))  # numpy knows types torch does not
         if x.dim() == 3:
             x = x[:, None]
         shape = (-1,) + (1,) * (x.dim() - 2)
@@ -59,7 +73,11 @@ class Source:
         return ((x / self.scale) - mean) / std
 
 
-def _check(where: str, split: Split, classes: int) -> None:
+def check(where: str, split: Split, classes: int) -> None:
+    """Refuse arrays that no model could be trained on, in one sentence."""
+    if split.x.dtype.kind not in "fiub" or split.x.ndim < 2:
+        found = f"{split.x.dtype} of shape {split.x.shape}"
+        raise DataError(f"{where} must have inputs that are numbers, with one row a sample, not {found}")
     if len(split.x) != len(split.y):
         raise DataError(f"{where} has {len(split.x)} inputs but {len(split.y)} labels")
     if split.writer is not None and len(split.writer) != len(split.y):
@@ -86,9 +104,11 @@ def hold_out(y: np.ndarray, share: float = 0.2) -> tuple[np.ndarray, np.ndarray]
 def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split]) -> Source:
     """A source made of a user's own training and test arrays; without test arrays, some rows are held out."""
     if len(splits) == 1:
-        _check(name, splits[0], len(classes))
+        check(name, splits[0], len(classes))
         splits = [splits[0].rows(rows) for rows in hold_out(splits[0].y)]
     train, test = splits
+    if (train.x.dtype == np.uint8) != (test.x.dtype == np.uint8):  # one of them would be scaled wrongly
+        raise DataError(f"{name} has training inputs of type {train.x.dtype} but test inputs of {test.x.dtype}")
     model = "cnn" if train.x.ndim >= 3 else "mlp"
     scale = 255.0 if train.x.dtype == np.uint8 else 1.0
     return Source(name, classes, train, test, scale=scale, model=model, mixed_model=f"{model}-mh")

@@ -2,8 +2,8 @@ import string
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split
-from fedproto.data.npz import read_npz
+from fedproto.data import Places, Source, Split, check
+from fedproto.data.npz import read_npz, whole
 
 TEST_TYPEFACES = 50
 
@@ -14,10 +14,12 @@ def chars74k(places: Places) -> Source:
     Four consecutive fonts are styles of one typeface, which counts as the writer; the last 50 typefaces are the test
     set.
     """
-    arrays = read_npz(places.find("chars74k-fnt/chars74k_fnt_28.npz", "chars74k_fnt_28.npz"), ("x", "y", "font_index"))
-    typeface = (arrays["font_index"].astype(np.int64) - 1) // 4
-    everything = Split(arrays["x"], arrays["y"].astype(np.int64), typeface)
+    path = places.find("chars74k-fnt/chars74k_fnt_28.npz", "chars74k_fnt_28.npz")
+    arrays = read_npz(path, ("x", "y", "font_index"))
+    typeface = (whole(str(path), "font_index", arrays["font_index"]) - 1) // 4
+    everything = Split(arrays["x"], whole(str(path), "y", arrays["y"]), typeface)
+    classes = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+    check(str(path), everything, len(classes))
     is_test = np.isin(typeface, np.unique(typeface)[-TEST_TYPEFACES:])
     train, test = (everything.rows(np.flatnonzero(rows)) for rows in (~is_test, is_test))
-    classes = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
     return Source("chars74k", classes, train, test, mean=(0.1307,), std=(0.3081,))

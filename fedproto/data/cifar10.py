@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split
+from fedproto.data import Places, Source, Split, check
 from fedproto.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -25,11 +25,13 @@ def _read(path: Path) -> Split:
         with path.open("rb") as file:
             batch = _ArraysOnly(file, encoding="bytes").load()
         x = np.asarray(batch[b"data"], np.uint8).reshape(-1, 3, 32, 32)
-        return Split(x, np.asarray(batch[b"labels"], np.int64))
+        y = np.asarray(batch[b"labels"], np.int64)
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing: the folder must hold data_batch_1 to 5 and test_batch") from error
     except Exception as error:  # a damaged pickle can fail in any way
         raise DataError(f"{path} is damaged or no CIFAR-10 python batch: {error}") from error
+    check(str(path), Split(x, y), len(CLASSES))  # batch by batch, lest two wrong lengths make up for each other
+    return Split(x, y)
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -1,4 +1,5 @@
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -18,19 +19,22 @@ def mnist(places: Places) -> Source:
 def _read(places: Places, part: str, kind: str) -> np.ndarray:
     stem = f"{part}-{kind}-ubyte"
     folders = ("mnist", "MNIST/raw", ".")
-    return read_idx(places.find(*(f"{folder}/{stem}{end}" for folder in folders for end in ("", ".gz"))))
+    path = places.find(*(f"{folder}/{stem}{end}" for folder in folders for end in ("", ".gz")))
+    return read_idx(path, axes=int(kind[-1]))
 
 
-def read_idx(path: Path) -> np.ndarray:
+def read_idx(path: Path, axes: int) -> np.ndarray:
     """An array of bytes in the idx format: two zero bytes, type 8, number of axes, their sizes (big-endian), data."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged: {error}") from error
-    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
-        raise DataError(f"{path} is no idx file of bytes: it starts with {raw[:4].hex() or 'nothing'}, not 000008")
-    shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", count=raw[3], offset=4))
-    wanted, found = int(np.prod(shape)), len(raw) - 4 - 4 * raw[3]
+    magic, start = bytes([0, 0, 8, axes]), 4 + 4 * axes
+    if raw[:4] != magic or len(raw) < start:
+        begin = raw[:4].hex() or "nothing"
+        raise DataError(f"{path} is no idx file of bytes with {axes} axes: it starts with {begin}, not {magic.hex()}")
+    shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", count=axes, offset=4))
+    wanted, found = math.prod(shape), len(raw) - start  # Python's numbers: a damaged header may exceed 64 bits
     if found != wanted:
         raise DataError(f"{path} is damaged: its header announces {wanted} bytes of data, it holds {found}")
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ class ReferenceEngine:
 
     def _refuse_divergence(self, round: int, number: int, loss: dict[str, list[float]]) -> None:
         for name, (value,) in loss.items():
-            if not torch.isfinite(torch.tensor(value)):
+            if not math.isfinite(value):
                 lr = self.training.lr
                 raise TrainingError(
                     f"round {round}, client {number}, training: the {name} loss is {value}; lr {lr:g} may be too high"

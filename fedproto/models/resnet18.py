@@ -4,7 +4,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedproto.errors import ConfigError
+from fedproto.errors import ConfigError, unknown
 from fedproto.models import Classifier, Fit, assemble
 from fedproto.options import Count, File
 from fedproto.types import Tree
@@ -59,6 +59,10 @@ class Block(nn.Module):
 def _load(model: Classifier, path: Path, fresh: list[str]) -> None:
     """Copy the file's tensors into the model; every layer that is not fresh must be there and fit."""
     stored = _read(path)
+    layers = {name.split(".")[1] for name in model.state_dict()}
+    for name in fresh:
+        if name and name not in layers:  # a typing error would load what was meant to stay random
+            raise unknown("layer in fresh", name, layers)
     for name, own in model.state_dict().items():
         key = name.partition(".")[2]  # without `body.` or `head.`
         if key.split(".")[0] in fresh or key.startswith("project.") or not own.is_floating_point():
@@ -75,8 +79,10 @@ def _load(model: Classifier, path: Path, fresh: list[str]) -> None:
 
 def _read(path: Path) -> Tree:
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
+        safe = path.suffix == ".safetensors"
+        stored = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+        return {name: value for name, value in stored.items() if isinstance(value, Tensor)}
+    except OSError as error:
         raise ConfigError(f"weights {str(path)!r} cannot be read: {error}") from error
+    except Exception as error:  # a damaged file can fail in any way, and torch's own message advises to run its code
+        raise ConfigError(f"weights {str(path)!r} are no .safetensors or .pth file of named tensors") from error

@@ -34,19 +34,23 @@ class Portion(NamedTuple):
     test: np.ndarray
 
 
-def portions(pool: Pool, trains: list[np.ndarray], test_shots: int | None) -> list[Portion]:
-    """The portions whose training rows are given, each with the test rows of its classes."""
+def portions(
+    pool: Pool, trains: list[np.ndarray], test_shots: int | None, tests: list[np.ndarray] | None = None
+) -> list[Portion]:
+    """The portions with these training rows, each with all test rows of its classes, or those of them in `tests`."""
     by_class = [np.flatnonzero(pool.test == label) for label in range(len(pool.names))]
-    return [
-        Portion(np.sort(rows), _test_rows(pool, by_class, np.unique(pool.train[rows]), test_shots)) for rows in trains
-    ]
+    result = []
+    for client, rows in enumerate(trains):
+        labels = np.unique(pool.train[rows])
+        candidates = [by_class[c] if tests is None else np.intersect1d(by_class[c], tests[client]) for c in labels]
+        result.append(Portion(np.sort(rows), _test_rows(pool, labels, candidates, test_shots)))
+    return result
 
 
-def _test_rows(pool: Pool, by_class: list[np.ndarray], labels: np.ndarray, shots: int | None) -> np.ndarray:
-    """All test rows of the classes, or a random `shots` of each."""
+def _test_rows(pool: Pool, labels: np.ndarray, candidates: list[np.ndarray], shots: int | None) -> np.ndarray:
+    """All candidates, or a random `shots` of each class."""
     chosen = []
-    for label in labels:
-        rows = by_class[label]
+    for label, rows in zip(labels, candidates, strict=True):
         if shots is not None:
             rows = pool.generator.permutation(rows)[: enough(pool, label, len(rows), shots, "test")]
         chosen.append(rows)

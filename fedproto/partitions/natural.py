@@ -8,7 +8,7 @@ from fedproto.partitions import Pool, Portion, portions
 def natural(pool: Pool, *, test_shots: Count | None = None) -> list[Portion]:
     """One client a writer (or value of `client`), `clients` of them drawn at random.
 
-    Tested on the writer's own test images where the test set has some, else on all test images of its classes.
+    Tested on images of its classes: the writer's own where every drawn writer has some, else everybody's.
     """
     if pool.train_writer is None:
         raise ConfigError(
@@ -18,10 +18,11 @@ def natural(pool: Pool, *, test_shots: Count | None = None) -> list[Portion]:
     if pool.clients > len(writers):
         raise ConfigError(f"clients is {pool.clients}, but there are only {len(writers)} writers")
     chosen = np.sort(pool.generator.permutation(writers)[: pool.clients])
-    shares = portions(pool, [np.flatnonzero(pool.train_writer == writer) for writer in chosen], test_shots)
-    if pool.test_writer is None or not np.isin(chosen, pool.test_writer).all():
-        return shares
-    return [
-        Portion(share.train, np.flatnonzero(pool.test_writer == writer))
-        for writer, share in zip(chosen, shares, strict=True)
+    trains = [np.flatnonzero(pool.train_writer == writer) for writer in chosen]
+    if pool.test_writer is None:
+        return portions(pool, trains, test_shots)
+    tests = [
+        np.flatnonzero((pool.test_writer == writer) & np.isin(pool.test, pool.train[rows]))
+        for writer, rows in zip(chosen, trains, strict=True)
     ]
+    return portions(pool, trains, test_shots, tests if all(map(len, tests)) else None)

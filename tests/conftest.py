@@ -1,0 +1,16 @@
+"""One thread for every process: the suite runs a process a core, and tiny models gain nothing from a second thread."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the processes that tests start
+
+from pathlib import Path
+
+from hypothesis import settings
+
+settings.register_profile("noisy machine", deadline=None)
+settings.load_profile("noisy machine")
+
+beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+if beside.exists():
+    os.environ.setdefault("FEDPROTO_DATA", str(beside))

@@ -1,0 +1,254 @@
+"""The round loop: who takes part, what is remembered, what is counted, and what a client does in its round."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from tiny import build, experiment, finished
+
+from fedproto import client, wire
+from fedproto.client import crop_and_flip
+from fedproto.config import configure
+from fedproto.errors import TrainingError
+from fedproto.experiment import Experiment
+from fedproto.randomness import key, uniform
+from fedproto.rounds import Memory, Schedule, draw, summary
+from fedproto.trees import stack
+from fedproto.types import Task, Upload
+
+
+@given(st.integers(1, 40), st.floats(0.01, 1), st.floats(0, 1), st.floats(0, 1), st.integers(1, 5))
+def test_as_many_are_drawn_as_the_shares_say(clients, participation, dropout, straggle, round):
+    schedule = Schedule(9, participation, dropout, straggle)
+    picked, lost, slow = draw(clients, schedule, round)
+    assert len(picked) == len(set(picked)) == max(1, math.floor(participation * clients + 0.5))
+    assert len(lost) == math.floor(dropout * len(picked) + 0.5)
+    assert len(slow) == math.floor(straggle * len(picked) + 0.5)
+    assert lost | slow <= set(picked) <= set(range(clients))
+    assert (picked, lost, slow) == draw(clients, schedule, round)
+
+
+def test_samples_differ_between_rounds_and_seeds():
+    draws = {tuple(draw(20, Schedule(9, 0.3, seed=seed), round)[0]) for seed in range(3) for round in range(5)}
+    assert len(draws) == 15
+
+
+def speak(value: float, count: float) -> Upload:
+    """One client's upload of a single class with one-dimensional prototype `value` from `count` samples."""
+    return stack([Upload({"prototypes": torch.tensor([[value * count]])}, {"weight": torch.tensor([count])})])
+
+
+@pytest.mark.parametrize(
+    ("absent", "expected"),
+    [
+        # Round 1: values 0 .. 5 with 1 .. 6 samples. Round 2: only client 2 speaks, and now says 20 (3 samples).
+        ("remember", (0 * 1 + 1 * 2 + 20 * 3 + 3 * 4 + 4 * 5 + 5 * 6) / 21),
+        ("drop", 20.0),
+    ],
+)
+def test_one_of_six_holders_present(absent, expected):
+    algorithm, memory = build("fedproto", absent=absent), Memory(6)
+    server = algorithm.init({"w": torch.zeros(1)}, Task(1, 1, 6, 0))
+    everyone = [speak(float(value), value + 1.0) for value in range(6)]
+    for number, upload in enumerate(everyone):
+        memory.store([number], upload, round=1)
+    server = algorithm.aggregate(server, memory.recall())
+    assert server["prototypes"].item() == pytest.approx((0 + 2 + 6 + 12 + 20 + 30) / 21)
+    memory.store([2], speak(20.0, 3.0), round=2)
+    uploads = memory.recall() if algorithm.remembers else speak(20.0, 3.0)
+    assert algorithm.aggregate(server, uploads)["prototypes"].item() == pytest.approx(expected)
+    assert memory.last.tolist() == [1, 1, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("absent", ["remember", "drop"])
+def test_the_loop_remembers_or_drops_the_absent(absent):
+    """Two rounds of half the clients, against prototypes summed by hand from the uploads that arrived."""
+    run = experiment("fedproto", absent=absent, clients=6, rounds=2, participation=0.5)
+    last: dict[int, Upload] = {}
+    original = run.engine.train
+
+    def watched(round, server, picked, slow):
+        for chunk in original(round, server, picked, slow):
+            last[chunk.clients[0]] = chunk.uploads
+            yield chunk
+        if absent == "drop":
+            for number in set(last) - set(picked):
+                del last[number]
+
+    run.engine.train = watched
+    run.execute()
+    sums = sum(upload.sums["prototypes"][0] for upload in last.values())
+    counts = sum(upload.weights["weight"][0] for upload in last.values())
+    for label in counts.nonzero().flatten():
+        assert torch.allclose(run.progress.server["prototypes"][label], sums[label] / counts[label])
+
+
+def test_result_tells_how_old_each_upload_is():
+    _, result = finished("fedproto", clients=6, rounds=4, participation=0.5)
+    spoke = {c: r for r in range(1, 5) for c in draw(6, Schedule(4, 0.5), r)[0]}
+    assert [each["last_upload"] for each in result.clients] == [spoke.get(number, 0) for number in range(6)]
+
+
+def test_a_lost_upload_was_trained_and_sent_but_does_not_count():
+    run, result = finished("fedavg", rounds=1, dropout=1.0)
+    member, state = run.federation.members[0], run.engine.states[0]
+    assert not torch.equal(state["head.fc3.weight"], member.initial["head.fc3.weight"])
+    assert torch.equal(run.progress.server["head.fc3.weight"], member.initial["head.fc3.weight"])
+    assert result.metrics[0]["participants"] == []
+    assert result.metrics[0]["bytes_up"] > 0
+
+
+@pytest.mark.parametrize(("slow", "steps"), [(False, 6), (True, 3)])
+def test_a_straggler_does_half_its_steps(slow, steps, monkeypatch):
+    run = experiment("local", ways=2, stdev=0, shots=11, batch=4)  # 22 images in batches of 4: 6 steps
+    calls = []
+    real = client.forward
+    monkeypatch.setattr(client, "forward", lambda *a: calls.append(1) or real(*a))
+    client.train(run.federation.members[0], run.algorithm, run.engine.states[0], {}, run.engine.training, 1, slow)
+    assert len(calls) == steps
+
+
+def resnet_federation(algorithm="fedrep", **settings):
+    """Two clients with four 3x16x16 images each and a network with BatchNorm."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(6, 3, 16, 16)), np.array([0, 0, 0, 1, 1, 1])) for _ in range(2)]
+    config = configure({"algorithm": algorithm, "model": "resnet18", "clients": 2, "batch": 2, "rounds": 1} | settings)[
+        0
+    ]
+    return Experiment.prepare(config, data=clients)
+
+
+def test_a_frozen_layer_comes_out_as_it_went_in_running_statistics_too():
+    run = resnet_federation()
+    member, state = run.federation.members[0], run.engine.states[0]
+    head_only = replace(run.algorithm, phases=run.algorithm.phases[:1])
+    trained = client.train(member, head_only, state, run.progress.server, run.engine.training, 1).state
+    moved = {name for name in state if not torch.equal(state[name], trained[name])}
+    assert moved == {"head.fc.weight", "head.fc.bias"}
+
+
+def test_running_statistics_travel_with_their_layer():
+    run = resnet_federation("fedavg")
+    run.execute()
+    own = [state["body.bn1.running_mean"] for state in run.engine.states]
+    assert not torch.allclose(own[0], own[1])
+    assert torch.allclose(run.progress.server["body.bn1.running_mean"], (own[0] + own[1]) / 2)
+    assert "body.bn1.num_batches_tracked" not in run.progress.server
+
+
+def test_during_collects_what_passed_in_the_last_epoch():
+    """With a learning rate of almost nothing and no dropout, embeddings do not move: `during` is `after`."""
+    during, _ = finished("fedproto(collect=during)", lr=1e-30, epochs=2)
+    after, _ = finished("fedproto(collect=after)", lr=1e-30, epochs=2)
+    assert torch.allclose(during.progress.server["prototypes"], after.progress.server["prototypes"])
+
+
+def test_during_collects_each_sample_once():
+    run = experiment("fedproto(collect=during)", epochs=3)
+    member = run.federation.members[0]
+    received = run.algorithm.send(run.progress.server, run.federation.own_classes[0])
+    for slow in (False, True):
+        upload = client.train(
+            member, run.algorithm, run.engine.states[0], received, run.engine.training, 1, slow
+        ).upload
+        counts = member.train.y[member.train.rows].bincount(minlength=10)
+        assert (upload.weights["weight"] <= counts).all()
+        assert slow or torch.equal(upload.weights["weight"], counts.double())
+
+
+def test_crops_and_flips_are_those_of_a_loop_over_images():
+    x, border = torch.rand(6, 3, 8, 8), torch.tensor([-1.0, 0.5, 2.0])
+    ours = crop_and_flip(x, border, key(3, "augment"))
+    downs, rights, mirrors = uniform(key(3, "augment"), 18).reshape(3, 6)
+    for image in range(6):
+        canvas = border[:, None, None].expand(3, 16, 16).clone()
+        canvas[:, 4:12, 4:12] = x[image]
+        top, left = int(downs[image] * 9), int(rights[image] * 9)
+        cut = canvas[:, top : top + 8, left : left + 8]
+        assert torch.allclose(ours[image], cut.flip(2) if mirrors[image] < 0.5 else cut, atol=1e-6)
+
+
+def test_four_accuracies_by_hand():
+    """Three test images of class 1 in a client that owns classes 1 and 2; the fake scores say where each goes."""
+    run = experiment("fedproto")
+    member = run.federation.members[0]
+    own, other = member.classes[0], next(c for c in range(10) if c not in member.classes)
+    y = member.test.y[member.test.rows]
+    scores = torch.zeros(len(y), 10).double()
+    scores[:, other] = 2.0  # everything looks most like a class the client does not have
+    scores[:, own] = 1.0
+    algorithm = replace(run.algorithm, predict=lambda step: {"head": scores})
+    received = run.algorithm.send(run.progress.server, torch.ones(10))
+    accuracy = client.evaluate(member, algorithm, run.engine.states[0], received)
+    assert accuracy == {"head": 0.0, "head_own": pytest.approx(float((y == own).double().mean()))}
+
+
+def test_summary_is_numpys():
+    values = [0.5, 0.75, 1.0]
+    found = summary([{"head": value} for value in values])
+    assert found == {"head": {"mean": pytest.approx(np.mean(values)), "std": pytest.approx(np.std(values))}}
+
+
+def test_traffic_on_the_papers_network():
+    """One round: FedAvg 20 x 21,840 values, FedPer with fc1 and fc2 at home 20 x 5,280, FedProto 50 a class."""
+    found, classes = {}, 0
+    for name in ("fedavg", 'fedper(personal="fc1,fc2")', "fedproto"):
+        run = Experiment.prepare(
+            configure({"algorithm": name, "rounds": 1, "shots": 2, "shots_stdev": 0, "test_shots": 1})[0]
+        )
+        found[name.partition("(")[0]] = run.execute().communication["values_per_round"]
+        classes = sum(len(member.classes) for member in run.federation.members)
+    assert found == {"fedavg": 436_800, "fedper": 105_600, "fedproto": 50 * classes}
+
+
+def test_the_first_download_of_prototypes_is_nothing():
+    _, result = finished("fedproto", rounds=2)
+    assert result.metrics[0]["bytes_down"] == 0
+    assert result.metrics[1]["bytes_down"] > 0
+
+
+def test_uploads_count_values_with_weight_only():
+    upload = Upload({"prototypes": torch.zeros(10, 50)}, {"weight": torch.tensor([0.0] * 7 + [1.0] * 3)})
+    assert wire.upload_size(upload).values == 150
+
+
+def test_an_error_in_training_names_round_client_and_stage():
+    run = experiment("local")
+
+    def broken(step):
+        raise ValueError("boom")
+
+    run.engine.algorithm = replace(run.algorithm, loss=broken)
+    with pytest.raises(TrainingError, match=r"round 1, client 0 .*training: boom"):
+        run.execute()
+
+
+def test_divergence_is_an_error_that_names_the_learning_rate():
+    with pytest.raises(TrainingError, match=r"client \d, training: the .* loss is (nan|inf); lr 1e\+300"):
+        finished("local", lr=1e300)
+
+
+def test_groups_of_clients_with_permuted_labels_are_told_apart():
+    """FeSEM recovers two planted groups: in half the clients each label means another digit."""
+    bunch = load_digits()
+    rng = np.random.default_rng(0)
+    order = rng.permutation(len(bunch.target))[:1600].reshape(8, 200)
+    shifted = (bunch.target + 5) % 10
+    clients = [
+        ((bunch.images[rows] / 16).astype(np.float32), (bunch.target if number < 4 else shifted)[rows])
+        for number, rows in enumerate(order)
+    ]
+    settings = {"algorithm": "fesem(clusters=2)", "model": "mlp", "clients": 8, "rounds": 12, "lr": 0.05, "seed": 1}
+    run = Experiment.prepare(configure(settings)[0], data=clients)
+    fesem = run.execute()
+    centres = run.algorithm.send(run.progress.server, torch.ones(10))
+    chosen = [run.algorithm.adopt(state, centres)["head.fc3.weight"] for state in run.engine.states]
+    groups = [int(torch.equal(weights, chosen[0])) for weights in chosen]
+    assert groups == [1, 1, 1, 1, 0, 0, 0, 0]
+    fedavg = Experiment.prepare(configure(settings | {"algorithm": "fedavg"})[0], data=clients).execute()
+    assert fesem.accuracy["head"]["mean"] > fedavg.accuracy["head"]["mean"] + 0.2
