@@ -18,7 +18,8 @@ from torch import nn
 from fedproto import registry
 from fedproto.client import Training
 from fedproto.config import AUTO, Config, configure, read_toml, resolve_auto
-from fedproto.data import Places, Source, Split, from_arrays
+from fedproto.data import Places, Source, from_clients
+from fedproto.engines import Engine
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.errors import ConfigError, DataError, RunFolderError
 from fedproto.federation import Federation, assemble, deal, divide
@@ -71,7 +72,7 @@ class Experiment:
     config: Config
     algorithm: Algorithm
     federation: Federation
-    engine: ReferenceEngine
+    engine: Engine
     progress: Progress
 
     @classmethod
@@ -91,7 +92,7 @@ class Experiment:
         )
         _refuse_mixed(federation, algorithm)
         training = Training(config.batch, config.lr, config.momentum, config.epochs, config.seed)
-        engine = ReferenceEngine(federation, algorithm, training)
+        engine = ReferenceEngine(federation, algorithm, training)  # what `auto` means as long as there is no other
         return cls(config, algorithm, federation, engine, Progress.start(federation, algorithm))
 
     def start(self, out: Path | None, on_round: OnRound | None = None) -> Result:
@@ -208,6 +209,8 @@ def run(
     client. With `out` the run is written to a folder; `on_round` is called with each round's result.
     """
     data = None if isinstance(dataset, str) else dataset
+    if data is not None and not (isinstance(data, Sequence) and len(data)):
+        raise DataError("dataset must be text, or a list of one (x, y) or (x, y, x_test, y_test) of arrays a client")
     modules = None if model is None or isinstance(model, str) else model
     settings = options | {"algorithm": algorithm}
     settings |= {"dataset": dataset} if data is None else {"clients": len(data)}
@@ -246,25 +249,10 @@ def _shared_out(config: Config) -> tuple[list[Source], list[Portion], Config]:
 
 
 def _given(data: Sequence, config: Config) -> tuple[list[Source], list[Portion], Config]:
-    """Each client's own arrays as a source of its own."""
-    names = sorted(
-        {str(label) for client in data for label in np.asarray(client[1]).tolist()}, key=lambda n: (len(n), n)
-    )
-    sources = [_source_of(client, tuple(names), f"client {number}") for number, client in enumerate(data)]
+    """Each client's own arrays as a source of its own, all of whose rows it has."""
+    sources = from_clients(data)
     whole = [Portion(np.arange(len(source.train.y)), np.arange(len(source.test.y))) for source in sources]
     return sources, whole, replace(config, dataset=(FROM_PYTHON,), clients=len(sources))
-
-
-def _source_of(client: Sequence, names: tuple[str, ...], where: str) -> Source:
-    if len(client) not in (2, 4):
-        raise DataError(f"{where} must be (x, y) or (x, y, x_test, y_test), not {len(client)} things")
-    arrays = [np.asarray(array) for array in client]
-    index = {name: label for label, name in enumerate(names)}
-    try:
-        arrays[1::2] = [np.array([index[str(label)] for label in y.tolist()], np.int64) for y in arrays[1::2]]
-    except KeyError as error:
-        raise DataError(f"{where} has test images of class {error}, of which nobody has a training image") from error
-    return from_arrays(where, names, [Split(x, y) for x, y in zip(arrays[::2], arrays[1::2], strict=True)])
 
 
 def _models(
@@ -272,10 +260,11 @@ def _models(
 ) -> tuple[list[Part | nn.Module], Config]:
     """One model a client: those given, those configured, or those its data names."""
     if modules is not None:
-        given = [modules] * len(sources) if isinstance(modules, nn.Module) else list(modules)
-        if len(given) != len(sources) or not all(isinstance(module, nn.Module) for module in given):
+        given = [modules] * len(sources) if isinstance(modules, nn.Module) else modules
+        listed = isinstance(given, Sequence) and all(isinstance(module, nn.Module) for module in given)
+        if not listed or len(given) != len(sources):
             raise ConfigError(f"model must be text, a module, or a list of {len(sources)} modules, one a client")
-        return given, replace(config, model=(FROM_PYTHON,))
+        return list(given), replace(config, model=(FROM_PYTHON,))
     parts = _parts_of_models(sources, algorithm, config)
     return list(parts), replace(config, model=tuple(_in_runs(parts)))
 

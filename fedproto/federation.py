@@ -81,7 +81,7 @@ def deal(parts: Sequence[Part], clients: int, what: str) -> list[Part]:
 def divide(sources: Sequence[Source], partition: Part, seed: int) -> list[Portion]:
     """Each client's rows. The clients of one source are dealt from it together, so that they share no image."""
     result: dict[int, Portion] = {}
-    for source in dict.fromkeys(sources):
+    for position, source in enumerate(dict.fromkeys(sources)):
         clients = [number for number, candidate in enumerate(sources) if candidate is source]
         pool = Pool(
             train=source.train.y,
@@ -90,7 +90,7 @@ def divide(sources: Sequence[Source], partition: Part, seed: int) -> list[Portio
             clients=len(clients),
             shots=source.shots,
             generator=randomness.generator(seed, "partition"),
-            fingerprint=fingerprint(source),
+            source=(position, fingerprint(source)),
             train_writer=source.train.writer,
             test_writer=source.test.writer,
         )
@@ -131,9 +131,8 @@ def assemble(
         border = _border(source, device, dtype) if source.augment else None
         members.append(Member(number, source.name, _model_name(model), module, initial, classes, train, test, border))
     partition = _partition(sources, portions, names, members)
-    return Federation(
-        names, tuple(members), Task(len(names), modules.agreed_dim(members), len(members), seed), partition
-    )
+    task = Task(len(names), modules.agreed_dim(members), len(members), seed)
+    return Federation(names, tuple(members), task, partition)
 
 
 def _examples(
@@ -175,10 +174,12 @@ def _partition(
     sources: Sequence[Source], portions: Sequence[Portion], names: tuple[str, ...], members: Sequence[Member]
 ) -> dict[str, Any]:
     """The content of partition.json: who has what, and a hash over it."""
+    positions = {source: position for position, source in enumerate(dict.fromkeys(sources))}
+    prints = {source: fingerprint(source) for source in positions}
     clients = [
         {
             "dataset": source.name,
-            "labels": fingerprint(source),
+            "source": [positions[source], prints[source]],
             "classes": [names[label] for label in member.classes],
             "train": portion.train.tolist(),
             "test": portion.test.tolist(),
@@ -218,14 +219,15 @@ class _Modules:
         try:
             with torch.no_grad():
                 features, logits = module.eval()(examples.x[examples.rows[:2]])
-            dim = features.shape[1]
+            (_, dim), (rows, classes) = features.shape, logits.shape
         except Exception as error:
+            shape = tuple(examples.x.shape[1:])
             raise ConfigError(
-                f"client {client}'s model must take a batch of shape {tuple(examples.x.shape[1:])} and return "
-                f"(features, logits): {error}"
+                f"client {client}'s model must take a batch of inputs of shape {shape} and return "
+                f"(features, logits), a row a sample: {error}"
             ) from error
-        if logits.shape[1] != self.classes:
-            raise ConfigError(f"client {client}'s model gives {logits.shape[1]} logits for {self.classes} classes")
+        if (rows, classes) != (min(2, len(examples)), self.classes):
+            raise ConfigError(f"client {client}'s model gives {classes} logits for {self.classes} classes")
         return dim
 
     def agreed_dim(self, members: Sequence[Member]) -> int:

@@ -53,6 +53,8 @@ File = Annotated[str, FilePath()]
 def convert(name: str, value: Any, kind: Any) -> Any:
     """`value`, from a command line, TOML or Python, as the type `kind`, or one sentence that says what is accepted."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy or torch
+        value = value.item()
     if origin is Annotated:
         number = convert(name, value, args[0])
         if isinstance(args[1], FilePath):

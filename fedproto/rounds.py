@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedproto import randomness, wire
-from fedproto.engines.reference import Chunk, ReferenceEngine
+from fedproto.engines import Chunk, Engine
 from fedproto.federation import Federation
 from fedproto.trees import total
 from fedproto.types import Algorithm, Tree, Upload
@@ -127,7 +127,7 @@ class Progress:
 
 
 def run_rounds(
-    federation: Federation, algorithm: Algorithm, engine: ReferenceEngine, schedule: Schedule, progress: Progress
+    federation: Federation, algorithm: Algorithm, engine: Engine, schedule: Schedule, progress: Progress
 ) -> Iterator[RoundResult]:
     """From the round after `progress` to the last; `progress` and the engine's states move along."""
     for round in range(progress.round + 1, schedule.rounds + 1):

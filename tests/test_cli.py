@@ -24,9 +24,11 @@ COMPLETE = ["checkpoint", "config.toml", "metrics.jsonl", "partition.json", "pro
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command is typed in an empty folder."""
+    """Every command is typed in an empty folder, on a machine without data files."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.delenv("FEDPROTO_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def succeed(*arguments: str | Path) -> Answer:

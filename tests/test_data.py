@@ -14,7 +14,7 @@ import torch
 import fedproto
 from fedproto import registry
 from fedproto.data import Places, Source, Split, hold_out
-from fedproto.errors import ConfigError, DataError, FedProtoError
+from fedproto.errors import DataError, FedProtoError
 from fedproto.options import Part
 
 REAL = Path(os.environ.get("FEDPROTO_DATA") or Path(__file__).parents[2] / "shared" / "data").absolute()
@@ -601,6 +601,12 @@ def test_bytes_from_python_are_scaled_as_images_are():
         ((X, Y[:-1]), "client 1 has 30 inputs but 29 labels"),
         ((X, Y, X, Y[:-1]), "client 1: the test set has 30 inputs but 29 labels"),
         ((X, Y, X), "client 1 must be (x, y) or (x, y, x_test, y_test), not 3 things"),
+        ((X,), "client 1 must be (x, y) or (x, y, x_test, y_test), not 1 things"),
+        (None, "client 1 must be (x, y) or (x, y, x_test, y_test), not NoneType"),
+        (([[1.0], [1.0, 2.0]], [0, 1]), "client 1 has inputs or labels that are no array"),
+        ((X, Y[:, None]), "client 1 has labels that are no list of whole numbers or of text: int64 of shape (30, 1)"),
+        ((X, Y.astype(float)), "client 1 has labels that are no list of whole numbers or of text: float64"),
+        ((X * 1e300, Y), "client 1 holds a value that is not a finite number"),
         ((X, Y, X[:, :2], Y), "client 1 has training inputs of shape (4,) but test inputs of (2,)"),
         ((images(30, 4), Y, X, Y), "client 1 has training inputs of type uint8 but test inputs of float64"),
         ((X.astype(str), Y), "client 1 must have inputs that are numbers"),
@@ -617,8 +623,9 @@ def test_unusable_arrays_from_python_are_refused(client, words):
 
 
 def test_no_clients_from_python_are_refused():
-    with pytest.raises(ConfigError, match="clients must be a whole number of at least 1"):
-        run([])
+    for nothing in ([], 5, {}):
+        with pytest.raises(DataError, match="dataset must be text, or a list"):
+            run(nothing)
 
 
 # --- the real files, where they lie -----------------------------------------------------------------------------------

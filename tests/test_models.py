@@ -502,7 +502,7 @@ def test_modules_may_differ_between_clients():
     assert [client["model"] for client in result.clients] == ["Own", "Other"]
 
 
-CONTRACT = "client 0's model must take a batch of shape (6,) and return (features, logits)"
+CONTRACT = "client 0's model must take a batch of inputs of shape (6,) and return (features, logits), a row a sample"
 
 
 @pytest.mark.parametrize(
@@ -512,6 +512,9 @@ CONTRACT = "client 0's model must take a batch of shape (6,) and return (feature
         (Own(lambda x, logits: None), CONTRACT),
         (Own(lambda x, logits: (x, logits, logits)), CONTRACT),
         (Own(lambda x, logits: (x[:, 0], logits)), CONTRACT),
+        (Own(lambda x, logits: (x[:, :, None], logits)), CONTRACT),
+        (Own(lambda x, logits: (x, logits[:, 0])), CONTRACT),
+        (Own(lambda x, logits: (x, None)), CONTRACT),
         (Own(lambda x, logits: (x, logits), inputs=5), CONTRACT),
         (Own(lambda x, logits: (x, logits[:, :2])), "client 0's model gives 2 logits for 3 classes"),
         (nn.Linear(6, 3), CONTRACT),
@@ -523,3 +526,9 @@ def test_a_users_module_with_a_wrong_forward_is_refused(module, words):
     with pytest.raises(ConfigError) as caught:
         run(module)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [Own, 5, [nn.Linear(6, 3)], [1, 2]])
+def test_what_is_no_module_is_refused(model):
+    with pytest.raises(ConfigError, match="model must be text, a module, or a list of 2 modules"):
+        run(model)

@@ -35,7 +35,7 @@ def a_pool(clients=4, seed=0, **changes):
         clients=clients,
         shots=7,
         generator=randomness.generator(seed, "partition"),
-        fingerprint="",
+        source=(0, ""),
         train_writer=fixed.integers(0, WRITERS, 600),
     )
     return pool._replace(**changes)
@@ -402,7 +402,7 @@ def name_a_negative_row(content):
 
 def belong_to_other_data(content):
     for client in content["clients"]:
-        client["labels"] = "0123456789abcdef"
+        client["source"] = [0, "0123456789abcdef"]
 
 
 def lose_a_client(content):
@@ -456,3 +456,14 @@ def test_impossible_partitions_are_refused_in_one_line(options, words):
     with pytest.raises(FedProtoError, match=words) as caught:
         federation(**options)
     assert "\n" not in str(caught.value)
+
+
+def test_two_sources_with_equal_labels_are_told_apart(tmp_path):
+    """A run over both must find its own clients again in its partition file."""
+    for name in "ab":
+        np.savez(tmp_path / f"{name}.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 3)
+    mix = {"dataset": f"npz:{tmp_path}/a.npz*2,npz:{tmp_path}/b.npz*2", "clients": 4, "shots": 3, "ways": 2, "stdev": 0}
+    written = Experiment.prepare(configure(mix)[0]).federation.partition
+    (tmp_path / "partition.json").write_text(json.dumps(written))
+    again = {**{key: mix[key] for key in ("dataset", "clients")}, "partition": f"file:{tmp_path}/partition.json"}
+    assert Experiment.prepare(configure(again)[0]).federation.partition == written

@@ -6,8 +6,10 @@ A source's function takes the places where data may lie, then its options, and r
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,9 +87,12 @@ def check(where: str, split: Split, classes: int) -> None:
     if len(split.y) and not (split.y.min() >= 0 and split.y.max() < classes):
         wrong = split.y[(split.y < 0) | (split.y >= classes)][0]
         raise DataError(f"{where} has a label {wrong}, out of range: there are {classes} classes, 0 to {classes - 1}")
-    if split.x.dtype.kind == "f" and not np.isfinite(split.x).all():
-        row = int(np.argwhere(~np.isfinite(split.x))[0][0])
-        raise DataError(f"{where} holds a value that is not a finite number (NaN or infinite) in row {row}")
+    if split.x.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(split.x.astype(np.float32, copy=False))
+        if not finite.all():
+            row = int(np.argwhere(~finite)[0][0])
+            raise DataError(f"{where} holds a value that is not a finite number (NaN or infinite) in row {row}")
 
 
 def hold_out(y: np.ndarray, share: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
@@ -112,6 +117,39 @@ def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split]) -> Sou
     model = "cnn" if train.x.ndim >= 3 else "mlp"
     scale = 255.0 if train.x.dtype == np.uint8 else 1.0
     return Source(name, classes, train, test, scale=scale, model=model, mixed_model=f"{model}-mh")
+
+
+def from_clients(clients: Sequence) -> list[Source]:
+    """A source a client from a list of (x, y) or (x, y, x_test, y_test); classes are named by the labels' text."""
+    arrays = [_arrays(client, f"client {number}") for number, client in enumerate(clients)]
+    trained = {str(label) for client in arrays for label in client[1].tolist()}
+    names = tuple(sorted(trained, key=lambda name: (len(name), name)))
+    return [_from_client(client, names, f"client {number}") for number, client in enumerate(arrays)]
+
+
+def _arrays(client: Any, where: str) -> list[np.ndarray]:
+    listed = isinstance(client, (tuple, list))
+    if not listed or len(client) not in (2, 4):
+        found = f"{len(client)} things" if listed else type(client).__name__
+        raise DataError(f"{where} must be (x, y) or (x, y, x_test, y_test), not {found}")
+    try:
+        arrays = [np.asarray(array) for array in client]
+    except ValueError as error:
+        raise DataError(f"{where} has inputs or labels that are no array: {error}") from error
+    for y in arrays[1::2]:
+        if y.dtype.kind not in "iuU" or y.ndim != 1:
+            found = f"{y.dtype} of shape {y.shape}"
+            raise DataError(f"{where} has labels that are no list of whole numbers or of text: {found}")
+    return arrays
+
+
+def _from_client(arrays: list[np.ndarray], names: tuple[str, ...], where: str) -> Source:
+    index = {name: label for label, name in enumerate(names)}
+    try:
+        labels = [np.array([index[str(label)] for label in y.tolist()], np.int64) for y in arrays[1::2]]
+    except KeyError as error:
+        raise DataError(f"{where} has test images of class {error}, of which nobody has a training image") from error
+    return from_arrays(where, names, [Split(x, y) for x, y in zip(arrays[::2], labels, strict=True)])
 
 
 @dataclass(frozen=True)

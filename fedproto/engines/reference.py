@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from contextlib import contextmanager
 
 import torch
 
 from fedproto import client
 from fedproto.client import Training
+from fedproto.engines import Chunk
 from fedproto.errors import FedProtoError, TrainingError
 from fedproto.federation import Federation
 from fedproto.trees import stack
-from fedproto.types import Algorithm, Tree, Upload
-
-
-class Chunk(NamedTuple):
-    """Some clients' training, finished: an engine gives as many at a time as it trains at a time."""
-
-    clients: list[int]
-    uploads: Upload  # with a leading axis over these clients
-    loss: dict[str, list[float]]  # a value a client
+from fedproto.types import Algorithm, Tree
 
 
 class ReferenceEngine:
@@ -34,14 +27,10 @@ class ReferenceEngine:
         for number in picked:
             member = self.federation.members[number]
             received = self._received(server, number, own_only=True)
-            try:
+            with _errors_named(f"round {round}, client {number} ({member.model}), training"):
                 outcome = client.train(
                     member, self.algorithm, self.states[number], received, self.training, round, number in slow
                 )
-            except FedProtoError:
-                raise
-            except Exception as error:
-                raise TrainingError(f"round {round}, client {number} ({member.model}), training: {error}") from error
             loss = {name: [float(value)] for name, value in outcome.loss.items()}
             self._refuse_divergence(round, number, loss)
             self.states[number] = outcome.state
@@ -57,12 +46,12 @@ class ReferenceEngine:
 
     def evaluate(self, server: Tree) -> list[dict[str, float]]:
         """Every client's accuracies with the server's present state."""
-        return [
-            client.evaluate(
-                member, self.algorithm, self.states[member.id], self._received(server, member.id, own_only=False)
-            )
-            for member in self.federation.members
-        ]
+        accuracies = []
+        for member, state in zip(self.federation.members, self.states, strict=True):
+            received = self._received(server, member.id, own_only=False)
+            with _errors_named(f"client {member.id} ({member.model}), evaluation"):
+                accuracies.append(client.evaluate(member, self.algorithm, state, received))
+        return accuracies
 
     def _received(self, server: Tree, number: int, own_only: bool) -> Tree:
         own = self.federation.own_classes[number]
@@ -78,3 +67,14 @@ class ReferenceEngine:
     def restore(self, tree: Tree) -> None:
         for number, state in enumerate(self.states):
             self.states[number] = {name: tree[f"{number}.{name}"].to(self._device()) for name in state}
+
+
+@contextmanager
+def _errors_named(where: str) -> Iterator[None]:
+    """An error in a model or an algorithm says where it happened."""
+    try:
+        yield
+    except FedProtoError:
+        raise
+    except Exception as error:
+        raise TrainingError(f"{where}: {error}") from error

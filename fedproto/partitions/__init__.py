@@ -22,7 +22,7 @@ class Pool(NamedTuple):
     clients: int
     shots: int  # training images a class and client, where the user names no number
     generator: np.random.Generator
-    fingerprint: str  # of the data set's labels
+    source: tuple[int, str]  # which of the federation's data sets this is, and a fingerprint of its labels
     train_writer: np.ndarray | None = None
     test_writer: np.ndarray | None = None
 

@@ -11,7 +11,7 @@ from fedproto.partitions import Pool, Portion
 
 def file(pool: Pool, path: str) -> list[Portion]:
     """A partition that was written before: `file:RUN/partition.json`, checked against its hash and the data set."""
-    clients = [client for client in read(Path(path))["clients"] if client["labels"] == pool.fingerprint]
+    clients = [client for client in read(Path(path))["clients"] if client["source"] == list(pool.source)]
     if not clients:
         raise DataError(f"{path} divides another data set: its class names or labels are not this one's")
     if len(clients) != pool.clients:

@@ -1,0 +1,188 @@
+"""What holds for the package as a whole: imports go one way, plug-ins look alike, and the front door is light."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import fedproto
+from fedproto import errors, registry
+
+ROOT = Path(fedproto.__file__).parent
+
+#: From the ground up. A module may import what stands in an earlier row, and, in a folder, its own folder.
+LAYERS = [
+    {"errors", "randomness", "types"},
+    {"options", "prototypes", "trees", "wire"},
+    {"algorithms", "data", "models", "partitions", "registry"},
+    {"federation", "config", "runfolder"},
+    {"client"},
+    {"engines"},
+    {"rounds"},
+    {"experiment"},
+    {"__init__"},
+    {"console"},
+    {"cli"},
+    {"__main__"},
+]
+LAYER = {unit: number for number, units in enumerate(LAYERS) for unit in units}
+
+MODULES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.rglob("*.py"))
+PLUG_INS = [(kind, name) for kind in registry.FOLDERS for name in registry.names(kind)]
+
+#: What a plug-in is given before its options; a path follows where one is written after a colon.
+CONTEXT = {"algorithm": [], "dataset": ["places"], "model": ["fit"], "partition": ["pool"]}
+
+
+# --- imports go one way
+
+
+def imports(module: str) -> Iterator[str]:
+    """The full names a module imports, wherever in it: `from a import b` is `a.b`."""
+    for node in ast.walk(ast.parse((ROOT / f"{module}.py").read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports by dots"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def unit_of(name: str) -> str:
+    """The file or folder of ours that `fedproto.x.y` lies in; `fedproto.run` lies in the package's own file."""
+    first = name.split(".")[1] if "." in name else "__init__"
+    return first if first in LAYER or (ROOT / first).exists() or (ROOT / f"{first}.py").exists() else "__init__"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_one_way(module: str) -> None:
+    own = module.split("/")[0]
+    assert own in LAYER, f"give {own} a place in LAYERS"
+    ours = {unit_of(name) for name in imports(module) if name.split(".")[0] == "fedproto"}
+    upwards = {unit for unit in ours - {own} if LAYER[unit] >= LAYER[own]}
+    assert not upwards, f"{own} imports {upwards}, which does not stand below it"
+
+
+def test_every_place_in_the_layers_is_taken() -> None:
+    assert set(LAYER) == {module.split("/")[0] for module in MODULES}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_core_knows_neither_flower_nor_matplotlib(module: str) -> None:
+    assert {name.split(".")[0] for name in imports(module)}.isdisjoint({"flwr", "matplotlib"})
+
+
+def test_pure_modules_know_no_files() -> None:
+    """The arithmetic and the algorithms are functions of tensors: nothing of theirs touches a disk or a clock."""
+    pure = ["types", "prototypes", "trees", "randomness", *(m for m in MODULES if m.startswith("algorithms/"))]
+    impure = {"os", "pathlib", "io", "json", "time", "datetime", "random", "tempfile"}
+    found = {module: impure & {name.split(".")[0] for name in imports(module)} for module in pure}
+    assert not any(found.values()), found
+
+
+# --- plug-ins look alike
+
+
+@pytest.mark.parametrize(("kind", "name"), PLUG_INS)
+def test_a_plug_in_is_a_function_of_its_files_name(kind: str, name: str) -> None:
+    stem = name.replace("-", "_")
+    tree = ast.parse((ROOT / registry.FOLDERS[kind] / f"{stem}.py").read_text())
+    assert stem in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert inspect.isfunction(registry.find(kind, name))
+
+
+@pytest.mark.parametrize(("kind", "name"), PLUG_INS)
+def test_a_plug_in_says_in_its_first_line_what_it_is(kind: str, name: str) -> None:
+    """`fedproto list` shows that line."""
+    first, *others = (registry.find(kind, name).__doc__ or "").splitlines()
+    assert len(first) > 20 and first == first.strip()
+    assert not others or others[0] == ""
+
+
+@pytest.mark.parametrize(("kind", "name"), PLUG_INS)
+def test_a_plug_in_takes_its_context_and_then_only_options_with_defaults(kind: str, name: str) -> None:
+    parameters = list(inspect.signature(registry.find(kind, name)).parameters.values())
+    positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    assert positional in (CONTEXT[kind], [*CONTEXT[kind], "path"])
+    for option in parameters[len(positional) :]:
+        assert option.default is not option.empty, f"{name}'s {option.name} has no default"
+        assert option.annotation is not option.empty, f"{name}'s {option.name} has no type"
+
+
+def test_no_run_key_is_called_like_a_kind_of_plug_in() -> None:
+    """`--set model.dropout=0` must not be readable in two ways."""
+    from fedproto.config import RUN_FIELDS
+
+    assert RUN_FIELDS.isdisjoint({*registry.FOLDERS, "run"})
+
+
+# --- errors are a tree
+
+
+def own_classes(module: ModuleType) -> list[type]:
+    return [value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__]
+
+
+def test_every_error_is_one_that_the_command_line_prints() -> None:
+    classes = own_classes(errors)
+    assert len(classes) > 1
+    assert all(issubclass(error, errors.FedProtoError) for error in classes)
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module not in ("__main__", "errors")])
+def test_errors_are_defined_in_one_place(module: str) -> None:
+    """All but `Interrupted`, which is not for people: it must pass every `except Exception` on its way out."""
+    loaded = importlib.import_module("fedproto." + module.replace("/", ".")) if module != "__init__" else fedproto
+    raised = [each.__name__ for each in own_classes(loaded) if issubclass(each, BaseException)]
+    assert raised in ([], ["Interrupted"])
+
+
+def test_the_tree_in_the_documentation_names_every_error() -> None:
+    assert all(error.__name__ in str(errors.__doc__) for error in own_classes(errors))
+
+
+# --- the front door
+
+
+def test_every_public_name_can_be_imported() -> None:
+    assert all(getattr(fedproto, name) is not None for name in fedproto.__all__)
+    assert fedproto.__all__ == sorted(set(fedproto.__all__), key=lambda name: (name.islower(), name))
+
+
+def test_the_public_names_are_those_that_type_checkers_see() -> None:
+    """They are imported twice, lazily for python and plainly for tools: the two must agree."""
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    (checking,) = [node for node in tree.body if isinstance(node, ast.If)]
+    homes = {alias.name: node.module for node in checking.body for alias in node.names}  # type: ignore[attr-defined]
+    assert set(homes) == set(fedproto.__all__)
+    for name, home in homes.items():
+        assert getattr(importlib.import_module(str(home)), name) is getattr(fedproto, name)
+
+
+def test_dir_shows_the_public_names() -> None:
+    assert set(fedproto.__all__) <= set(dir(fedproto))
+    assert "__version__" in dir(fedproto)
+
+
+def test_a_name_that_is_not_public_is_refused_as_python_does() -> None:
+    with pytest.raises(AttributeError, match="module 'fedproto' has no attribute 'prototype'"):
+        fedproto.prototype  # noqa: B018
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, fedproto; dir(fedproto); fedproto.FedProtoError; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "fedproto" in loaded
+    assert not {"torch", "numpy", "sklearn"} & set(loaded)
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    assert fedproto.__version__ == project["version"]
