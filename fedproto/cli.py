@@ -22,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # [20] is a default, not markup
 )
 
 #: plural, as typed -> kind, as in `--algorithm`
@@ -36,43 +37,49 @@ def _flag(name: str, metavar: str, text: str) -> Any:
 @app.command()
 def run(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings; flags override them.")
+        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings as a TOML file; flags override them.")
     ] = None,
-    profile: Annotated[str | None, _flag("profile", "NAME", "paper (default) or released")] = None,
+    profile: Annotated[str | None, _flag("profile", "NAME", "paper or released [paper]")] = None,
     dataset: Annotated[
-        str | None, _flag("dataset", "NAME", "mnist5k (default), digits, mnist, cifar10, npz:PATH, ...")
+        str | None, _flag("dataset", "NAME", "mnist5k, digits, mnist, cifar10, npz:PATH, ... [mnist5k]")
     ] = None,
     algorithm: Annotated[
-        str | None, _flag("algorithm", "NAME", "fedproto (default), local, ...; several with commas are compared")
+        str | None, _flag("algorithm", "NAME", "fedproto, local, ...; several with commas are compared [fedproto]")
     ] = None,
-    model: Annotated[str | None, _flag("model", "NAME", "cnn, 'cnn(channels=18)*7,mlp*13', cnn-mh, ...")] = None,
-    partition: Annotated[str | None, _flag("partition", "NAME", "nway (default), dirichlet, file:PATH, ...")] = None,
-    clients: Annotated[str | None, _flag("clients", "N", "how many, 20")] = None,
-    ways: Annotated[str | None, _flag("ways", "N", "classes a client, about 3")] = None,
-    shots: Annotated[str | None, _flag("shots", "N", "training images a class, about; the data set's own")] = None,
-    stdev: Annotated[str | None, _flag("stdev", "X", "noise on ways, 2")] = None,
-    shots_stdev: Annotated[str | None, _flag("shots-stdev", "X", "noise on shots; as stdev")] = None,
-    test_shots: Annotated[str | None, _flag("test-shots", "N", "test images a class; all")] = None,
-    rounds: Annotated[str | None, _flag("rounds", "N", "100")] = None,
-    batch: Annotated[str | None, _flag("batch", "N", "8")] = None,
-    lr: Annotated[str | None, _flag("lr", "X", "0.01")] = None,
-    participation: Annotated[str | None, _flag("participation", "X", "share of clients sampled a round, 1")] = None,
-    dropout: Annotated[str | None, _flag("dropout", "X", "share of uploads lost, 0")] = None,
-    straggle: Annotated[str | None, _flag("straggle", "X", "share of clients that does half its steps, 0")] = None,
-    seed: Annotated[str | None, _flag("seed", "N", "0")] = None,
-    engine: Annotated[str | None, _flag("engine", "NAME", "auto or reference")] = None,
-    device: Annotated[str | None, _flag("device", "NAME", "cpu, cuda or auto")] = None,
-    eval_every: Annotated[str | None, _flag("eval-every", "N", "evaluate every N rounds, 10, and in the last")] = None,
-    checkpoint_every: Annotated[str | None, _flag("checkpoint-every", "N", "10; 0 = none")] = None,
-    data_dir: Annotated[str | None, _flag("data-dir", "DIR", "where data files lie")] = None,
+    model: Annotated[
+        str | None, _flag("model", "NAME", "cnn, 'cnn(channels=18)*7,mlp*13', cnn-mh, ... [the data set's]")
+    ] = None,
+    partition: Annotated[
+        str | None, _flag("partition", "NAME", "nway, dirichlet, natural, iid, file:PATH [nway]")
+    ] = None,
+    clients: Annotated[str | None, _flag("clients", "N", "number of clients [20]")] = None,
+    ways: Annotated[str | None, _flag("ways", "N", "classes a client, on average [3]")] = None,
+    shots: Annotated[str | None, _flag("shots", "N", "training images a class, on average [the data set's]")] = None,
+    stdev: Annotated[str | None, _flag("stdev", "X", "noise on ways [2]")] = None,
+    shots_stdev: Annotated[str | None, _flag("shots-stdev", "X", "noise on shots [stdev]")] = None,
+    test_shots: Annotated[str | None, _flag("test-shots", "N", "test images a class [all]")] = None,
+    rounds: Annotated[str | None, _flag("rounds", "N", "communication rounds [100]")] = None,
+    batch: Annotated[str | None, _flag("batch", "N", "images a training step [8]")] = None,
+    lr: Annotated[str | None, _flag("lr", "X", "learning rate [0.01]")] = None,
+    participation: Annotated[
+        str | None, _flag("participation", "X", "share of the clients sampled each round [1]")
+    ] = None,
+    dropout: Annotated[str | None, _flag("dropout", "X", "share of the uploads lost [0]")] = None,
+    straggle: Annotated[str | None, _flag("straggle", "X", "share of the clients that does half its steps [0]")] = None,
+    seed: Annotated[str | None, _flag("seed", "N", "of partition, weights, shuffles, samples [0]")] = None,
+    engine: Annotated[str | None, _flag("engine", "NAME", "auto or reference [auto]")] = None,
+    device: Annotated[str | None, _flag("device", "NAME", "cpu, cuda or auto [auto]")] = None,
+    eval_every: Annotated[str | None, _flag("eval-every", "N", "evaluate every N rounds, and in the last [10]")] = None,
+    checkpoint_every: Annotated[str | None, _flag("checkpoint-every", "N", "0 = none [10]")] = None,
+    data_dir: Annotated[str | None, _flag("data-dir", "DIR", "where data files lie [$FEDPROTO_DATA]")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run folder; runs/TIME-DATASET-ALGORITHM.", show_default=False)
+        Path | None, typer.Option(help="the run folder [runs/TIME-DATASET-ALGORITHM]", show_default=False)
     ] = None,
     assign: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key: lam=0.1, model.dropout=0.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any other key: lam=0.1, model.dropout=0")
     ] = None,
 ) -> None:
-    """Run a federation, or several methods over the same federation side by side."""
+    """Run a federation, or compare methods over one."""
     flags = {
         key: value for key, value in locals().items() if key not in ("config", "out", "assign") and value is not None
     }
@@ -144,7 +151,7 @@ def _show(results: Sequence[Result]) -> None:
 
 @app.command()
 def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Continue a run that was stopped or killed, to the result it would have had."""
+    """Continue a run that was stopped or killed."""
     from fedproto.runfolder import RunFolder
 
     result = RunFolder.open(run).result()
@@ -161,7 +168,7 @@ def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
 def list_(
     kind: Annotated[str | None, typer.Argument(help="algorithms, datasets, models or partitions; all.")] = None,
 ) -> None:
-    """What can be named: methods, data sets, models and partitions, with their options."""
+    """Show what can be named, with its options."""
     if kind is not None and kind not in LISTS:
         raise unknown("list", kind, LISTS)
     from rich.table import Table

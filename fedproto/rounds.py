@@ -135,21 +135,14 @@ def run_rounds(
         before = progress.ledger.total()
         picked, lost, slow = draw(len(federation.members), schedule, round)
         _count_downloads(federation, algorithm, progress, picked)
-        uploads, loss = None, []
-        for chunk in engine.train(round, progress.server, picked, slow):
-            loss.append(chunk.loss)
-            uploads = _take(uploads, chunk, lost, algorithm, progress, round)
-        if algorithm.remembers:
-            uploads = progress.memory.recall()
-        if uploads is not None and uploads.sums:
-            progress.server = algorithm.aggregate(progress.server, uploads)
+        loss = _train_and_aggregate(algorithm, engine, progress, round, picked, lost, slow)
         progress.round = round
         due = round % schedule.eval_every == 0 or round == schedule.rounds
         clients = engine.evaluate(progress.server) if due else None
         after = progress.ledger.total()
         yield RoundResult(
             round=round,
-            loss=_mean_loss(loss),
+            loss=loss,
             accuracy=summary(clients) if clients else None,
             bytes_up=after["bytes_up"] - before["bytes_up"],
             bytes_down=after["bytes_down"] - before["bytes_down"],
@@ -184,6 +177,27 @@ def _count_downloads(federation: Federation, algorithm: Algorithm, progress: Pro
     for client in picked:
         received = algorithm.send(progress.server, federation.own_classes[client].to(device))
         progress.ledger.down(client, wire.download_size(received))
+
+
+def _train_and_aggregate(
+    algorithm: Algorithm,
+    engine: Engine,
+    progress: Progress,
+    round: int,
+    picked: list[int],
+    lost: set[int],
+    slow: set[int],
+) -> dict[str, float]:
+    """Train who was picked, give the server what arrived (and what it remembers), and return the mean losses."""
+    uploads, loss = None, []
+    for chunk in engine.train(round, progress.server, picked, slow):
+        loss.append(chunk.loss)
+        uploads = _take(uploads, chunk, lost, algorithm, progress, round)
+    if algorithm.remembers:
+        uploads = progress.memory.recall()
+    if uploads is not None:
+        progress.server = algorithm.aggregate(progress.server, uploads)
+    return _mean_loss(loss)
 
 
 def _take(

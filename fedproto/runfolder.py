@@ -99,7 +99,7 @@ class RunFolder:
         write_atomically(self.path / name, (json.dumps(content, indent=1) + "\n").encode())
 
     def write_tensors(self, name: str, tree: Tree, metadata: dict[str, str]) -> None:
-        write_atomically(self.path / name, save({n: v.cpu().contiguous() for n, v in tree.items()}, metadata))
+        write_atomically(self.path / name, save(_apart(tree), metadata))
 
     def save_checkpoint(self, round: int, tree: Tree) -> None:
         """One file a checkpoint; the older one goes when the newer is complete."""
@@ -137,6 +137,16 @@ class RunFolder:
         """Tells runs apart: a state is continued only under the settings it was reached with."""
         files = (self.path / name for name in ("config.toml", "partition.json"))
         return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _apart(tree: Tree) -> Tree:
+    """On the CPU, none in the memory of another, as those are of clients that have not trained yet: all start equal."""
+    result, taken = {}, set()
+    for name, value in tree.items():
+        value = value.cpu().contiguous()
+        result[name] = value.clone() if value.untyped_storage().data_ptr() in taken else value
+        taken.add(value.untyped_storage().data_ptr())
+    return result
 
 
 @contextmanager

@@ -1,0 +1,67 @@
+"""What the documents tell a newcomer to run, run."""
+
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedproto.config import configure, read_assignment
+from fedproto.data import Places
+from fedproto.errors import DataError
+from fedproto.experiment import Experiment
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_example(name, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+
+
+def test_the_readmes_example_is_the_quickstart():
+    (first, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert (ROOT / "examples" / "quickstart.py").read_text().endswith(first)
+
+
+def test_quickstart(monkeypatch, capsys):
+    run_example("quickstart.py", monkeypatch)
+    local, fedproto, client = capsys.readouterr().out.splitlines()
+    accuracy = [
+        float(re.search(r"([\d.]+)% accurate in the mean over 20 clients", line)[1]) for line in (local, fedproto)
+    ]
+    assert min(accuracy) > 60
+    assert re.fullmatch(r"client 0 knows [\d ]+; it uploaded \d+ bytes a round", client)
+
+
+def test_mixed_inputs(monkeypatch, capsys):
+    run_example("mixed_inputs.py", monkeypatch, "1", "2")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 5 * 2
+    assert all(0 <= float(line.split()[-1]) <= 100 for line in lines[1:])
+
+
+def commands(text):
+    """The fedproto commands of a document, without their comments."""
+    return [line.partition("  #")[0].strip() for line in re.findall(r"^fedproto .*$", text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("command", commands((ROOT / "README.md").read_text()))
+def test_every_command_in_the_readme_is_accepted(command):
+    """Everything up to the first round: names, options, mixes, data."""
+    words = shlex.split(command)[1:]
+    if words[0] != "run":
+        assert words[0] in ("list", "resume")
+        return
+    flags = dict(zip(words[1::2], words[2::2], strict=True))
+    assigned = dict([read_assignment(flags.pop("--set"))] if "--set" in flags else [])
+    settings = {flag.removeprefix("--").replace("-", "_"): value for flag, value in flags.items()}
+    if settings.get("dataset") == "mnist":
+        try:
+            Places().find("mnist")
+        except DataError:
+            pytest.skip("no MNIST here")
+    for config in configure(settings, assigned):
+        assert Experiment.prepare(config).federation.members
