@@ -53,9 +53,12 @@ def clients_table(results: Sequence[dict[str, Any]]) -> Table:
     first = results[0]
     columns = [(result, key) for result in results for key in _shown(result, alone=len(results) == 1)]
     title = escape(f"{len(first['clients'])} clients on {first['dataset']}: test accuracy, %")
-    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
-    for header in ("client", "model", "classes", "train"):
-        table.add_column(header, justify="left" if header in ("model", "classes") else "right")
+    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    longest = max(len(client["model"]) for client in first["clients"])
+    table.add_column("client", justify="right")
+    table.add_column("model", min_width=min(longest, 20))
+    table.add_column("classes")
+    table.add_column("train", justify="right")
     for result, key in columns:
         table.add_column(escape(_header(result, key, alone=len(results) == 1)), justify="right")
     for number, client in enumerate(first["clients"]):
@@ -75,7 +78,8 @@ def _shown(result: dict[str, Any], alone: bool) -> list[str]:
 
 
 def _header(result: dict[str, Any], key: str, alone: bool) -> str:
-    return key.replace("_", " ") if alone else f"{result['algorithm']} {key}"
+    """In two lines, so that it is no wider than its numbers need."""
+    return key.replace("_", "\n") if alone else f"{result['algorithm']}\n{key}"
 
 
 def _percent(share: float) -> str:

