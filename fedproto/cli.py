@@ -90,7 +90,9 @@ def run(
     from fedproto.experiment import Experiment
     from fedproto.runfolder import RunFolder
 
-    settings = (read_toml(config) if config else {}) | flags
+    # A flag that names another plug-in leaves behind the options that the file gave to its own.
+    stored = read_toml(config) if config else {}
+    settings = {key: value for key, value in stored.items() if key.partition(".")[0] not in flags} | flags
     configs = configure(settings, dict(map(read_assignment, assign or [])))
     names = [each.algorithm.name for each in configs]
     target = out or _default_folder(configs[0].dataset[0].name, "-".join(names))

@@ -114,18 +114,25 @@ def _run_phase(
     """SGD over the batches on the named parameters; everything else, buffers included, comes out as it went in."""
     moving = {name: value.detach().clone() for name, value in state.items()}
     leaves = [moving[name].requires_grad_() for name in names]
-    optimiser = torch.optim.SGD(leaves, training.lr, training.momentum)
+    velocity = [torch.zeros_like(leaf) for leaf in leaves]
     member.module.train()
     seen = []
     for batch in batches:
         step = forward(member.module, moving, batch, received)
         terms = algorithm.loss(step)
-        optimiser.zero_grad()
-        torch.stack(list(terms.values())).sum().backward()
-        optimiser.step()
+        loss = torch.stack(list(terms.values())).sum()
+        _descend(leaves, velocity, torch.autograd.grad(loss, leaves, materialize_grads=True), training)
         seen.append((_without_graph(step), {name: term.detach() for name, term in terms.items()}))
     trained = {name: moving[name].detach() if phase.trains(name) else value for name, value in state.items()}
     return trained, seen
+
+
+@torch.no_grad()
+def _descend(leaves: list[Tensor], velocity: list[Tensor], gradients: tuple[Tensor, ...], training: Training) -> None:
+    """v ← momentum·v + g, w ← w − lr·v. torch.optim.SGD does the same, but costs two seconds to import."""
+    for leaf, speed, gradient in zip(leaves, velocity, gradients, strict=True):
+        speed.mul_(training.momentum).add_(gradient)
+        leaf.sub_(speed, alpha=training.lr)
 
 
 def _without_graph(step: Step) -> Step:

@@ -62,7 +62,7 @@ class Result:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the round was finished and a checkpoint written."""
+    """Ctrl-C, after the round was finished and, unless `checkpoint_every` is 0, a checkpoint written."""
 
 
 @dataclass
@@ -117,20 +117,26 @@ class Experiment:
                 lines.append(result.line())
                 clients = result.clients
                 if folder:
-                    self._write_round(folder, result, stop=interrupted.is_set())
+                    self._write_round(folder, result)
                 if on_round:
                     on_round(result)
                 if interrupted.is_set():
+                    if folder:
+                        self._write_checkpoint(folder)
                     raise Interrupted
         # A run killed between its last checkpoint and its result has no round left to evaluate in.
         return self._finish(folder, lines, clients or self.engine.evaluate(self.progress.server))
 
-    def _write_round(self, folder: RunFolder, result: RoundResult, stop: bool) -> None:
+    def _write_round(self, folder: RunFolder, result: RoundResult) -> None:
         folder.add_metrics(result.line())
-        every, last = self.config.checkpoint_every, result.round == self.config.rounds
-        if every and (result.round % every == 0 or last or stop):
-            clients = {f"client.{name}": value for name, value in self.engine.export().items()}
-            folder.save_checkpoint(result.round, self.progress.export() | clients)
+        if result.round == self.config.rounds or result.round % max(1, self.config.checkpoint_every) == 0:
+            self._write_checkpoint(folder)
+
+    def _write_checkpoint(self, folder: RunFolder) -> None:
+        if self.config.checkpoint_every == 0:
+            return
+        clients = {f"client.{name}": value for name, value in self.engine.export().items()}
+        folder.save_checkpoint(self.progress.round, self.progress.export() | clients)
 
     def restore(self, folder: RunFolder) -> None:
         """Continue from the folder's newest checkpoint, or from the start where there is none."""
@@ -231,7 +237,7 @@ def reopen(path: Path) -> tuple[RunFolder, Experiment]:
         raise RunFolderError(
             f"{path} was started from Python with arrays or modules of its own, so it cannot be resumed here"
         )
-    settings["partition"] = f"file:{path / 'partition.json'}"
+    settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
     experiment = Experiment.prepare(configure({k: v for k, v in settings.items() if not k.startswith("partition.")})[0])
     experiment.restore(folder)
     return folder, experiment
@@ -271,12 +277,15 @@ def _models(
 
 def _parts_of_models(sources: list[Source], algorithm: Algorithm, config: Config) -> list[Part]:
     parts = deal(config.model, len(sources), "model")
-    for source in dict.fromkeys(sources):
-        waiting = [n for n, part in enumerate(parts) if sources[n] is source and part.name == AUTO]
-        if waiting:
-            resolved = resolve_auto(parts[waiting[0]], source.mixed_model if algorithm.mixed else source.model)
-            for number, part in zip(waiting, deal(resolved, len(waiting), "model"), strict=True):
-                parts[number] = part
+    waiting: dict[tuple[Source, str], list[int]] = {}
+    for number, part in enumerate(parts):
+        if part.name == AUTO:
+            waiting.setdefault((sources[number], str(part)), []).append(number)
+    for (source, _), numbers in waiting.items():
+        name = source.mixed_model if algorithm.mixed else source.model
+        resolved = deal(resolve_auto(parts[numbers[0]], name), len(numbers), "model")
+        for number, part in zip(numbers, resolved, strict=True):
+            parts[number] = part
     return parts
 
 
@@ -293,9 +302,10 @@ def _refuse_mixed(federation: Federation, algorithm: Algorithm) -> None:
         return
     for member in federation.members:
         if repr(member.module) != repr(first.module):
+            one, other = (f"client {m.id} has {m.model} on {tuple(m.train.x.shape[1:])}" for m in (first, member))
             raise ConfigError(
-                f"{algorithm.name} averages weights, so all clients need one architecture, but client {first.id} has "
-                f"{first.model} and client {member.id} {member.model}: use fedproto or local, or one model"
+                f"{algorithm.name} averages weights, so all clients need one architecture, but {one} and {other}: "
+                "use fedproto or local, or one model"
             )
 
 

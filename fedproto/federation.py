@@ -212,7 +212,10 @@ class _Modules:
     def _build(self, model: Part, shape: tuple[int, ...]) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(randomness.key(self.seed, "initial weights")))
-            return registry.build("model", model, Fit(shape, self.classes, self.dim))
+            try:
+                return registry.build("model", model, Fit(shape, self.classes, self.dim))
+            except RuntimeError as error:  # torch's, for a layer larger than the memory
+                raise ConfigError(f"model {model} cannot be built: {str(error).splitlines()[0]}") from error
 
     def _probe(self, module: nn.Module, examples: Examples, client: int) -> int:
         """The size of the module's embedding, once it is known to keep the contract."""

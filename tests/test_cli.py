@@ -188,7 +188,6 @@ def test_a_folder_may_be_called_anything() -> None:
     assert f"{name} has finished" in succeed("resume", name).out
 
 
-@pytest.mark.xfail(strict=True, reason="experiment.reopen must write str(Part(f'file:{...}')), which quotes the path")
 def test_a_run_resumes_whatever_its_folder_is_called() -> None:
     """Commas and brackets separate in a choice of plug-ins, and the partition of a resumed run is such a choice."""
     succeed("run", *SMALL, "--out", "a,b (1)*2")
@@ -208,6 +207,13 @@ def test_several_methods_get_a_folder_each_and_one_table() -> None:
     assert "local head" in out and "fedproto prototype" in out
     assert "fedproto prototype against local head:" in out
     assert out.count("clients on digits") == 1
+
+
+def test_a_flag_leaves_the_options_of_the_files_plug_in_behind() -> None:
+    """`lam` is fedproto's: who runs a stored configuration with another method means the rest of it."""
+    succeed("run", *SMALL, "--set", "lam=2", "--out", "one")
+    succeed("run", "one/config.toml", "--algorithm", "local", "--out", "other")
+    assert read(Path("other/result.json"))["algorithm"] == "local"
 
 
 def test_one_method_with_two_settings_gets_numbered_folders() -> None:
@@ -475,6 +481,7 @@ DATA = {
 SHARES = {
     "more ways than classes": ("--ways 11", "ways is 11", "10 classes"),
     "more shots than images": ("--shots 5000", "training images", "lower shots"),
+    "more shots than a number holds": ("--shots 99999999999999999999", "class '0' has 142 training images"),
     "partition that does not exist": ("--partition file:{inputs}/nowhere.json --clients 4", "nowhere.json"),
     "partition cut in half": ("--partition file:{inputs}/half.json", "no partition file"),
     "partition of another kind": ("--partition file:{inputs}/list.json", "no partition file"),

@@ -628,6 +628,12 @@ def test_no_clients_from_python_are_refused():
             run(nothing)
 
 
+def test_one_wild_label_does_not_make_a_billion_classes(tmp_path):
+    np.savez(tmp_path / "own.npz", x=X, y=np.where(np.arange(len(Y)) == 3, 10**9, Y))
+    with pytest.raises(DataError, match="label 1000000000, out of range"):
+        registry.build("dataset", Part(f"npz:{tmp_path}/own.npz"), Places())
+
+
 # --- the real files, where they lie -----------------------------------------------------------------------------------
 
 real_mnist = pytest.mark.skipif(not (REAL / "mnist").exists(), reason="no MNIST in $FEDPROTO_DATA")

@@ -532,3 +532,14 @@ def test_a_users_module_with_a_wrong_forward_is_refused(module, words):
 def test_what_is_no_module_is_refused(model):
     with pytest.raises(ConfigError, match="model must be text, a module, or a list of 2 modules"):
         run(model)
+
+
+def test_a_layer_larger_than_the_memory_is_refused():
+    with pytest.raises(ConfigError, match=r"model mlp.* cannot be built"):
+        fedproto.run(dataset="digits", model="mlp(hidden=99999999999)", rounds=1)
+
+
+def test_options_of_auto_go_to_their_own_clients():
+    settings = {"dataset": "digits", "clients": 4, "model": "auto(hidden=10)*2,auto(hidden=20)*2"}
+    members = Experiment.prepare(configure(settings)[0]).federation.members
+    assert [member.model for member in members] == ["mlp(hidden=10)"] * 2 + ["mlp(hidden=20)"] * 2

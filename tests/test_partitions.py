@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedproto import federation as federations
 from fedproto import randomness, registry
 from fedproto.config import configure
+from fedproto.data import Places
 from fedproto.errors import ConfigError, DataError, FedProtoError
 from fedproto.experiment import Experiment
 from fedproto.options import Part
@@ -467,3 +469,11 @@ def test_two_sources_with_equal_labels_are_told_apart(tmp_path):
     (tmp_path / "partition.json").write_text(json.dumps(written))
     again = {**{key: mix[key] for key in ("dataset", "clients")}, "partition": f"file:{tmp_path}/partition.json"}
     assert Experiment.prepare(configure(again)[0]).federation.partition == written
+
+
+@pytest.mark.parametrize("name", ["mnist5k", "digits"])
+def test_embedded_data_is_enough_for_the_defaults(name):
+    """Whatever the seed, the most wanted class of 20 clients must not run out."""
+    source = registry.build("dataset", Part(name), Places())
+    for seed in range(200):
+        assert len(federations.divide([source] * 20, Part("nway"), seed)) == 20

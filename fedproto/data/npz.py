@@ -7,6 +7,8 @@ from fedproto.data import Places, Source, Split, from_arrays
 from fedproto.errors import DataError
 from fedproto.options import Positive
 
+MOST_CLASSES = 100_000  # without names; one wild label must not make a billion of them
+
 
 def npz(
     places: Places,
@@ -58,5 +60,8 @@ def whole(path: str, name: str, y: np.ndarray) -> np.ndarray:
 def _labels(path: str, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
     y = whole(path, "y", arrays["y"])
     if "classes" in arrays:
-        return y, tuple(str(name) for name in arrays["classes"])
-    return y, tuple(str(label) for label in range(int(y.max(initial=0)) + 1))
+        return y, tuple(str(name) for name in arrays["classes"].reshape(-1))
+    highest = int(y.max(initial=0))
+    if highest >= MOST_CLASSES:
+        raise DataError(f"{path} has a label {highest}, out of range: labels count from 0, or `classes` names them")
+    return y, tuple(str(label) for label in range(highest + 1))

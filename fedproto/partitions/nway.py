@@ -26,6 +26,8 @@ def nway(
     total = len(pool.names)
     if ways > total:
         raise ConfigError(f"ways is {ways}, but there are only {total} classes")
+    if shots is not None and shots > len(pool.train):  # refused here, since no generator draws numbers of any size
+        enough(pool, 0, int((pool.train == 0).sum()), shots, "training")
     spread = stdev if shots_stdev is None else shots_stdev
     ns = _around(pool, ways, stdev, noise, low=min(2, ways), high=total)
     ks = _around(pool, shots or pool.shots, spread, noise, low=1, high=len(pool.train))
