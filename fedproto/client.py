@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ class Training:
     lr: float
     momentum: float
     epochs: int
+    last_batch: Literal["auto", "keep", "drop"]
     seed: int
 
 
@@ -66,21 +68,32 @@ def _dropout_draws(seed: int, round: int, member: Member) -> Iterator[None]:
         yield
 
 
+def steps_per_epoch(member: Member, training: Training) -> int:
+    """How many batches an epoch has; the last, partial one counts, unless told otherwise or the model has BatchNorm.
+
+    The statistics of a batch of two images, at layers where an image is one pixel, ruin a ResNet18 (and those of one
+    image do not exist). A client with less than a full batch keeps what it has.
+    """
+    full, rest = divmod(len(member.train), training.batch)
+    normalises = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in member.module.modules())
+    drop = training.last_batch == "drop" or (training.last_batch == "auto" and normalises)
+    return full if not rest or (drop and full) else full + 1
+
+
 def _batches(member: Member, training: Training, round: int, epochs: range, slow: bool) -> Iterator[Batch]:
-    """The batches of some epochs, freshly shuffled in each; the last, partial one is kept; half of them if slow."""
-    steps = len(epochs) * math.ceil(len(member.train) / training.batch)
-    left = math.ceil(steps / 2) if slow else steps
+    """The batches of some epochs, freshly shuffled in each; half of them if slow."""
+    per_epoch = steps_per_epoch(member, training)
+    left = math.ceil(len(epochs) * per_epoch / 2) if slow else len(epochs) * per_epoch
     for epoch in epochs:
         keys = randomness.key(training.seed, "shuffle", round, member.id, epoch)
         rows = member.train.rows[randomness.permutation(keys, len(member.train)).to(member.train.rows.device)]
         x = member.train.x[rows]
         if member.border is not None:
             x = crop_and_flip(x, member.border, randomness.key(training.seed, "augment", round, member.id, epoch))
-        for piece, y in zip(x.split(training.batch), member.train.y[rows].split(training.batch), strict=True):
-            if left == 0:
-                return
-            left -= 1
+        pieces = zip(x.split(training.batch), member.train.y[rows].split(training.batch), strict=True)
+        for piece, y in itertools.islice(pieces, min(left, per_epoch)):
             yield Batch(piece, y, piece.new_ones(len(y)))
+        left -= min(left, per_epoch)
 
 
 def crop_and_flip(x: Tensor, border: Tensor, key: Tensor) -> Tensor:
@@ -144,7 +157,7 @@ def _closing_step(
 ) -> Step:
     """One step over all the client's samples, with the features the algorithm asks for."""
     if algorithm.collects == "during":
-        an_epoch = math.ceil(len(member.train) / training.batch)
+        an_epoch = steps_per_epoch(member, training)
         last = seen[(len(seen) - 1) // an_epoch * an_epoch :]
         y, features, logits = (
             torch.cat(parts) for parts in zip(*((s.batch.y, s.features, s.logits) for s in last), strict=True)

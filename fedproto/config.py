@@ -45,6 +45,7 @@ class Config:
     lr: Positive = 0.01
     momentum: Share = 0.5
     epochs: Count = 1
+    last_batch: Literal["auto", "keep", "drop"] = "auto"  # the partial one at the end of an epoch: see client.py
     dim: Count | None = None
     participation: PositiveShare = 1.0
     dropout: Share = 0.0

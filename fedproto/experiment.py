@@ -91,7 +91,7 @@ class Experiment:
             dtype=getattr(torch, config.precision),
         )
         _refuse_mixed(federation, algorithm)
-        training = Training(config.batch, config.lr, config.momentum, config.epochs, config.seed)
+        training = Training(config.batch, config.lr, config.momentum, config.epochs, config.last_batch, config.seed)
         engine = ReferenceEngine(federation, algorithm, training)  # what `auto` means as long as there is no other
         return cls(config, algorithm, federation, engine, Progress.start(federation, algorithm))
 

@@ -113,6 +113,31 @@ def test_a_straggler_does_half_its_steps(slow, steps, monkeypatch):
     assert len(calls) == steps
 
 
+@pytest.mark.parametrize(
+    ("last_batch", "model", "steps"),
+    [("keep", "mlp", 6), ("drop", "mlp", 5), ("auto", "mlp", 6), ("auto", "resnet18", 5), ("keep", "resnet18", 6)],
+)
+def test_the_last_partial_batch(last_batch, model, steps):
+    """22 images in batches of 4. Where the model has BatchNorm, the batch of two is dropped unless asked for."""
+    run = images_of_noise(images=28, model=model, batch=4, last_batch=last_batch)
+    assert len(run.federation.members[0].train) == 22
+    assert client.steps_per_epoch(run.federation.members[0], run.engine.training) == steps
+    outcome = client.train(run.federation.members[0], run.algorithm, run.engine.states[0], {}, run.engine.training, 1)
+    assert torch.isfinite(outcome.loss["supervised"])
+
+
+def test_a_client_with_less_than_a_batch_keeps_it():
+    run = images_of_noise(images=6, model="resnet18", batch=32)
+    assert client.steps_per_epoch(run.federation.members[0], run.engine.training) == 1
+
+
+def images_of_noise(images, **settings):
+    """One client with 3x16x16 images of two classes."""
+    x = np.random.default_rng(0).normal(size=(images, 3, 16, 16))
+    config = configure({"algorithm": "local", "clients": 1, "rounds": 1} | settings)[0]
+    return Experiment.prepare(config, data=[(x, np.arange(images) % 2)])
+
+
 def resnet_federation(algorithm="fedrep", **settings):
     """Two clients with four 3x16x16 images each and a network with BatchNorm."""
     rng = np.random.default_rng(0)
