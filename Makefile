@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Real MNIST and friends, where they lie beside the checkout; tests that need them are skipped elsewhere.
-export FEDPROTO_DATA ?= $(wildcard ../shared/data)
+export FEDPROTO_DATA ?= $(abspath $(wildcard ../shared/data))
 
 .PHONY: setup run test test-all check clean
 

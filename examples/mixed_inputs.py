@@ -1,8 +1,8 @@
 """Members that share nothing but the names of ten digits: half hold 28x28 MNIST images, half 8x8 UCI digits.
 
-No architecture, no pixel and no image size is common to both halves, so no weight could be averaged. Does FedProto still
-help? This trains the federation and, from the same start on the same images, every member alone; and, to see what the
-other half brings, each half as a federation of its own.
+No architecture and no image size is common to both halves, so no weight could be averaged. Does FedProto still help?
+This trains the federation and, from the same start on the same images, every member alone; and, to see what the other
+half brings, each half as a federation of its own.
 
     python examples/mixed_inputs.py [SEEDS] [ROUNDS]      # minutes; README.md shows what 3 seeds and 100 rounds gave
 """

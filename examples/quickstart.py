@@ -1,6 +1,6 @@
 """Twenty clients, each with a few of ten digits and one of three networks: FedProto against training alone.
 
-    python examples/quickstart.py
+python examples/quickstart.py
 """
 
 import fedproto
@@ -8,7 +8,8 @@ import fedproto
 rounds = 10
 for algorithm in ("local", "fedproto"):
     result = fedproto.run(algorithm=algorithm, dataset="mnist5k", model="cnn-mh", rounds=rounds, seed=0)
-    print(f"{algorithm:9} {result.accuracy['head']['mean']:.1%} accurate in the mean over {len(result.clients)} clients")
+    print(f"{algorithm:9} {result.accuracy['head']['mean']:.1%} accurate, mean over {len(result.clients)} clients")
 
 first = result.clients[0]
-print(f"client 0 knows {' '.join(first['classes'])}; it uploaded {first['communication']['bytes_up'] / rounds:.0f} bytes a round")
+sent = first["communication"]["bytes_up"] / rounds
+print(f"client 0 knows {' '.join(first['classes'])}; it uploaded {sent:.0f} bytes a round")

@@ -99,7 +99,7 @@ def run(
     RunFolder.refuse_used(target)
     experiments = [Experiment.prepare(each) for each in configs]
     folders = [target / _unique(names, position) if len(names) > 1 else target for position in range(len(names))]
-    _show([_start(e, folder) for e, folder in zip(experiments, folders, strict=True)])
+    _show([_execute(e, e.new_folder(folder)) for e, folder in zip(experiments, folders, strict=True)])
     _say(f"written to {target}")
 
 
@@ -112,13 +112,6 @@ def _unique(names: Sequence[str], position: int) -> str:
     """The algorithm's name, numbered where one is run twice with other options."""
     name = names[position].replace(":", "-")
     return name if names.count(names[position]) == 1 else f"{name}-{position + 1}"
-
-
-def _start(experiment: Experiment, path: Path) -> Result:
-    from fedproto.runfolder import RunFolder
-
-    folder = RunFolder.create(path, experiment.config.toml(), experiment.federation.partition)
-    return _execute(experiment, folder)
 
 
 def _execute(experiment: Experiment, folder: RunFolder) -> Result:

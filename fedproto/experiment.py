@@ -95,10 +95,8 @@ class Experiment:
         engine = ReferenceEngine(federation, algorithm, training)  # what `auto` means as long as there is no other
         return cls(config, algorithm, federation, engine, Progress.start(federation, algorithm))
 
-    def start(self, out: Path | None, on_round: OnRound | None = None) -> Result:
-        """A new run, in a new folder if one is named."""
-        folder = RunFolder.create(out, self.config.toml(), self.federation.partition) if out is not None else None
-        return self.execute(folder, on_round)
+    def new_folder(self, out: str | Path) -> RunFolder:
+        return RunFolder.create(Path(out), self.config.toml(), self.federation.partition)
 
     def execute(self, folder: RunFolder | None = None, on_round: OnRound | None = None) -> Result:
         """Run from where it stands to the last round."""
@@ -226,7 +224,8 @@ def run(
         raise ConfigError(f"fedproto.run takes one algorithm, not {algorithm!r}")
     if out is not None:
         RunFolder.refuse_used(Path(out))
-    return Experiment.prepare(configs[0], data, modules).start(None if out is None else Path(out), on_round)
+    experiment = Experiment.prepare(configs[0], data, modules)
+    return experiment.execute(None if out is None else experiment.new_folder(out), on_round)
 
 
 def reopen(path: Path) -> tuple[RunFolder, Experiment]:
