@@ -269,6 +269,29 @@ def test_what_is_uploaded_is_what_is_shared(name):
     assert weights == {key for key in member.initial if run.algorithm.shared(key)}
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, {}) for name in ALGORITHMS]
+    + [("fedproto", {"distance": distance, "regularise": "class"}) for distance in [*BY_HAND, "cosine"]],
+)
+def test_a_stack_of_clients_computes_what_each_computes_alone(name, options):
+    """An engine that trains many clients at once needs every client-side function to be vmappable, gradients too."""
+    algorithm, received, x, y = first_step(name, **options)
+    clients = [PARAMS, OTHER, {key: value - 0.5 for key, value in PARAMS.items()}]
+    stacked = {key: torch.stack([params[key] for params in clients]) for key in PARAMS}
+
+    def outputs(params):
+        now = step(algorithm.adopt(params, received), received, x, y)
+        gradient = torch.func.grad(lambda p: sum(algorithm.loss(step(p, received, x, y)).values()))(params)
+        return algorithm.loss(now), tuple(algorithm.upload(now)), algorithm.predict(now), gradient
+
+    together = torch.vmap(outputs)(stacked)
+    alone = [outputs(params) for params in clients]
+    flat, spec = torch.utils._pytree.tree_flatten(together)
+    for position, tensors in enumerate(zip(*(torch.utils._pytree.tree_flatten(one)[0] for one in alone), strict=True)):
+        assert torch.allclose(flat[position].double(), torch.stack(tensors).double()), spec
+
+
 def test_the_mean_over_clients_is_numpys():
     """Eq. 6 without its extra division, over 5 clients and 4 classes with holes, against a loop in numpy."""
     rng = np.random.default_rng(0)
