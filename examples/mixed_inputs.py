@@ -9,6 +9,7 @@ half brings, each half as a federation of its own.
 
 import statistics
 import sys
+import tempfile
 
 import fedproto
 
@@ -22,14 +23,13 @@ def accuracies(key: str, *results: fedproto.Result) -> list[float]:
 
 def trained(seed: int, rounds: int) -> dict[str, list[float]]:
     """One seed: each way to train and to predict, and the accuracy of the 20 members."""
-
-    def run(dataset: str, clients: int, algorithm: str) -> fedproto.Result:
-        options = {"shots": 5, "shots_stdev": 0, "seed": seed, "rounds": rounds, "eval_every": rounds}
-        return fedproto.run(dataset=dataset, clients=clients, algorithm=algorithm, **options)
-
-    alone = run("mnist5k*10,digits*10", 20, "local")
-    together = run("mnist5k*10,digits*10", 20, "fedproto")
-    apart = run("mnist5k", 10, "fedproto"), run("digits", 10, "fedproto")
+    with tempfile.TemporaryDirectory() as folder:
+        start = {"seed": seed, "rounds": rounds, "eval_every": rounds}
+        mix = start | {"dataset": "mnist5k*10,digits*10", "shots": 5, "shots_stdev": 0}
+        alone = fedproto.run(algorithm="local", **mix, out=f"{folder}/alone")
+        together = fedproto.run(algorithm="fedproto", **mix)
+        half = start | {"clients": 10, "partition": f"file:{folder}/alone/partition.json"}  # the same images again
+        apart = [fedproto.run(algorithm="fedproto", dataset=dataset, **half) for dataset in ("mnist5k", "digits")]
     return {
         "alone, head": accuracies("head", alone),
         "together, head": accuracies("head", together),

@@ -14,7 +14,8 @@ from rich.console import Console
 from fedproto.errors import FedProtoError, unknown
 
 if TYPE_CHECKING:
-    from fedproto.experiment import Experiment, Result
+    from fedproto.config import Config
+    from fedproto.experiment import Experiment
     from fedproto.runfolder import RunFolder
 
 app = typer.Typer(
@@ -34,10 +35,13 @@ def _flag(name: str, metavar: str, text: str) -> Any:
     return typer.Option(f"--{name}", metavar=metavar, help=text, show_default=False)
 
 
-@app.command()
+@app.command(
+    epilog="Keys that only --set and TOML know: dim, epochs, momentum, last_batch, precision, threads, and the options "
+    "that `fedproto list` shows."
+)
 def run(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings as a TOML file; flags override them.")
+        Path | None, typer.Argument(metavar="CONFIG.toml", help="Settings as a TOML file; flags override them.")
     ] = None,
     profile: Annotated[str | None, _flag("profile", "NAME", "paper or released [paper]")] = None,
     dataset: Annotated[
@@ -90,17 +94,41 @@ def run(
     from fedproto.experiment import Experiment
     from fedproto.runfolder import RunFolder
 
-    # A flag that names another plug-in leaves behind the options that the file gave to its own.
-    stored = read_toml(config) if config else {}
-    settings = {key: value for key, value in stored.items() if key.partition(".")[0] not in flags} | flags
-    configs = configure(settings, dict(map(read_assignment, assign or [])))
+    stored = _still_meant(read_toml(config), flags) if config else {}
+    configs = configure(stored | flags, dict(map(read_assignment, assign or [])))
     names = [each.algorithm.name for each in configs]
     target = out or _default_folder(configs[0].dataset[0].name, "-".join(names))
     RunFolder.refuse_used(target)
     experiments = [Experiment.prepare(each) for each in configs]
     folders = [target / _unique(names, position) if len(names) > 1 else target for position in range(len(names))]
-    _show([_execute(e, e.new_folder(folder)) for e, folder in zip(experiments, folders, strict=True)])
+    # All folders first: whatever happens from here on, `fedproto resume` can finish all of it.
+    runs = [
+        (experiment, experiment.new_folder(folder)) for experiment, folder in zip(experiments, folders, strict=True)
+    ]
+    _show([_execute(*each, of=target) for each in runs], _labels(configs))
     _say(f"written to {target}")
+
+
+def _still_meant(stored: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """The file's settings, without the options of a plug-in, or of a profile, in whose place a flag puts another."""
+    from fedproto.config import GOVERNED
+
+    replaced = {key for key in flags if "." not in key and flags[key] != stored.get(key)}
+    governed = GOVERNED if "profile" in replaced else set()
+    return {
+        key: value for key, value in stored.items() if key.partition(".")[0] not in replaced and key not in governed
+    }
+
+
+def _labels(configs: Sequence[Config]) -> list[str]:
+    """What tables call the runs: the method, with its options where one is run twice."""
+    from fedproto import registry
+
+    names = [each.algorithm.name for each in configs]
+    return [
+        registry.short("algorithm", each.algorithm) if names.count(each.algorithm.name) > 1 else each.algorithm.name
+        for each in configs
+    ]
 
 
 def _default_folder(dataset: str, algorithms: str) -> Path:
@@ -114,19 +142,19 @@ def _unique(names: Sequence[str], position: int) -> str:
     return name if names.count(names[position]) == 1 else f"{name}-{position + 1}"
 
 
-def _execute(experiment: Experiment, folder: RunFolder) -> Result:
-    """Run with a progress bar; Ctrl-C finishes the round and leaves a run that can be resumed."""
+def _execute(experiment: Experiment, folder: RunFolder, of: Path) -> dict[str, Any]:
+    """Run with a progress bar; Ctrl-C finishes the round and leaves `of`, which may hold more runs, to be resumed."""
     from fedproto.console import progress_bar
     from fedproto.experiment import Interrupted
 
     config = experiment.config
     try:
         with progress_bar(Console(), experiment.algorithm.name, experiment.progress.round, config.rounds) as on_round:
-            return experiment.execute(folder, on_round)
+            return experiment.execute(folder, on_round).data
     except Interrupted:
-        done = experiment.progress.round
-        stopped = f"stopped after round {done} of {config.rounds}; continue with: fedproto resume {folder.path}"
-        _say(stopped, stderr=True)
+        done = f"{experiment.algorithm.name} stopped after round {experiment.progress.round} of {config.rounds}"
+        again = "" if config.checkpoint_every else " (from round 1, since checkpoint_every is 0)"
+        _say(f"{done}; continue with: fedproto resume {of}{again}", stderr=True)
         raise typer.Exit(130) from None
 
 
@@ -135,28 +163,35 @@ def _say(sentence: str, stderr: bool = False) -> None:
     Console(stderr=stderr).print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
-def _show(results: Sequence[Result]) -> None:
+def _show(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
+    """The contents of some result.json as tables and sentences."""
     from fedproto.console import clients_table, traffic, verdict
 
-    data = [result.data for result in results]
-    Console().print(clients_table(data))
-    for sentence in verdict(data) + [traffic(each) for each in data]:
+    named = [result | {"algorithm": label} for result, label in zip(results, labels, strict=True)]
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a file has no edge to keep clear of
+    console.print(clients_table(named))
+    for sentence in verdict(named) + [traffic(each) for each in named]:
         _say(sentence)
 
 
 @app.command()
-def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+def resume(run: Annotated[Path, typer.Argument(help="A run folder, or a folder of compared runs.")]) -> None:
     """Continue a run that was stopped or killed."""
     from fedproto.runfolder import RunFolder
 
-    result = RunFolder.open(run).result()
-    if result is not None:  # nothing to prepare, so its data need not be there any more
-        _say(f"{run} has finished all its {result['rounds']} rounds: its result is in result.json")
+    folders = RunFolder.inside(run) or [RunFolder.open(run)]
+    results = [folder.result() for folder in folders]
+    if all(results):  # nothing to prepare, so the data need not be there any more
+        rounds = max(result["rounds"] for result in results if result)
+        _say(f"{run} has finished all its {rounds} rounds: its result is in result.json")
         return
     from fedproto.experiment import reopen
 
-    folder, experiment = reopen(run)
-    _show([_execute(experiment, folder)])
+    done = [result or _execute(*reopen(folder), of=run) for folder, result in zip(folders, results, strict=True)]
+    labels = [folder.path.name for folder in folders] if len(folders) > 1 else [done[0]["algorithm"]]
+    _show(done, labels)
 
 
 @app.command("list")
@@ -184,9 +219,9 @@ def _plugins(kind: str) -> list[tuple[str, str, str]]:
     rows = []
     for name in registry.names(kind):
         function = registry.find(kind, name)
-        options = ", ".join(f"{option.name}={option.default}" for option in options_of(function).values())
+        options = ", ".join(map(str, options_of(function).values()))
         rows.append((name, (function.__doc__ or "").strip().split("\n")[0], options))
-    return rows + [(name, "a mix of architectures, in equal blocks of clients", "") for name in registry.presets(kind)]
+    return rows + [(name, f"in equal blocks: {mix}", "") for name, mix in registry.presets(kind).items()]
 
 
 def _version(wanted: bool) -> None:

@@ -90,7 +90,8 @@ def _batches(member: Member, training: Training, round: int, epochs: range, slow
         x = member.train.x[rows]
         if member.border is not None:
             x = crop_and_flip(x, member.border, randomness.key(training.seed, "augment", round, member.id, epoch))
-        pieces = zip(x.split(training.batch), member.train.y[rows].split(training.batch), strict=True)
+        size = min(training.batch, len(rows))
+        pieces = zip(x.split(size), member.train.y[rows].split(size), strict=True)
         for piece, y in itertools.islice(pieces, min(left, per_epoch)):
             yield Batch(piece, y, piece.new_ones(len(y)))
         left -= min(left, per_epoch)
@@ -197,5 +198,7 @@ def evaluate(member: Member, algorithm: Algorithm, own: Tree, received: Tree) ->
         foreign = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
         foreign[list(member.classes)] = False
         for key, allowed in ((name, scores), (f"{name}_own", scores.masked_fill(foreign, -torch.inf))):
-            accuracy[key] = float((allowed.argmax(1) == step.batch.y).double().mean())
+            best, predicted = allowed.max(1)
+            right = (predicted == step.batch.y) & (best > -torch.inf)  # where nothing has a score, nothing is right
+            accuracy[key] = float(right.double().mean())
     return accuracy

@@ -54,6 +54,7 @@ class Config:
     engine: Literal["auto", "reference"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "float64"] = "float32"
+    threads: Count = 1  # of torch on a CPU; small models gain nothing from a second one
     eval_every: Count = 10
     checkpoint_every: Whole = 10
     data_dir: File | None = None
@@ -83,6 +84,8 @@ def _toml(value: Any) -> str:
 
 
 RUN_FIELDS = {field.name for field in fields(Config)} - set(registry.FOLDERS)
+#: What a profile governs: another profile, named on the command line, sets them anew.
+GOVERNED = {"algorithm.weighting", "algorithm.collect", "algorithm.absent", "partition.test_shots", "model.fresh"}
 AUTO = "auto"  # the model that the data set names
 DEFAULTS: dict[str, Any] = {"dataset": "mnist5k", "algorithm": "fedproto", "model": AUTO, "partition": "nway"}
 
@@ -121,11 +124,11 @@ def configure(settings: Mapping[str, Any], assigned: Mapping[str, Any] | None = 
     chosen = {kind: parts_of(kind, settings.pop(kind)) for kind in registry.FOLDERS}
     if len(chosen["partition"]) > 1:
         raise ConfigError("partition takes one choice, not a list")
-    run, options = _sort(settings, chosen, assigned)
+    run, options, last = _sort(settings, chosen, assigned)
     values = _checked_run(run)
     profile = _profile(values.get("profile", "paper"), chosen["dataset"])
     done = {
-        kind: [complete(kind, part, profile.get(kind, {}) | options[kind]) for part in chosen[kind]]
+        kind: [complete(kind, part, profile.get(kind, {}) | options[kind], last[kind]) for part in chosen[kind]]
         for kind in registry.FOLDERS
     }
     dataset, model, (partition,) = tuple(done["dataset"]), tuple(done["model"]), done["partition"]
@@ -136,11 +139,7 @@ def parts_of(kind: str, value: Any) -> list[Part]:
     """A choice as text, with model presets written out and paths made absolute."""
     if not isinstance(value, str):
         raise ConfigError(f"{kind} must be text, such as {DEFAULTS.get(kind, 'cnn')!r}, not {value!r}")
-    if kind == "model":
-        from fedproto.models import PRESETS
-
-        value = PRESETS.get(value, value)
-    parts = parse(value, kind)
+    parts = parse(registry.presets(kind).get(value, value), kind)
     for position, part in enumerate(parts):
         base, colon, argument = part.name.partition(":")
         if colon and base in registry.names(kind):
@@ -152,11 +151,15 @@ def parts_of(kind: str, value: Any) -> list[Part]:
 
 def _sort(
     settings: Mapping[str, Any], chosen: dict[str, list[Part]], assigned: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Settings of the run, and of each kind of plug-in; a bare name belongs to whoever alone has an option of it."""
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Settings of the run, of each kind of plug-in, and those of `--set` among the latter, which win over all.
+
+    A bare name belongs to whoever alone has an option of it.
+    """
     accepted = {kind: {name for part in parts for name in _options(kind, part)} for kind, parts in chosen.items()}
     run: dict[str, Any] = {}
     options: dict[str, dict[str, Any]] = {kind: {} for kind in registry.FOLDERS}
+    last: dict[str, dict[str, Any]] = {kind: {} for kind in registry.FOLDERS}
     for key, value in settings.items():
         kind, dot, name = key.partition(".")
         if not dot:
@@ -164,10 +167,10 @@ def _sort(
         if kind == "run" and name in RUN_FIELDS:
             run[name] = value
         elif name in accepted.get(kind, ()):
-            options[kind][name] = value
+            (last if key in assigned else options)[kind][name] = value
         else:
             raise _unknown_key(key, kind, accepted, chosen)
-    return run, options
+    return run, options, last
 
 
 def _options(kind: str, part: Part) -> set[str]:
@@ -204,19 +207,24 @@ def _checked_run(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _profile(name: str, datasets: Sequence[Part]) -> dict[str, dict[str, Any]]:
-    """`paper` is the defaults; `released` what the released code does, counted correctly."""
+    """`paper` is the defaults, with the paper's λ; `released` what the released code does, counted correctly."""
+    is_cifar = all(part.name == "cifar10" for part in datasets)
+    best = {"lam": 0.1} if is_cifar else {}
     if name == "paper":
-        return {}
+        return {"algorithm": best}
     test_shots = 40 if all(part.name.startswith("mnist") for part in datasets) else 15
     return {
-        "algorithm": {"weighting": "uniform", "collect": "during", "absent": "drop"},
+        "algorithm": best | {"weighting": "uniform", "collect": "during", "absent": "drop"},
         "partition": {"test_shots": test_shots},
+        "model": {"fresh": "conv1,bn1,fc"} if is_cifar else {},
     }
 
 
-def complete(kind: str, part: Part, given: dict[str, Any]) -> Part:
-    """A part with all its options: defaults < those of `given` that it has < those in the part itself."""
-    layered = {name: value for name, value in given.items() if name in _options(kind, part)} | part.options
+def complete(kind: str, part: Part, given: dict[str, Any], last: dict[str, Any]) -> Part:
+    """A part with all its options: defaults < `given` < those in the part itself < `last`, as far as it has them."""
+    known = _options(kind, part)
+    layers = (given, part.options, last)
+    layered = {k: v for layer in layers for k, v in layer.items() if k in known or layer is part.options}
     if kind == "model" and part.name == AUTO:
         return replace(part, options=layered)
     function = registry.find(kind, part.name)
@@ -231,4 +239,4 @@ def resolve_auto(part: Part, name: str) -> list[Part]:
             raise unknown(
                 f"option of model {name}", option, {o for candidate in parts for o in _options("model", candidate)}
             )
-    return [complete("model", candidate, part.options) for candidate in parts]
+    return [complete("model", candidate, {}, part.options) for candidate in parts]

@@ -29,13 +29,13 @@ def progress_bar(console: Console, name: str, done: int, rounds: int) -> Iterato
         TextColumn("spent"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(name, total=rounds, completed=done)
 
         def show(result: RoundResult) -> None:
             bar.update(task, completed=result.round)
             if result.accuracy:
-                console.print(_line(name, result), highlight=False, markup=False)
+                console.print(_line(name, result), highlight=False, markup=False, soft_wrap=True)
             for note in result.notes:
                 console.print(f"round {result.round}: {note}", style="yellow", highlight=False, markup=False)
 
@@ -60,7 +60,7 @@ def clients_table(results: Sequence[dict[str, Any]]) -> Table:
     table.add_column("classes")
     table.add_column("train", justify="right")
     for result, key in columns:
-        table.add_column(escape(_header(result, key, alone=len(results) == 1)), justify="right")
+        table.add_column(escape(_header(result, key, alone=len(results) == 1)), justify="right", overflow="fold")
     for number, client in enumerate(first["clients"]):
         cells = [_percent(result["clients"][number]["accuracy"][key]) for result, key in columns]
         names = escape(client["model"]), escape(" ".join(client["classes"]))  # a class may be called [a]
@@ -91,6 +91,8 @@ def verdict(results: Sequence[dict[str, Any]]) -> list[str]:
     first, *others = results
     sentences = []
     for other in others:
+        if [client["model"] for client in other["clients"]] != [client["model"] for client in first["clients"]]:
+            sentences.append(f"{other['algorithm']} has other models than {first['algorithm']}, whose column is shown")
         for key in _shown(other, alone=False):
             pairs = zip(first["clients"], other["clients"], strict=True)
             gains = [100 * (b["accuracy"][key] - a["accuracy"]["head"]) for a, b in pairs]

@@ -22,8 +22,8 @@ from fedproto.data import Places, Source, from_clients
 from fedproto.engines import Engine
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.errors import ConfigError, DataError, RunFolderError
-from fedproto.federation import Federation, assemble, deal, divide
-from fedproto.options import Part
+from fedproto.federation import Federation, Member, assemble, deal, divide
+from fedproto.options import Part, options_of
 from fedproto.partitions import Portion
 from fedproto.rounds import Progress, RoundResult, Schedule, run_rounds, summary
 from fedproto.runfolder import RunFolder
@@ -41,6 +41,7 @@ class Result:
     data: dict[str, Any] = field(repr=False)
     metrics: list[dict[str, Any]] = field(repr=False)  # a line a round
     prototypes: Tree = field(repr=False)  # `prototypes` (C, d) and `known` (C,), where the algorithm has them
+    states: list[Tree] = field(repr=False)  # each client's own parameters and buffers, by name
     folder: Path | None = None
 
     @property
@@ -110,7 +111,7 @@ class Experiment:
             self.config.seed,
         )
         clients = None
-        with _finish_round_on_interrupt() as interrupted:
+        with _threads(self.config.threads), _finish_round_on_interrupt() as interrupted:
             for result in run_rounds(self.federation, self.algorithm, self.engine, schedule, self.progress):
                 lines.append(result.line())
                 clients = result.clients
@@ -122,8 +123,9 @@ class Experiment:
                     if folder:
                         self._write_checkpoint(folder)
                     raise Interrupted
-        # A run killed between its last checkpoint and its result has no round left to evaluate in.
-        return self._finish(folder, lines, clients or self.engine.evaluate(self.progress.server))
+            # A run killed between its last checkpoint and its result has no round left to evaluate in.
+            clients = clients or self.engine.evaluate(self.progress.server)
+        return self._finish(folder, lines, clients)
 
     def _write_round(self, folder: RunFolder, result: RoundResult) -> None:
         folder.add_metrics(result.line())
@@ -153,13 +155,21 @@ class Experiment:
     def _finish(self, folder: RunFolder | None, lines: list[dict[str, Any]], clients: list[dict[str, float]]) -> Result:
         has_prototypes = "prototypes" in self.progress.server
         prototypes = {name: value.cpu() for name, value in self.progress.server.items()} if has_prototypes else {}
-        result = Result(self._contents(lines, clients), lines, prototypes, folder.path if folder else None)
+        path = folder.path if folder else None
+        result = Result(self._contents(lines, clients), lines, prototypes, self._states(), path)
         if folder:
             if prototypes:
                 metadata = {"classes": "\n".join(self.federation.classes)}
                 folder.write_tensors("prototypes.safetensors", prototypes, metadata)
             folder.write_json("result.json", result.data)
         return result
+
+    def _states(self) -> list[Tree]:
+        states: list[Tree] = [{} for _ in self.federation.members]
+        for key, value in self.engine.export().items():
+            client, _, name = key.partition(".")
+            states[int(client)][name] = value
+        return states
 
     def _contents(self, lines: list[dict[str, Any]], clients: list[dict[str, float]]) -> dict[str, Any]:
         traffic, seconds = self.progress.ledger.total(), sum(line["seconds"] for line in lines)
@@ -215,6 +225,8 @@ def run(
     data = None if isinstance(dataset, str) else dataset
     if data is not None and not (isinstance(data, Sequence) and len(data)):
         raise DataError("dataset must be text, or a list of one (x, y) or (x, y, x_test, y_test) of arrays a client")
+    if data is not None:
+        _refuse_partition(options, len(data))
     modules = None if model is None or isinstance(model, str) else model
     settings = options | {"algorithm": algorithm}
     settings |= {"dataset": dataset} if data is None else {"clients": len(data)}
@@ -228,9 +240,17 @@ def run(
     return experiment.execute(None if out is None else experiment.new_folder(out), on_round)
 
 
-def reopen(path: Path) -> tuple[RunFolder, Experiment]:
-    """A run folder and its experiment, standing where its checkpoint left it."""
-    folder = RunFolder.open(path)
+def _refuse_partition(options: dict[str, Any], clients: int) -> None:
+    """A list of clients' arrays is its own partition; settings that would be passed over in silence are refused."""
+    shares = {"partition", *options_of(registry.find("partition", "nway"))}
+    for key in options:
+        if key in shares or key.startswith("partition.") or (key == "clients" and options[key] != clients):
+            raise ConfigError(f"{key!r} has no meaning for a list of arrays, which says what each client has")
+
+
+def reopen(folder: RunFolder) -> tuple[Experiment, RunFolder]:
+    """The experiment of a run folder, standing where its checkpoint left it, and the folder."""
+    path = folder.path
     settings = read_toml(path / "config.toml")
     if FROM_PYTHON.name in (settings.get("dataset"), settings.get("model")):
         raise RunFolderError(
@@ -239,7 +259,7 @@ def reopen(path: Path) -> tuple[RunFolder, Experiment]:
     settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
     experiment = Experiment.prepare(configure({k: v for k, v in settings.items() if not k.startswith("partition.")})[0])
     experiment.restore(folder)
-    return folder, experiment
+    return experiment, folder
 
 
 def _shared_out(config: Config) -> tuple[list[Source], list[Portion], Config]:
@@ -257,7 +277,7 @@ def _given(data: Sequence, config: Config) -> tuple[list[Source], list[Portion],
     """Each client's own arrays as a source of its own, all of whose rows it has."""
     sources = from_clients(data)
     whole = [Portion(np.arange(len(source.train.y)), np.arange(len(source.test.y))) for source in sources]
-    return sources, whole, replace(config, dataset=(FROM_PYTHON,), clients=len(sources))
+    return sources, whole, replace(config, dataset=(FROM_PYTHON,), partition=FROM_PYTHON, clients=len(sources))
 
 
 def _models(
@@ -300,7 +320,7 @@ def _refuse_mixed(federation: Federation, algorithm: Algorithm) -> None:
     if not any(algorithm.shared(name) for name in first.initial):
         return
     for member in federation.members:
-        if repr(member.module) != repr(first.module):
+        if _architecture(member) != _architecture(first):
             one, other = (f"client {m.id} has {m.model} on {tuple(m.train.x.shape[1:])}" for m in (first, member))
             raise ConfigError(
                 f"{algorithm.name} averages weights, so all clients need one architecture, but {one} and {other}: "
@@ -308,10 +328,26 @@ def _refuse_mixed(federation: Federation, algorithm: Algorithm) -> None:
             )
 
 
+def _architecture(member: Member) -> tuple[str, dict[str, torch.Size]]:
+    """What two members' models must have in common to be averaged: how they are built, and of what shapes."""
+    return repr(member.module), {name: value.shape for name, value in member.initial.items()}
+
+
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but this machine has none: accepted here are cpu and auto")
     return torch.device("cuda" if name == "auto" and torch.cuda.is_available() else "cpu" if name == "auto" else name)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Sums come out differently with another number of threads, so a run states its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

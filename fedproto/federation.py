@@ -5,6 +5,7 @@ Members share nothing but class names: each may come from another source, with a
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from fedproto import randomness, registry
 from fedproto.data import Source, Split
 from fedproto.errors import ConfigError, DataError
 from fedproto.models import Fit
-from fedproto.options import Part, options_of
+from fedproto.options import Part
 from fedproto.partitions import Pool, Portion
 from fedproto.partitions.file import stamp
 from fedproto.types import Task, Tree
@@ -81,21 +82,34 @@ def deal(parts: Sequence[Part], clients: int, what: str) -> list[Part]:
 def divide(sources: Sequence[Source], partition: Part, seed: int) -> list[Portion]:
     """Each client's rows. The clients of one source are dealt from it together, so that they share no image."""
     result: dict[int, Portion] = {}
+    marks = _marks(sources)
     for position, source in enumerate(dict.fromkeys(sources)):
         clients = [number for number, candidate in enumerate(sources) if candidate is source]
+        # Each source draws for itself: equal draws would give the clients of two sources the same classes.
+        purpose = f"partition of source {position}" if position else "partition"
         pool = Pool(
             train=source.train.y,
             test=source.test.y,
             names=source.classes,
             clients=len(clients),
             shots=source.shots,
-            generator=randomness.generator(seed, "partition"),
-            source=(position, fingerprint(source)),
+            generator=randomness.generator(seed, purpose),
+            source=marks[source],
             train_writer=source.train.writer,
             test_writer=source.test.writer,
         )
         result.update(zip(clients, registry.build("partition", partition, pool), strict=True))
     return [result[number] for number in range(len(sources))]
+
+
+def _marks(sources: Sequence[Source]) -> dict[Source, str]:
+    """What tells the sources of a federation apart in a partition file: a fingerprint, numbered where two are equal."""
+    marks: dict[Source, str] = {}
+    for source in dict.fromkeys(sources):
+        mark = fingerprint(source)
+        equal = sum(other.startswith(mark) for other in marks.values())
+        marks[source] = f"{mark}-{equal + 1}" if equal else mark
+    return marks
 
 
 def fingerprint(source: Source) -> str:
@@ -163,23 +177,18 @@ def _border(source: Source, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def _model_name(model: Part | nn.Module) -> str:
-    """As a person would write it: only the options that differ from their defaults."""
-    if not isinstance(model, Part):
-        return type(model).__name__
-    defaults = {name: option.default for name, option in options_of(registry.find("model", model.name)).items()}
-    return str(Part(model.name, {name: value for name, value in model.options.items() if value != defaults[name]}))
+    return registry.short("model", model) if isinstance(model, Part) else type(model).__name__
 
 
 def _partition(
     sources: Sequence[Source], portions: Sequence[Portion], names: tuple[str, ...], members: Sequence[Member]
 ) -> dict[str, Any]:
     """The content of partition.json: who has what, and a hash over it."""
-    positions = {source: position for position, source in enumerate(dict.fromkeys(sources))}
-    prints = {source: fingerprint(source) for source in positions}
+    marks = _marks(sources)
     clients = [
         {
             "dataset": source.name,
-            "source": [positions[source], prints[source]],
+            "labels": marks[source],
             "classes": [names[label] for label in member.classes],
             "train": portion.train.tolist(),
             "test": portion.test.tolist(),
@@ -200,9 +209,10 @@ class _Modules:
 
     def get(self, model: Part | nn.Module, examples: Examples, client: int) -> tuple[nn.Module, Tree]:
         shape = tuple(examples.x.shape[1:])
-        name = (str(model), shape) if isinstance(model, Part) else id(model)
+        name = (str(model) if isinstance(model, Part) else id(model), shape)
         if name not in self.built:
-            module = self._build(model, shape) if isinstance(model, Part) else model
+            # A copy: the user's own module keeps its type, its device and its mode.
+            module = self._build(model, shape) if isinstance(model, Part) else copy.deepcopy(model)
             module = module.to(self.device, self.dtype)
             self.dims[module] = self._probe(module, examples, client)
             initial = {key: value.detach().clone() for key, value in module.state_dict().items()}
@@ -236,9 +246,15 @@ class _Modules:
     def agreed_dim(self, members: Sequence[Member]) -> int:
         first = self.dims[members[0].module]
         for member in members:
-            if self.dims[member.module] != first:
+            own = self.dims[member.module]
+            if self.dim is not None and own != self.dim:
+                raise ConfigError(
+                    f"dim is {self.dim}, but client {member.id}'s {member.model} embeds in {own} values: "
+                    "a model of your own projects to `dim` itself"
+                )
+            if own != first:
                 raise ConfigError(
                     f"client 0's {members[0].model} embeds in {first} values but client {member.id}'s {member.model} "
-                    f"in {self.dims[member.module]}: set dim, and models project to it"
+                    f"in {own}: set dim, and models project to it"
                 )
         return first

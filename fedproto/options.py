@@ -112,6 +112,12 @@ class Option:
     kind: Any
     default: Any
 
+    def __str__(self) -> str:
+        """`distance=mse` and, where there is a choice, the other words that are accepted."""
+        others = [word for word in typing.get_args(self.kind) if word != self.default]
+        choice = f" (or {', '.join(others)})" if typing.get_origin(self.kind) is Literal else ""
+        return f"{self.name}={_text(self.default)}{choice}"
+
 
 def options_of(function: Callable) -> dict[str, Option]:
     """The keyword-only parameters of a plug-in: its configuration."""

@@ -7,13 +7,14 @@ is written `npz:PATH`. `package.module:function` names a plug-in from outside.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fedproto.errors import ConfigError, unknown
-from fedproto.options import Part, checked
+from fedproto.options import Part, checked, options_of
 
 #: kind -> the folder of its plug-ins
 FOLDERS = {"algorithm": "algorithms", "dataset": "data", "model": "models", "partition": "partitions"}
@@ -33,9 +34,9 @@ def names(kind: str) -> list[str]:
     return sorted(file.stem.replace("_", "-") for file in files)
 
 
-def presets(kind: str) -> list[str]:
-    """Names that stand for a mix of plug-ins."""
-    return sorted(importlib.import_module("fedproto.models").PRESETS) if kind == "model" else []
+def presets(kind: str) -> dict[str, str]:
+    """Names that stand for a mix of plug-ins, and the mix."""
+    return importlib.import_module("fedproto.models").PRESETS if kind == "model" else {}
 
 
 def find(kind: str, name: str) -> Callable:
@@ -48,7 +49,7 @@ def find(kind: str, name: str) -> Callable:
         return _external(kind, base, rest)
     if name in presets(kind):
         raise ConfigError(f"{kind} {name!r} is a mix itself, so it stands alone; options for it are given with --set")
-    raise unknown(kind, name, names(kind) + presets(kind))
+    raise unknown(kind, name, [*names(kind), *presets(kind)])
 
 
 def _external(kind: str, module: str, function: str) -> Callable:
@@ -57,7 +58,10 @@ def _external(kind: str, module: str, function: str) -> Callable:
     try:
         found = getattr(importlib.import_module(module), function)
     except Exception as error:  # a file of somebody else's can fail in any way while it is imported
-        raise ConfigError(f"{kind} '{module}:{function}' cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{kind} '{module}:{function}' cannot be loaded from the current folder or PYTHONPATH: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if not callable(found):
         raise ConfigError(f"{kind} '{module}:{function}' is no function but {type(found).__name__}")
     return found
@@ -70,13 +74,24 @@ def build(kind: str, part: Part, *context: Any) -> Any:
     arguments = (argument,) if colon and base in names(kind) else ()
     options = checked(function, part.options, f"{kind} {base}")
     try:
-        return _expected(kind, part.name, function(*context, *arguments, **options))
+        inspect.signature(function).bind(*context, *arguments, **options)
     except TypeError as error:
-        if "positional argument" not in str(error):
-            raise
-        raise ConfigError(
-            f"{kind} {part.name!r}: write the path after a colon, as in 'npz:PATH', only where one is taken"
-        ) from error
+        raise _misfit(kind, part.name, len(context), error) from error
+    return _expected(kind, part.name, function(*context, *arguments, **options))
+
+
+def _misfit(kind: str, name: str, context: int, error: TypeError) -> ConfigError:
+    """Why a plug-in cannot be called with what it is given."""
+    base, colon, _ = name.partition(":")
+    if base not in names(kind):
+        return ConfigError(f"{kind} {name!r} must take {context} positional arguments, and options after `*`: {error}")
+    return ConfigError(f"{kind} {base!r} takes no path" if colon else f"{kind} {base!r} needs a path: '{base}:PATH'")
+
+
+def short(kind: str, part: Part) -> str:
+    """A part as a person would write it: only the options that differ from their defaults."""
+    defaults = {name: option.default for name, option in options_of(find(kind, part.name)).items()}
+    return str(Part(part.name, {name: value for name, value in part.options.items() if value != defaults[name]}))
 
 
 def _expected(kind: str, name: str, made: Any) -> Any:

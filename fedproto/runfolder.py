@@ -71,6 +71,12 @@ class RunFolder:
         return cls(path)
 
     @classmethod
+    def inside(cls, path: Path) -> list[RunFolder]:
+        """The runs that were compared in a folder, in the order they were made; none where it is a run itself."""
+        configs = [] if (path / "config.toml").exists() else list(path.glob("*/config.toml"))
+        return [cls(config.parent) for config in sorted(configs, key=lambda config: config.stat().st_mtime_ns)]
+
+    @classmethod
     def open(cls, path: Path) -> RunFolder:
         if not all((path / name).exists() for name in ("config.toml", "partition.json")):
             raise RunFolderError(f"{path} is not a run: it holds no config.toml and partition.json")

@@ -177,7 +177,7 @@ def test_fesem_averages_each_cluster_by_samples_and_reports_the_empty_one():
     new = algorithm.aggregate(server, uploads_of(algorithm, server, (PARAMS, 3), (OTHER, 1), (ninth, 2)))
     assert torch.allclose(new["head.v"], torch.stack([PARAMS["head.v"] + s for s in (0.25, 9.0, 100.0)]))
     assert new["sizes"].tolist() == [4, 2, 0]
-    assert algorithm.notes(new) == ["fesem: cluster 2 is empty and keeps its centre"]
+    assert algorithm.notes(new) == ["fesem: nobody spoke for cluster 2, which keeps its centre"]
 
 
 def test_fesem_seeds_its_centres_from_the_first_uploads():

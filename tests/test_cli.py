@@ -216,6 +216,30 @@ def test_a_flag_leaves_the_options_of_the_files_plug_in_behind() -> None:
     assert read(Path("other/result.json"))["algorithm"] == "local"
 
 
+def test_a_flag_that_repeats_the_files_choice_keeps_its_options() -> None:
+    succeed("run", *SMALL, "--set", "lam=2", "--out", "one")
+    succeed("run", "one/config.toml", "--algorithm", "fedproto", "--out", "other")
+    assert read_toml(Path("other/config.toml"))["algorithm.lam"] == 2
+
+
+def test_a_profile_flag_governs_what_the_file_had_settled() -> None:
+    succeed("run", *SMALL, "--out", "one")
+    succeed("run", "one/config.toml", "--profile", "released", "--out", "other")
+    assert read_toml(Path("other/config.toml"))["algorithm.weighting"] == "uniform"
+
+
+def test_compared_runs_are_resumed_together() -> None:
+    """As after Ctrl-C in the first of them: the second has a folder and has not begun."""
+    succeed("run", *SMALL, "--algorithm", "local,fedproto", "--out", "out")
+    before = timeless(Path("out/fedproto"))
+    Path("out/fedproto/result.json").unlink()
+    for checkpoint in Path("out/fedproto/checkpoint").iterdir():
+        checkpoint.unlink()
+    assert "fedproto prototype against local head:" in succeed("resume", "out").out
+    assert timeless(Path("out/fedproto")) == before
+    assert "has finished" in succeed("resume", "out").out
+
+
 def test_one_method_with_two_settings_gets_numbered_folders() -> None:
     succeed("run", *SMALL, "--algorithm", "fedproto(lam=0),fedproto(lam=2)", "--out", "out")
     lams = [read_toml(Path(f"out/fedproto-{number}/config.toml"))["algorithm.lam"] for number in (1, 2)]
@@ -291,7 +315,7 @@ def test_help_does_not_wait_for_torch(arguments: str) -> None:
 def test_list_shows_every_plug_in_with_its_options(plural: str) -> None:
     out = succeed("list", plural).out
     first_words = [line.split()[0] for line in out.splitlines() if line.strip()]
-    for name in registry.names(LISTS[plural]) + registry.presets(LISTS[plural]):
+    for name in [*registry.names(LISTS[plural]), *registry.presets(LISTS[plural])]:
         assert name in first_words
     assert out in succeed("list").out
 
@@ -469,7 +493,7 @@ DATA = {
     "empty npz": ("--dataset npz:{inputs}/empty.npz", "empty.npz", "damaged"),
     "missing npz": ("--dataset npz:{inputs}/nowhere.npz", "nowhere.npz", "does not exist"),
     "npz without a path": ("--dataset npz", "npz:PATH"),
-    "path where none is taken": ("--dataset digits:{inputs}/good.npz", "only where one is taken"),
+    "path where none is taken": ("--dataset digits:{inputs}/good.npz", "dataset 'digits' takes no path"),
     "npz without labels": ("--dataset npz:{inputs}/nameless.npz", "'x'", "images, labels"),
     "negative label": ("--dataset npz:{inputs}/negative.npz", "label -1", "0 to"),
     "label out of range": ("--dataset npz:{inputs}/beyond.npz", "label 2", "2 classes", "0 to 1"),

@@ -306,14 +306,8 @@ def test_the_automatic_model_takes_options() -> None:
     (part,) = config.model
     assert (part.name, part.options) == ("auto", {"width": 40, "channels": 18})
     assert [p.options["channels"] for p in resolve_auto(part, "cnn")] == [18]
-    # The presets name their channels themselves; the width is left to the option.
-    assert [(p.options["channels"], p.options["width"]) for p in resolve_auto(part, "cnn-mh")] == [
-        (18, 40),
-        (20, 40),
-        (22, 40),
-    ]
-    with pytest.raises(ConfigError, match="unknown option of model mlp 'channels'"):
-        resolve_auto(part, "mlp")
+    # What was asked for wins over what the preset says.
+    assert [(p.options["channels"], p.options["width"]) for p in resolve_auto(part, "cnn-mh")] == [(18, 40)] * 3
 
 
 # --- profiles
@@ -433,3 +427,21 @@ def test_a_relative_path_is_made_absolute(
     part = getattr(only({kind: name}), kind)
     part = part[0] if isinstance(part, tuple) else part
     assert part.name == f"{name.partition(':')[0]}:{tmp_path / 'x.npz'}"
+
+
+@pytest.mark.parametrize("key", ["mu", "algorithm.mu"])
+def test_set_wins_over_the_options_in_a_choice(key: str) -> None:
+    (config,) = configure({"algorithm": "fedprox(mu=0.01)"}, {key: "0.5"})
+    assert config.algorithm.options["mu"] == 0.5
+
+
+def test_set_reaches_every_part_of_a_mix() -> None:
+    (config,) = configure({"model": "cnn(dropout=0.5)*7,cnn*13"}, {"model.dropout": "0"})
+    assert [part.options["dropout"] for part in config.model] == [0, 0]
+
+
+def test_cifar10_has_the_papers_lambda_and_released_its_fresh_layers() -> None:
+    assert only({"dataset": "cifar10"}).algorithm.options["lam"] == 0.1
+    assert only({"dataset": "cifar10", "lam": 2}).algorithm.options["lam"] == 2
+    released = only({"dataset": "cifar10", "profile": "released", "model": "resnet18"})
+    assert released.model[0].options["fresh"] == "conv1,bn1,fc"

@@ -374,7 +374,7 @@ def test_a_damaged_npz_file_is_refused(tmp_path, damage):
 
 def test_an_npz_file_that_is_not_there_is_named(tmp_path):
     assert "absent.npz does not exist" in refusal(f"npz:{tmp_path}/absent.npz")
-    assert "write the path after a colon" in refusal("npz")
+    assert "dataset 'npz' needs a path: 'npz:PATH'" in refusal("npz")
 
 
 # --- chars74k ---------------------------------------------------------------------------------------------------------

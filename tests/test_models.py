@@ -534,6 +534,46 @@ def test_what_is_no_module_is_refused(model):
         run(model)
 
 
+class Bare(nn.Module):
+    """Weights that `repr` does not show."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(6, hidden)), nn.Parameter(torch.randn(hidden, 3))
+
+    def forward(self, x):
+        return x, x @ self.first @ self.second
+
+
+def test_modules_that_differ_only_in_shape_are_not_averaged():
+    with pytest.raises(ConfigError, match="fedavg averages weights"):
+        fedproto.run(algorithm="fedavg", dataset=[(X, Y), (X, Y)], model=[Bare(5), Bare(4)], rounds=1)
+
+
+def test_a_users_module_stays_as_it_was():
+    module = Own(lambda x, logits: (x, logits)).train()
+    fedproto.run(dataset=[(X, Y), (X, Y)], model=module, rounds=1, precision="float64")
+    assert module.training
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+
+
+def test_trained_models_come_back():
+    result = run(Own(lambda x, logits: (x, logits)))
+    assert len(result.states) == 2
+    assert not torch.equal(*(next(iter(state.values())) for state in result.states))
+
+
+def test_dim_is_not_passed_over_for_a_users_module():
+    with pytest.raises(ConfigError, match="dim is 4, but client 0's Own embeds in 6 values"):
+        fedproto.run(dataset=[(X, Y), (X, Y)], model=Own(lambda x, logits: (x, logits)), rounds=1, dim=4)
+
+
+@pytest.mark.parametrize("option", [{"ways": 2}, {"partition": "iid"}, {"clients": 7}, {"partition.shots": 3}])
+def test_a_partition_of_arrays_is_refused(option):
+    with pytest.raises(ConfigError, match="has no meaning for a list of arrays"):
+        fedproto.run(dataset=[(X, Y), (X, Y)], rounds=1, **option)
+
+
 def test_a_layer_larger_than_the_memory_is_refused():
     with pytest.raises(ConfigError, match=r"model mlp.* cannot be built"):
         fedproto.run(dataset="digits", model="mlp(hidden=99999999999)", rounds=1)

@@ -37,7 +37,7 @@ def a_pool(clients=4, seed=0, **changes):
         clients=clients,
         shots=7,
         generator=randomness.generator(seed, "partition"),
-        source=(0, ""),
+        source="",
         train_writer=fixed.integers(0, WRITERS, 600),
     )
     return pool._replace(**changes)
@@ -138,8 +138,8 @@ def nway_settings(draw):
     options = {
         "ways": draw(st.integers(1, classes)),
         "shots": shots,
-        "stdev": draw(st.floats(0, 4)),
-        "shots_stdev": draw(st.none() | st.floats(0, 4)),
+        "stdev": draw(st.integers(0, 4)),
+        "shots_stdev": draw(st.none() | st.integers(0, 4)),
     }
     train = np.repeat(np.arange(classes), clients * (shots + 4))
     pool = a_pool(clients, draw(seeds), names=tuple("abcdefgh"[:classes]), train=train, test=np.arange(classes))
@@ -404,7 +404,7 @@ def name_a_negative_row(content):
 
 def belong_to_other_data(content):
     for client in content["clients"]:
-        client["source"] = [0, "0123456789abcdef"]
+        client["labels"] = "0123456789abcdef"
 
 
 def lose_a_client(content):
@@ -450,8 +450,9 @@ def test_file_refuses_what_is_no_partition_file(tmp_path, text):
         ({"partition": "natural"}, "natural needs a data set that says who wrote each image"),
         ({"ways": 10, "shots": 100, "stdev": 0}, r"class '\d' has \d+ training images, but 300 are wanted"),
         ({"partition": "iid", "test_shots": 90}, r"class '\d' has \d+ test images, but 90 are wanted"),
-        ({"partition": "file"}, "write the path after a colon"),
-        ({"partition": "nway:x"}, "only where one is taken"),
+        ({"stdev": 0.9}, "stdev is 0.9, but uniform noise is in whole numbers"),
+        ({"partition": "file"}, "partition 'file' needs a path"),
+        ({"partition": "nway:x"}, "partition 'nway' takes no path"),
     ],
 )
 def test_impossible_partitions_are_refused_in_one_line(options, words):

@@ -139,7 +139,8 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_result_writes_the_resu
 def test_a_run_may_be_killed_again_and_again(tmp_path: Path, undisturbed: Callable[[str], Files]) -> None:
     path = killed_run(tmp_path / "run", SETUPS["fedproto"], round=1)
     for round in (2, 4, 5, 8):
-        kill_in(round, *reopen(path))
+        experiment, folder = reopen(RunFolder(path))
+        kill_in(round, folder, experiment)
     assert resume(path) == undisturbed("fedproto")
 
 
@@ -311,7 +312,10 @@ def test_an_interrupted_process_finishes_its_round_and_says_how_to_go_on(
     running.send_signal(signal.SIGINT)
     result = answer(running)
     assert result.code == 130
-    assert only_line(result.err) == f"stopped after round {lines(path)} of 30; continue with: fedproto resume {path}"
+    assert (
+        only_line(result.err)
+        == f"fedproto stopped after round {lines(path)} of 30; continue with: fedproto resume {path}"
+    )
     assert not (path / "result.json").exists()
     assert resume(path) == undisturbed("long")
 

@@ -258,6 +258,33 @@ def test_divergence_is_an_error_that_names_the_learning_rate():
         finished("local", lr=1e300)
 
 
+def test_a_last_step_that_diverges_is_noticed():
+    """One step a round: the loss before it is fine, the parameters after it are not."""
+    with pytest.raises(TrainingError, match=r"client 0, training: \S+ is not finite"):
+        finished("local", lr=3e38, batch=1000, rounds=1, precision="float32")
+
+
+def test_without_any_prototype_nothing_is_predicted_right():
+    _, result = finished("fedproto", rounds=1, dropout=1.0)
+    assert result.accuracy["prototype"]["mean"] == 0
+    assert "no class has a prototype yet" in result.metrics[0]["notes"][0]
+
+
+def test_sources_draw_their_classes_for_themselves():
+    """Otherwise client i of one source would hold the classes of client i of the other."""
+    mix = {"dataset": "mnist5k*10,digits*10", "shots": 2, "shots_stdev": 0}
+    members = Experiment.prepare(configure(mix)[0]).federation.members
+    assert [m.classes for m in members[:10]] != [m.classes for m in members[10:]]
+
+
+def test_fesem_measures_distance_between_weights_only():
+    """Running statistics are no weights: moving them a mile leaves the client with its centre."""
+    algorithm = build("fesem", clusters=2)
+    own = {"w": torch.tensor([1.0]), "bn.running_var": torch.tensor([1e6])}
+    centres = {"w": torch.tensor([[0.0], [1.1]]), "bn.running_var": torch.tensor([[1e6], [0.0]])}
+    assert algorithm.adopt(own, centres)["w"].item() == pytest.approx(1.1)
+
+
 def test_groups_of_clients_with_permuted_labels_are_told_apart():
     """FeSEM recovers two planted groups: in half the clients each label means another digit."""
     bunch = load_digits()

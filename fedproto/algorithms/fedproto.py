@@ -25,7 +25,7 @@ def fedproto(
     the sum over the batch's classes of d(batch mean, C̄^(j)); 0 for a class that has no global prototype yet.
     It uploads C_i^(j), Eq. 3. Server: C̄^(j) = Σ_i |D_ij|/N_j · C_i^(j) (`samples`), the plain mean over the holders
     of a class (`uniform`), or Eq. 6 as printed, which divides by the number of holders once more (`eq6`).
-    Prediction, Eq. 4: the nearest prototype; the head is kept beside it.
+    Prediction, Eq. 4: the prototype nearest in L2, whatever `distance` is; the head is kept beside it.
 
     `collect="during"` takes the embeddings as they pass in the last epoch instead of after training. Absent members
     still count with their last upload (`absent="remember"`) or do not (`"drop"`); a class of which nobody speaks
@@ -61,8 +61,11 @@ def fedproto(
         received = step.received
         return {
             "head": step.logits,
-            "prototype": scores(step.features, received["prototypes"], received["known"], distance),
+            "prototype": scores(step.features, received["prototypes"], received["known"]),
         }
+
+    def notes(server: Tree) -> list[str]:
+        return [] if server["known"].any() else ["fedproto: no class has a prototype yet, so none is predicted"]
 
     return Algorithm(
         name="fedproto",
@@ -76,6 +79,7 @@ def fedproto(
         predict=predict,
         additive=absent == "drop",
         remembers=absent == "remember",
+        notes=notes,
     )
 
 

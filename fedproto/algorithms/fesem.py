@@ -3,7 +3,7 @@ from sklearn.cluster import kmeans_plusplus
 from torch import Tensor
 
 from fedproto import randomness
-from fedproto.algorithms import by_head, samples, supervised
+from fedproto.algorithms import by_head, samples, supervised, trainable
 from fedproto.errors import ConfigError
 from fedproto.options import Count
 from fedproto.trees import mean, over_rows, weighted
@@ -15,12 +15,12 @@ _STATE = ("seeded", "sizes", "seed")  # what the server keeps beside the centres
 def fesem(*, clusters: Count = 3) -> Algorithm:
     """Several global models, each client follows the nearest (Xie et al. 2021, stochastic EM).
 
-    min over centres and assignment r of 1/m Σ_i Σ_k r_ik ||w_i − w̃_k||². E-step, at the client: r_i is the centre
+    min over centres and assignment r of Σ_i |D_i|/N Σ_k r_ik ||w_i − w̃_k||². E-step, at the client: r_i is the centre
     nearest to its trained weights. M-step, at the server: w̃_k ← Σ_i r_ik |D_i| w_i / Σ_i r_ik |D_i|. Each client
     downloads all centres, starts from the one nearest to its own weights, and uploads into one slot.
 
     All centres are equal at first, so round 1 is FedAvg's, and the server seeds the centres by k-means++ on its single
-    uploads (hence not additive). An empty cluster keeps its centre and is reported every round.
+    uploads (hence not additive). A cluster for which nobody speaks keeps its centre and is reported.
     """
 
     def init(params: Tree, task: Task) -> Tree:
@@ -54,7 +54,7 @@ def fesem(*, clusters: Count = 3) -> Algorithm:
         waiting = (
             [] if server["seeded"] else [f"fesem: fewer than {clusters} uploads, so the clusters are not seeded yet"]
         )
-        return waiting + [f"fesem: cluster {k} is empty and keeps its centre" for k in empty]
+        return waiting + [f"fesem: nobody spoke for cluster {k}, which keeps its centre" for k in empty]
 
     return Algorithm(
         name="fesem",
@@ -76,15 +76,16 @@ def _weights(params: Tree) -> Tree:
 
 
 def _nearest(own: Tree, centres: Tree) -> Tensor:
-    """argmin_k ||w_i − w̃_k||², over all floating-point tensors of the model; the first one of equals."""
-    distances = [(centre - own[name]).flatten(1).square().sum(1) for name, centre in centres.items()]
+    """argmin_k ||w_i − w̃_k||², over the weights (running statistics are none); the first one of equals."""
+    distances = [(centre - own[name]).flatten(1).square().sum(1) for name, centre in trainable(centres).items()]
     return torch.stack(distances).sum(0).argmin()
 
 
 def _seed(uploads: Upload, seed: int) -> Upload:
     """k-means++ on the speakers' weights: the uploads again, each in the slot of its nearest seed."""
     weight = uploads.weights["weight"].sum(1)
-    points = torch.cat([(s.sum(1) / over_rows(weight, s[:, 0])).flatten(1) for s in uploads.sums.values()], dim=1)
+    sums = trainable(uploads.sums).values()
+    points = torch.cat([(s.sum(1) / over_rows(weight, s[:, 0])).flatten(1) for s in sums], dim=1)
     clusters = uploads.weights["weight"].shape[1]
     _, rows = kmeans_plusplus(points.double().cpu().numpy(), clusters, random_state=seed)
     chosen = torch.cdist(points.double(), points[rows.tolist()].double()).argmin(1)

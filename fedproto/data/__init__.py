@@ -133,8 +133,9 @@ def _arrays(client: Any, where: str) -> list[np.ndarray]:
         found = f"{len(client)} things" if listed else type(client).__name__
         raise DataError(f"{where} must be (x, y) or (x, y, x_test, y_test), not {found}")
     try:
-        arrays = [np.asarray(array) for array in client]
-    except ValueError as error:
+        arrays = [np.asarray(array.detach().cpu() if isinstance(array, Tensor) else array) for array in client]
+        arrays[1::2] = [np.asarray(y.tolist()) if y.dtype == object else y for y in arrays[1::2]]
+    except (ValueError, TypeError) as error:
         raise DataError(f"{where} has inputs or labels that are no array: {error}") from error
     for y in arrays[1::2]:
         if y.dtype.kind not in "iuU" or y.ndim != 1:

@@ -53,7 +53,8 @@ def read_npz(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
 def whole(path: str, name: str, y: np.ndarray) -> np.ndarray:
     """Labels, or other ids, as int64."""
     if y.dtype.kind not in "iu" or y.ndim != 1:
-        raise DataError(f"{path}: {name} must be a list of whole numbers, not {y.dtype} of shape {y.shape}")
+        found = f"{y.dtype} of shape {y.shape}"
+        raise DataError(f"{path}: {name} must be a list of whole numbers, not {found}; names go in `classes`")
     return y.astype(np.int64)
 
 

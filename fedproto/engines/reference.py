@@ -32,17 +32,17 @@ class ReferenceEngine:
                     member, self.algorithm, self.states[number], received, self.training, round, number in slow
                 )
             loss = {name: [float(value)] for name, value in outcome.loss.items()}
-            self._refuse_divergence(round, number, loss)
+            self._refuse_divergence(round, number, loss, outcome.state)
             self.states[number] = outcome.state
             yield Chunk([number], stack([outcome.upload]), loss)
 
-    def _refuse_divergence(self, round: int, number: int, loss: dict[str, list[float]]) -> None:
-        for name, (value,) in loss.items():
-            if not math.isfinite(value):
-                lr = self.training.lr
-                raise TrainingError(
-                    f"round {round}, client {number}, training: the {name} loss is {value}; lr {lr:g} may be too high"
-                )
+    def _refuse_divergence(self, round: int, number: int, loss: dict[str, list[float]], state: Tree) -> None:
+        """The loss tells of every step but the last, the parameters of that one."""
+        wrong = [f"the {name} loss is {value}" for name, (value,) in loss.items() if not math.isfinite(value)]
+        wrong += [f"{name} is not finite" for name, value in state.items() if not torch.isfinite(value).all()]
+        if wrong:
+            lr = self.training.lr
+            raise TrainingError(f"round {round}, client {number}, training: {wrong[0]}; lr {lr:g} may be too high")
 
     def evaluate(self, server: Tree) -> list[dict[str, float]]:
         """Every client's accuracies with the server's present state."""

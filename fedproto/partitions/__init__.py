@@ -22,7 +22,7 @@ class Pool(NamedTuple):
     clients: int
     shots: int  # training images a class and client, where the user names no number
     generator: np.random.Generator
-    source: tuple[int, str]  # which of the federation's data sets this is, and a fingerprint of its labels
+    source: str  # tells this data set from the federation's others in a partition file
     train_writer: np.ndarray | None = None
     test_writer: np.ndarray | None = None
 

@@ -11,11 +11,14 @@ from fedproto.partitions import Pool, Portion
 
 def file(pool: Pool, path: str) -> list[Portion]:
     """A partition that was written before: `file:RUN/partition.json`, checked against its hash and the data set."""
-    clients = [client for client in read(Path(path))["clients"] if client["source"] == list(pool.source)]
+    clients = [client for client in read(Path(path))["clients"] if client["labels"] == pool.source]
     if not clients:
         raise DataError(f"{path} divides another data set: its class names or labels are not this one's")
     if len(clients) != pool.clients:
-        raise DataError(f"{path} divides this data set among {len(clients)} clients, but {pool.clients} are wanted")
+        raise DataError(
+            f"{path} divides this data set among {len(clients)} clients, but {pool.clients} are wanted: set clients to "
+            f"{len(clients)}"
+        )
     portions = [_portion(pool, client, f"{path}: client {number}") for number, client in enumerate(clients)]
     rows, counts = np.unique(np.concatenate([portion.train for portion in portions]), return_counts=True)
     if (counts > 1).any():

@@ -39,6 +39,8 @@ def _around(pool: Pool, centre: int, spread: float, noise: str, low: int, high: 
     """One whole number a client around `centre`, between `low` and `high`."""
     if noise == "normal":
         return np.rint(pool.generator.normal(centre, spread, pool.clients)).clip(low, high).astype(int)
+    if not float(spread).is_integer():
+        raise ConfigError(f"stdev is {spread:g}, but uniform noise is in whole numbers: round it, or set noise=normal")
     first, last = max(low, centre - int(spread)), min(high, centre + int(spread))
     return pool.generator.integers(first, max(first, last) + 1, pool.clients)
 
