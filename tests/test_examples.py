@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import fedproto
 from fedproto.config import configure, read_assignment
 from fedproto.data import Places
 from fedproto.errors import DataError
@@ -39,6 +40,26 @@ def test_mixed_inputs(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 5 * 2
     assert all(0 <= float(line.split()[-1]) <= 100 for line in lines[1:])
+
+
+def test_the_outside_method_of_contributing(monkeypatch, tmp_path, capsys):
+    """With two holders a class the (lower) median is one of them, so it must differ from the mean."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    (tmp_path / "contributed_method.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    small = {"dataset": "digits", "clients": 6, "rounds": 2, "shots": 4}
+    ours = fedproto.run(algorithm="contributed_method:fedmedian", **small)
+    theirs = fedproto.run(algorithm="fedproto", **small)
+    assert ours.data["algorithm"] == "fedmedian"
+    assert ours.prototypes["known"].equal(theirs.prototypes["known"])
+    assert not ours.prototypes["prototypes"].equal(theirs.prototypes["prototypes"])
+
+
+def test_the_readmes_method_is_the_packages():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    file = (ROOT / "fedproto" / "algorithms" / "fedprox.py").read_text()
+    strip = re.compile(r'\n    """.*?"""\n\n', re.DOTALL)  # the docstring
+    assert strip.sub("\n", file) in blocks
 
 
 def commands(text):

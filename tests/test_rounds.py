@@ -259,9 +259,9 @@ def test_divergence_is_an_error_that_names_the_learning_rate():
 
 
 def test_a_last_step_that_diverges_is_noticed():
-    """One step a round: the loss before it is fine, the parameters after it are not."""
+    """One step a round: the loss before it is fine, the prototypes after it are not."""
     with pytest.raises(TrainingError, match=r"client 0, training: \S+ is not finite"):
-        finished("local", lr=3e38, batch=1000, rounds=1, precision="float32")
+        finished("fedproto", lr=1e30, batch=1000, rounds=1, precision="float32")
 
 
 def test_without_any_prototype_nothing_is_predicted_right():

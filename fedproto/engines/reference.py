@@ -32,14 +32,14 @@ class ReferenceEngine:
                     member, self.algorithm, self.states[number], received, self.training, round, number in slow
                 )
             loss = {name: [float(value)] for name, value in outcome.loss.items()}
-            self._refuse_divergence(round, number, loss, outcome.state)
+            self._refuse_divergence(round, number, loss, outcome.state | outcome.upload.sums)
             self.states[number] = outcome.state
             yield Chunk([number], stack([outcome.upload]), loss)
 
-    def _refuse_divergence(self, round: int, number: int, loss: dict[str, list[float]], state: Tree) -> None:
-        """The loss tells of every step but the last, the parameters of that one."""
+    def _refuse_divergence(self, round: int, number: int, loss: dict[str, list[float]], made: Tree) -> None:
+        """The loss tells of every step but the last; what came of that one is in the parameters and the upload."""
         wrong = [f"the {name} loss is {value}" for name, (value,) in loss.items() if not math.isfinite(value)]
-        wrong += [f"{name} is not finite" for name, value in state.items() if not torch.isfinite(value).all()]
+        wrong += [f"{name} is not finite" for name, value in made.items() if not torch.isfinite(value).all()]
         if wrong:
             lr = self.training.lr
             raise TrainingError(f"round {round}, client {number}, training: {wrong[0]}; lr {lr:g} may be too high")
