@@ -15,6 +15,7 @@ from fedproto.errors import FedProtoError, unknown
 
 if TYPE_CHECKING:
     from fedproto.config import Config
+    from fedproto.data import Source
     from fedproto.experiment import Experiment
     from fedproto.runfolder import RunFolder
 
@@ -99,7 +100,8 @@ def run(
     names = [each.algorithm.name for each in configs]
     target = out or _default_folder(configs[0].dataset[0].name, "-".join(names))
     RunFolder.refuse_used(target)
-    experiments = [Experiment.prepare(each) for each in configs]
+    loaded: dict[str, Source] = {}
+    experiments = [Experiment.prepare(each, loaded=loaded) for each in configs]
     folders = [target / _unique(names, position) if len(names) > 1 else target for position in range(len(names))]
     # All folders first: whatever happens from here on, `fedproto resume` can finish all of it.
     runs = [

@@ -222,7 +222,7 @@ def _profile(name: str, datasets: Sequence[Part]) -> dict[str, dict[str, Any]]:
 
 def complete(kind: str, part: Part, given: dict[str, Any], last: dict[str, Any]) -> Part:
     """A part with all its options: defaults < `given` < those in the part itself < `last`, as far as it has them."""
-    known = _options(kind, part)
+    known = _options(kind, part)  # an option written in the part itself stays even if unknown, to be refused below
     layers = (given, part.options, last)
     layered = {k: v for layer in layers for k, v in layer.items() if k in known or layer is part.options}
     if kind == "model" and part.name == AUTO:

@@ -77,10 +77,17 @@ class Experiment:
     progress: Progress
 
     @classmethod
-    def prepare(cls, config: Config, data: Any = None, modules: Any = None) -> Experiment:
-        """Load the data, share it out, build the models: everything that can be refused is refused here."""
+    def prepare(
+        cls, config: Config, data: Any = None, modules: Any = None, loaded: dict[str, Source] | None = None
+    ) -> Experiment:
+        """Load the data, share it out, build the models: everything that can be refused is refused here.
+
+        `loaded` holds the sources read so far, for experiments that are prepared together.
+        """
         algorithm = registry.build("algorithm", config.algorithm)
-        sources, portions, config = _given(data, config) if data is not None else _shared_out(config)
+        sources, portions, config = (
+            _given(data, config) if data is not None else _shared_out(config, {} if loaded is None else loaded)
+        )
         models, config = _models(modules, sources, algorithm, config)
         federation = assemble(
             sources,
@@ -262,9 +269,8 @@ def reopen(folder: RunFolder) -> tuple[Experiment, RunFolder]:
     return experiment, folder
 
 
-def _shared_out(config: Config) -> tuple[list[Source], list[Portion], Config]:
-    """Each client's source and rows."""
-    loaded: dict[str, Source] = {}
+def _shared_out(config: Config, loaded: dict[str, Source]) -> tuple[list[Source], list[Portion], Config]:
+    """Each client's source and rows; a source that was loaded before is not read again."""
     sources = []
     for part in deal(config.dataset, config.clients, "dataset"):
         if str(part) not in loaded:

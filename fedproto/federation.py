@@ -57,10 +57,14 @@ class Federation:
     task: Task
     partition: dict[str, Any]  # the content of partition.json
 
+    @property
+    def device(self) -> torch.device:
+        return self.members[0].train.x.device
+
     @cached_property
     def own_classes(self) -> Tensor:
-        """(members, C), 1 where the member has training images of the class."""
-        own = torch.zeros(len(self.members), len(self.classes))
+        """(members, C), on the device, 1 where the member has training images of the class."""
+        own = torch.zeros(len(self.members), len(self.classes), device=self.device)
         for member in self.members:
             own[member.id, list(member.classes)] = 1
         return own
@@ -79,12 +83,19 @@ def deal(parts: Sequence[Part], clients: int, what: str) -> list[Part]:
     return [part for part, count in zip(plain, counts, strict=True) for _ in range(count or 0)]
 
 
+def _clients_of(sources: Sequence[Source]) -> dict[Source, list[int]]:
+    """The numbers of each source's clients, in the order in which the sources first appear."""
+    clients: dict[Source, list[int]] = {}
+    for number, source in enumerate(sources):
+        clients.setdefault(source, []).append(number)
+    return clients
+
+
 def divide(sources: Sequence[Source], partition: Part, seed: int) -> list[Portion]:
     """Each client's rows. The clients of one source are dealt from it together, so that they share no image."""
     result: dict[int, Portion] = {}
     marks = _marks(sources)
-    for position, source in enumerate(dict.fromkeys(sources)):
-        clients = [number for number, candidate in enumerate(sources) if candidate is source]
+    for position, (source, clients) in enumerate(_clients_of(sources).items()):
         # Each source draws for itself: equal draws would give the clients of two sources the same classes.
         purpose = f"partition of source {position}" if position else "partition"
         pool = Pool(
@@ -159,9 +170,8 @@ def _examples(
 ) -> list[Examples]:
     """For each client its examples; one pool of tensors a source, holding just the rows that somebody uses."""
     result: dict[int, Examples] = {}
-    for source in dict.fromkeys(sources):
+    for source, clients in _clients_of(sources).items():
         split: Split = getattr(source, part)
-        clients = [number for number, candidate in enumerate(sources) if candidate is source]
         used = np.unique(np.concatenate([rows[client] for client in clients]))
         to_federation = torch.tensor([names.index(name) for name in source.classes])
         x = source.tensor(split, used).to(device, dtype)

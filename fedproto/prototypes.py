@@ -52,16 +52,16 @@ def _cosine(a: Tensor, b: Tensor) -> Tensor:
 DISTANCES = {"mse": _mse, "l2": _l2, "sql2": _sql2, "l1": _l1, "emd": _emd, "cosine": _cosine}
 
 
-def distances(features: Tensor, prototypes: Tensor, distance: str = "l2") -> Tensor:
+def distances(features: Tensor, prototypes: Tensor, distance: str) -> Tensor:
     """From each of b embeddings to each of C prototypes: (b, C)."""
     return DISTANCES[distance](features[:, None, :], prototypes[None, :, :])
 
 
-def nearest(features: Tensor, prototypes: Tensor, known: Tensor, distance: str = "l2") -> Tensor:
-    """Eq. 4: ŷ = argmin_j ||f(φ; x) − C^(j)||, over the classes whose prototype is known."""
-    return scores(features, prototypes, known, distance).argmax(-1)
+def nearest(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """Eq. 4: ŷ = argmin_j ||f(φ; x) − C^(j)||_2, over the classes whose prototype is known."""
+    return scores(features, prototypes, known).argmax(-1)
 
 
-def scores(features: Tensor, prototypes: Tensor, known: Tensor, distance: str = "l2") -> Tensor:
-    """Minus the distance to each prototype, (b, C): larger is likelier; −∞ where there is no prototype."""
-    return torch.where(known > 0, -distances(features, prototypes, distance), -torch.inf)
+def scores(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """Minus the L2 distance to each prototype, (b, C): larger is likelier; −∞ where there is no prototype."""
+    return torch.where(known > 0, -distances(features, prototypes, "l2"), -torch.inf)

@@ -54,11 +54,6 @@ def uniform(keys: Tensor, count: int) -> Tensor:
     return _logical_shift(bits(keys, count), 11).double() * 2.0**-53
 
 
-def integers(keys: Tensor, count: int, below: int) -> Tensor:
-    """`count` whole numbers in [0, below) for each key."""
-    return (uniform(keys, count) * below).long()
-
-
 def permutation(keys: Tensor, count: int) -> Tensor:
     """A random order of 0 .. count-1 for each key: the order in which random values sort."""
     return bits(keys, count).argsort(dim=-1, stable=True)

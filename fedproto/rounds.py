@@ -173,9 +173,8 @@ def _nearest(number: float) -> int:
 
 def _count_downloads(federation: Federation, algorithm: Algorithm, progress: Progress, picked: list[int]) -> None:
     """A client downloads what it needs to train: of prototypes, those of its own classes."""
-    device = next((value.device for value in progress.server.values()), torch.device("cpu"))
     for client in picked:
-        received = algorithm.send(progress.server, federation.own_classes[client].to(device))
+        received = algorithm.send(progress.server, federation.own_classes[client])
         progress.ledger.down(client, wire.download_size(received))
 
 

@@ -74,7 +74,10 @@ class RunFolder:
     def inside(cls, path: Path) -> list[RunFolder]:
         """The runs that were compared in a folder, in the order they were made; none where it is a run itself."""
         configs = [] if (path / "config.toml").exists() else list(path.glob("*/config.toml"))
-        return [cls(config.parent) for config in sorted(configs, key=lambda config: config.stat().st_mtime_ns)]
+        folders = [config.parent for config in sorted(configs, key=lambda config: config.stat().st_mtime_ns)]
+        if len({(cls.open(folder).path / "partition.json").read_bytes() for folder in folders}) > 1:
+            raise RunFolderError(f"{path} holds runs of different federations: name one of them")
+        return [cls(folder) for folder in folders]
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

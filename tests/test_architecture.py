@@ -1,6 +1,7 @@
 """What holds for the package as a whole: imports go one way, plug-ins look alike, and the front door is light."""
 
 import ast
+import doctest
 import importlib
 import inspect
 import subprocess
@@ -186,3 +187,10 @@ def test_the_version_is_that_of_the_project() -> None:
 
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
     assert fedproto.__version__ == project["version"]
+
+
+@pytest.mark.parametrize("module", ["options", "randomness"])
+def test_the_examples_in_docstrings_are_true(module: str) -> None:
+    result = doctest.testmod(importlib.import_module(f"fedproto.{module}"))
+    assert result.attempted > 0
+    assert result.failed == 0

@@ -240,6 +240,17 @@ def test_compared_runs_are_resumed_together() -> None:
     assert "has finished" in succeed("resume", "out").out
 
 
+def test_unrelated_runs_are_not_resumed_together() -> None:
+    """A folder of runs is not a comparison: their clients differ, and so no table holds them."""
+    for clients in ("3", "4"):
+        succeed("run", *SMALL, "--clients", clients, "--out", f"runs/{clients}")
+    Path("runs/4/result.json").unlink()
+    result = fedproto("resume", "runs")
+    assert result.code == 2
+    assert "holds runs of different federations" in only_line(result.err)
+    succeed("resume", "runs/4")
+
+
 def test_one_method_with_two_settings_gets_numbered_folders() -> None:
     succeed("run", *SMALL, "--algorithm", "fedproto(lam=0),fedproto(lam=2)", "--out", "out")
     lams = [read_toml(Path(f"out/fedproto-{number}/config.toml"))["algorithm.lam"] for number in (1, 2)]

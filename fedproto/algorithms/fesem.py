@@ -3,7 +3,7 @@ from sklearn.cluster import kmeans_plusplus
 from torch import Tensor
 
 from fedproto import randomness
-from fedproto.algorithms import by_head, samples, supervised, trainable
+from fedproto.algorithms import by_head, samples, supervised, trainable, travelling
 from fedproto.errors import ConfigError
 from fedproto.options import Count
 from fedproto.trees import mean, over_rows, weighted
@@ -26,7 +26,8 @@ def fesem(*, clusters: Count = 3) -> Algorithm:
     def init(params: Tree, task: Task) -> Tree:
         if clusters > task.clients:
             raise ConfigError(f"algorithm fesem's clusters is {clusters}, but there are only {task.clients} clients")
-        centres = {name: value.expand(clusters, *value.shape).clone() for name, value in _weights(params).items()}
+        start = travelling(params, everything)
+        centres = {name: value.expand(clusters, *value.shape).clone() for name, value in start.items()}
         seed = int(randomness.key(task.seed, "fesem")) & 0x7FFFFFFF  # what scikit-learn takes
         state = {"seeded": torch.tensor(0), "sizes": torch.zeros(clusters), "seed": torch.tensor(seed)}
         return centres | state
@@ -69,10 +70,6 @@ def fesem(*, clusters: Count = 3) -> Algorithm:
         additive=False,
         notes=notes,
     )
-
-
-def _weights(params: Tree) -> Tree:
-    return {name: value for name, value in params.items() if value.is_floating_point()}
 
 
 def _nearest(own: Tree, centres: Tree) -> Tensor:

@@ -106,8 +106,11 @@ def hold_out(y: np.ndarray, share: float = 0.2) -> tuple[np.ndarray, np.ndarray]
     return np.setdiff1d(np.arange(len(y)), test), test
 
 
-def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split]) -> Source:
-    """A source made of a user's own training and test arrays; without test arrays, some rows are held out."""
+def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split], **options: Any) -> Source:
+    """A source made of a user's own training and test arrays; without test arrays, some rows are held out.
+
+    `options` are those of `Source` that arrays do not tell: mean, std, augment.
+    """
     if len(splits) == 1:
         check(name, splits[0], len(classes))
         splits = [splits[0].rows(rows) for rows in hold_out(splits[0].y)]
@@ -116,7 +119,7 @@ def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split]) -> Sou
         raise DataError(f"{name} has training inputs of type {train.x.dtype} but test inputs of {test.x.dtype}")
     model = "cnn" if train.x.ndim >= 3 else "mlp"
     scale = 255.0 if train.x.dtype == np.uint8 else 1.0
-    return Source(name, classes, train, test, scale=scale, model=model, mixed_model=f"{model}-mh")
+    return Source(name, classes, train, test, scale=scale, model=model, mixed_model=f"{model}-mh", **options)
 
 
 def from_clients(clients: Sequence) -> list[Source]:

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,7 @@ def npz(
         raise DataError(f"{path} must hold both x_test and y_test, or neither")
     if "x_test" in arrays:
         splits.append(Split(arrays["x_test"], whole(path, "y_test", arrays["y_test"])))
-    return replace(from_arrays(f"npz:{path}", classes, splits), mean=mean, std=std, augment=augment)
+    return from_arrays(f"npz:{path}", classes, splits, mean=mean, std=std, augment=augment)
 
 
 def read_npz(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:

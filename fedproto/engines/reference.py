@@ -55,10 +55,7 @@ class ReferenceEngine:
 
     def _received(self, server: Tree, number: int, own_only: bool) -> Tree:
         own = self.federation.own_classes[number]
-        return self.algorithm.send(server, (own if own_only else torch.ones_like(own)).to(self._device()))
-
-    def _device(self) -> torch.device:
-        return self.federation.members[0].train.x.device
+        return self.algorithm.send(server, own if own_only else torch.ones_like(own))
 
     def export(self) -> Tree:
         """All clients' states as one flat tree, for a checkpoint."""
@@ -66,7 +63,7 @@ class ReferenceEngine:
 
     def restore(self, tree: Tree) -> None:
         for number, state in enumerate(self.states):
-            self.states[number] = {name: tree[f"{number}.{name}"].to(self._device()) for name in state}
+            self.states[number] = {name: tree[f"{number}.{name}"].to(self.federation.device) for name in state}
 
 
 @contextmanager
