@@ -37,7 +37,8 @@ def _flag(name: str, metavar: str, text: str) -> Any:
 
 
 @app.command(
-    epilog="Keys that only --set and TOML know: dim, epochs, momentum, last_batch, precision, threads, and the options "
+    epilog="Keys that only --set and TOML know: dim, epochs, momentum, last_batch, precision, threads, workers, stack, "
+    "states, compile, and the options "
     "that `fedproto list` shows."
 )
 def run(
@@ -72,7 +73,7 @@ def run(
     dropout: Annotated[str | None, _flag("dropout", "X", "share of the uploads lost [0]")] = None,
     straggle: Annotated[str | None, _flag("straggle", "X", "share of the clients that does half its steps [0]")] = None,
     seed: Annotated[str | None, _flag("seed", "N", "of partition, weights, shuffles, samples [0]")] = None,
-    engine: Annotated[str | None, _flag("engine", "NAME", "auto or reference [auto]")] = None,
+    engine: Annotated[str | None, _flag("engine", "NAME", "reference, vectorised, processes or auto [auto]")] = None,
     device: Annotated[str | None, _flag("device", "NAME", "cpu, cuda or auto [auto]")] = None,
     eval_every: Annotated[str | None, _flag("eval-every", "N", "evaluate every N rounds, and in the last [10]")] = None,
     checkpoint_every: Annotated[str | None, _flag("checkpoint-every", "N", "0 = none [10]")] = None,
@@ -92,16 +93,23 @@ def run(
         if key in flags:
             flags[f"partition.{key}"] = flags.pop(key)
     from fedproto.config import configure, read_assignment, read_toml
-    from fedproto.experiment import Experiment
+    from fedproto.engines.distributed import follows
+    from fedproto.experiment import Experiment, follow
     from fedproto.runfolder import RunFolder
 
     stored = _still_meant(read_toml(config), flags) if config else {}
     configs = configure(stored | flags, dict(map(read_assignment, assign or [])))
     names = [each.algorithm.name for each in configs]
     target = out or _default_folder(configs[0].dataset[0].name, "-".join(names))
-    RunFolder.refuse_used(target)
+    if not follows():
+        RunFolder.refuse_used(target)
     loaded: dict[str, Source] = {}
     experiments = [Experiment.prepare(each, loaded=loaded) for each in configs]
+    if follows():
+        follow(experiments)
+        return
+    for notice in dict.fromkeys(notice for experiment in experiments for notice in experiment.notices):
+        Console().print(notice, style="yellow", highlight=False, markup=False, soft_wrap=True)
     folders = [target / _unique(names, position) if len(names) > 1 else target for position in range(len(names))]
     # All folders first: whatever happens from here on, `fedproto resume` can finish all of it.
     runs = [
@@ -109,6 +117,56 @@ def run(
     ]
     _show([_execute(*each, of=target) for each in runs], _labels(configs))
     _say(f"written to {target}")
+
+
+@app.command()
+def sweep(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG.toml", help="Settings as for run, and a table [sweep] of lists.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="where the run folders go [runs/NAME]", show_default=False)] = None,
+) -> None:
+    """Run all combinations of some settings, many federations at once; run again, it goes on where it stopped."""
+    from fedproto.console import sweep_bar, sweep_table
+    from fedproto.experiment import Interrupted
+    from fedproto.sweep import read_sweep, run_sweep
+
+    cells = read_sweep(config)
+    target = out or Path("runs") / config.stem
+    console = Console()
+    try:
+        with sweep_bar(console, cells, target) as on_batch:
+            results = run_sweep(cells, target, on_batch)
+    except Interrupted:
+        _say(f"stopped; `fedproto sweep {config}{f' --out {out}' if out else ''}` goes on")
+        raise typer.Exit(130) from None
+    console.print(sweep_table(cells, results), highlight=False)
+    _say(f"written to {target}")
+
+
+@app.command()
+def bench(
+    clients: Annotated[str, typer.Option(help="numbers of clients, with commas")] = "20,100,1000",
+    model: Annotated[str, typer.Option(help="cnn, resnet18, mlp, with commas")] = "cnn",
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    precision: Annotated[str, typer.Option(help="float32, tf32, bf16, with commas")] = "float32",
+    rounds: Annotated[int, typer.Option(help="rounds of which the median is taken", min=1)] = 5,
+    seeds: Annotated[int, typer.Option(help="also 100 rounds of 20 clients for so many seeds in one stack")] = 0,
+    huge: Annotated[int, typer.Option(help="also a federation of so many clients, 1% a round")] = 0,
+    data_dir: Annotated[Path | None, typer.Option(help="where data files lie [$FEDPROTO_DATA]")] = None,
+    json: Annotated[Path | None, typer.Option(help="write the numbers to this file, too")] = None,
+) -> None:
+    """Measure a round of every engine beside a plain loop over clients."""
+    from fedproto.bench import bench as measure
+    from fedproto.console import bench_table
+
+    console = Console()
+    found = measure(clients, model, device, precision, rounds, seeds, huge, data_dir, _say)
+    console.print(bench_table(found), highlight=False)
+    if json is not None:
+        from json import dumps
+
+        json.write_text(dumps(found, indent=1) + "\n")
 
 
 def _still_meant(stored: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
@@ -189,8 +247,12 @@ def resume(run: Annotated[Path, typer.Argument(help="A run folder, or a folder o
         rounds = max(result["rounds"] for result in results if result)
         _say(f"{run} has finished all its {rounds} rounds: its result is in result.json")
         return
-    from fedproto.experiment import reopen
+    from fedproto.engines.distributed import follows
+    from fedproto.experiment import follow, reopen
 
+    if follows():
+        follow([reopen(folder)[0] for folder, result in zip(folders, results, strict=True) if not result])
+        return
     done = [result or _execute(*reopen(folder), of=run) for folder, result in zip(folders, results, strict=True)]
     labels = [folder.path.name for folder in folders] if len(folders) > 1 else [done[0]["algorithm"]]
     _show(done, labels)

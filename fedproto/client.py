@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedproto import randomness
+from fedproto import dropout, randomness
 from fedproto.federation import Examples, Member
 from fedproto.types import Algorithm, Batch, Phase, Step, Tree, Upload
 
@@ -47,25 +45,15 @@ def train(
     state = algorithm.adopt(own, received)
     seen: list[tuple[Step, Tree]] = []
     epoch = 0
-    with _dropout_draws(training.seed, round, member):
-        for phase in algorithm.phases:
-            names = [name for name, _ in member.module.named_parameters() if phase.trains(name)]
-            if names:  # a phase may have nothing to train: FedRep with no personal layer
-                epochs = phase.epochs or training.epochs
-                batches = _batches(member, training, round, range(epoch, epoch + epochs), slow)
-                state, steps = _run_phase(member, algorithm, phase, names, state, received, batches, training)
-                seen, epoch = seen + steps, epoch + epochs
+    for phase in algorithm.phases:
+        names = [name for name, _ in member.module.named_parameters() if phase.trains(name)]
+        if names:  # a phase may have nothing to train: FedRep with no personal layer
+            epochs = phase.epochs or training.epochs
+            batches = _batches(member, training, round, range(epoch, epoch + epochs), slow)
+            state, steps = _run_phase(member, algorithm, phase, names, state, received, batches, training)
+            seen, epoch = seen + steps, epoch + epochs
     closing = _closing_step(member, algorithm, state, received, [step for step, _ in seen], training)
     return Outcome(state, algorithm.upload(closing), _mean_loss(seen))
-
-
-@contextlib.contextmanager
-def _dropout_draws(seed: int, round: int, member: Member) -> Iterator[None]:
-    """Draws inside a model depend on seed, round and client, so that a resumed run repeats them."""
-    device = member.train.x.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(int(randomness.key(seed, "dropout", round, member.id)))
-        yield
 
 
 def steps_per_epoch(member: Member, training: Training) -> int:
@@ -80,38 +68,46 @@ def steps_per_epoch(member: Member, training: Training) -> int:
     return full if not rest or (drop and full) else full + 1
 
 
-def _batches(member: Member, training: Training, round: int, epochs: range, slow: bool) -> Iterator[Batch]:
-    """The batches of some epochs, freshly shuffled in each; half of them if slow."""
-    per_epoch = steps_per_epoch(member, training)
+def _batches(member: Member, training: Training, round: int, epochs: range, slow: bool) -> Iterator[tuple[Batch, Tree]]:
+    """The batches of some epochs, freshly shuffled in each, and what dropout keeps of them; half of them if slow."""
+    per_epoch, count = steps_per_epoch(member, training), len(member.train)
     left = math.ceil(len(epochs) * per_epoch / 2) if slow else len(epochs) * per_epoch
+    device = member.train.rows.device
+
+    def key(purpose: str, epoch: int) -> Tensor:
+        return randomness.key(training.seed, purpose, round, member.id, epoch).to(device)
+
     for epoch in epochs:
-        keys = randomness.key(training.seed, "shuffle", round, member.id, epoch)
-        rows = member.train.rows[randomness.permutation(keys, len(member.train)).to(member.train.rows.device)]
-        x = member.train.x[rows]
+        rows = member.train.rows[randomness.permutation(key("shuffle", epoch), count)]
+        x, y = member.train.x[rows], member.train.y[rows]
         if member.border is not None:
-            x = crop_and_flip(x, member.border, randomness.key(training.seed, "augment", round, member.id, epoch))
-        size = min(training.batch, len(rows))
-        pieces = zip(x.split(size), member.train.y[rows].split(size), strict=True)
-        for piece, y in itertools.islice(pieces, min(left, per_epoch)):
-            yield Batch(piece, y, piece.new_ones(len(y)))
+            x = crop_and_flip(x, member.border, randomness.uniform(key("augment", epoch), 3 * count).reshape(count, 3))
+        keep = dropout.draw(member.dropped, key("dropout", epoch), count, x.dtype)
+        for step in range(min(left, per_epoch)):
+            part = slice(step * training.batch, min((step + 1) * training.batch, count))
+            batch = Batch(x[part], y[part], x.new_ones(part.stop - part.start))
+            yield batch, {name: value[part] for name, value in keep.items()}
         left -= min(left, per_epoch)
 
 
-def crop_and_flip(x: Tensor, border: Tensor, key: Tensor) -> Tensor:
-    """Each image cut at a random place out of itself and a border, and mirrored half the time."""
+def crop_and_flip(x: Tensor, border: Tensor, draws: Tensor) -> Tensor:
+    """Each image cut at a random place out of itself and a border, and mirrored half the time.
+
+    `border` is one colour, (channels,), or one an image; `draws` are three numbers in [0, 1) an image.
+    """
     height, width = x.shape[-2:]
-    padded = F.pad(x - border[:, None, None], (CROP,) * 4) + border[:, None, None]
-    draws = randomness.uniform(key, 3 * len(x)).reshape(3, len(x)).to(x.device)
-    down, right = (draws[:2] * (2 * CROP + 1)).long()
+    border = border[..., None, None]
+    padded = F.pad(x - border, (CROP,) * 4) + border
+    down, right = (draws[:, :2] * (2 * CROP + 1)).long().unbind(1)
     rows = down[:, None] + torch.arange(height, device=x.device)
     columns = right[:, None] + torch.arange(width, device=x.device)
-    columns = torch.where(draws[2, :, None] < 0.5, columns.flip(1), columns)
+    columns = torch.where(draws[:, 2:] < 0.5, columns.flip(1), columns)
     image = torch.arange(len(x), device=x.device)
     return padded.permute(0, 2, 3, 1)[image[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def forward(module: nn.Module, state: Tree, batch: Batch, received: Tree) -> Step:
-    features, logits = functional_call(module, state, (batch.x,))
+def forward(module: nn.Module, state: Tree, batch: Batch, received: Tree, keep: Tree) -> Step:
+    features, logits = functional_call(module, state | keep, (batch.x,))
     return Step(state, features, logits, batch, received)
 
 
@@ -122,7 +118,7 @@ def _run_phase(
     names: list[str],
     state: Tree,
     received: Tree,
-    batches: Iterator[Batch],
+    batches: Iterator[tuple[Batch, Tree]],
     training: Training,
 ) -> tuple[Tree, list[tuple[Step, Tree]]]:
     """SGD over the batches on the named parameters; everything else, buffers included, comes out as it went in."""
@@ -131,8 +127,8 @@ def _run_phase(
     velocity = [torch.zeros_like(leaf) for leaf in leaves]
     member.module.train()
     seen = []
-    for batch in batches:
-        step = forward(member.module, moving, batch, received)
+    for batch, keep in batches:
+        step = forward(member.module, moving, batch, received, keep)
         terms = algorithm.loss(step)
         loss = torch.stack(list(terms.values())).sum()
         _descend(leaves, velocity, torch.autograd.grad(loss, leaves, materialize_grads=True), training)

@@ -51,10 +51,14 @@ class Config:
     dropout: Share = 0.0
     straggle: Share = 0.0
     seed: Seed = 0
-    engine: Literal["auto", "reference"] = "auto"
+    engine: Literal["auto", "reference", "vectorised", "processes"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["float32", "float64"] = "float32"
+    precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
     threads: Count = 1  # of torch on a CPU; small models gain nothing from a second one
+    workers: Count | None = None  # of the engine `processes`; None: one a core
+    stack: Count | None = None  # clients the vectorised engine trains at a time; None: as many as the device is good at
+    states: Literal["auto", "device", "host", "disk"] = "auto"  # where it keeps the clients' models between rounds
+    compile: Literal["auto", "on", "off"] = "auto"  # fuse the kernels of its step: see engines/choice.py
     eval_every: Count = 10
     checkpoint_every: Whole = 10
     data_dir: File | None = None
@@ -92,17 +96,25 @@ DEFAULTS: dict[str, Any] = {"dataset": "mnist5k", "algorithm": "fedproto", "mode
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A configuration file as flat settings: `[algorithm] lam = 1` is `algorithm.lam`."""
+    return flat(read_tables(path), str(path))
+
+
+def read_tables(path: Path) -> dict[str, Any]:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+
+
+def flat(tables: dict[str, Any], where: str) -> dict[str, Any]:
+    """Tables of a file as flat settings."""
     settings: dict[str, Any] = {}
     for key, value in tables.items():
         if not isinstance(value, dict):
             settings[key] = value
             continue
         if key not in registry.FOLDERS:
-            raise unknown(f"table in {path}", key, registry.FOLDERS)
+            raise unknown(f"table in {where}", key, registry.FOLDERS)
         settings |= {key if name == "name" else f"{key}.{name}": option for name, option in value.items()}
     return settings
 

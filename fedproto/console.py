@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from fedproto.experiment import OnRound
 from fedproto.rounds import RoundResult
+from fedproto.sweep import Cell, OnBatch, batches
 
 
 @contextmanager
@@ -40,6 +42,72 @@ def progress_bar(console: Console, name: str, done: int, rounds: int) -> Iterato
                 console.print(f"round {result.round}: {note}", style="yellow", highlight=False, markup=False)
 
         yield show
+
+
+@contextmanager
+def sweep_bar(console: Console, cells: Sequence[Cell], out: Path) -> Iterator[OnBatch]:
+    """A bar over the rounds of all federations that are not finished yet."""
+    todo = [cell for batch in batches(cells, out) for cell, _ in batch]
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("rounds of all, left"),
+        TimeRemainingColumn(),
+        TextColumn("spent"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("sweep", total=sum(cell.config.rounds for cell in todo))
+
+        def on_batch(together: Sequence[Cell], done: int) -> OnRound:
+            name = f"{together[0].config.algorithm.name}, {len(together)} federations"
+            bar.update(task, description=name, advance=done * len(together))
+            console.print(f"{name} in one stack, from round {done + 1}", highlight=False, markup=False)
+            return lambda result: bar.advance(task)
+
+        yield on_batch
+
+
+def sweep_table(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> Table:
+    """A row a federation: what it differs in, and its mean accuracies."""
+    varied = list(dict.fromkeys(key for cell in cells for key in cell.varied))
+    keys = list(dict.fromkeys(key for result in results for key in result["accuracy"]))
+    table = Table(title="mean test accuracy over clients, %", title_justify="left", box=SIMPLE, pad_edge=False)
+    for header in varied:
+        table.add_column(escape(header), overflow="fold")
+    for key in keys:
+        table.add_column(key.replace("_", "\n"), justify="right")
+    table.add_column("seconds", justify="right")
+    for cell, result in zip(cells, results, strict=True):
+        means = [_percent(result["accuracy"][key]["mean"]) if key in result["accuracy"] else "" for key in keys]
+        values = [escape(str(cell.varied.get(key, ""))) for key in varied]
+        table.add_row(*values, *means, f"{result['seconds']['total']:.1f}")
+    return table
+
+
+def bench_table(found: dict[str, Any]) -> Table:
+    """A row a contender."""
+    machine = ", ".join(f"{key} {value}" for key, value in found["machine"].items())
+    table = Table(title=escape(f"seconds a round; {machine}"), title_justify="left", box=SIMPLE, pad_edge=False)
+    table.add_column("work")
+    table.add_column("contender")
+    for header in ("seconds", "times the\nplain loop", "ms a\nclient", "first\nround", "GB"):
+        table.add_column(header, justify="right")
+    before = None
+    for row in found["rows"]:
+        work = f"{row['model']}, {row['clients']:,} clients, {row['precision']}"
+        scaled = "" if row["counted"] == row["clients"] else f" (of {row['counted']})"
+        numbers = (
+            f"{row['seconds']:.4g}",
+            "" if row["ratio"] is None else f"{row['ratio']:.1f}",
+            f"{1000 * row['seconds'] / row['clients']:.3g}",
+            f"{row['start']:.2f}",
+            f"{row['memory']:.2f}",
+        )
+        table.add_row("" if work == before else work, row["contender"] + scaled, *numbers)
+        before = work
+    return table
 
 
 def _line(name: str, result: RoundResult) -> str:

@@ -5,6 +5,8 @@ FedProtoError
 ├── DataError        a data file or array that cannot be used
 ├── RunFolderError   a run folder that is in the way, damaged, or not one
 ├── TrainingError    training broke down in a named round, client and stage
+│   └── LostProcessError   one of several processes of a run is gone
+├── KnownToAllError  carries an error of one of several processes, once all of them know of it
 └── MissingExtra     a Python package that is not installed
 """
 
@@ -32,6 +34,16 @@ class RunFolderError(FedProtoError):
 
 class TrainingError(FedProtoError):
     pass
+
+
+class LostProcessError(TrainingError):
+    pass
+
+
+class KnownToAllError(FedProtoError):
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class MissingExtra(FedProtoError):

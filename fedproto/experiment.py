@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ from fedproto.client import Training
 from fedproto.config import AUTO, Config, configure, read_toml, resolve_auto
 from fedproto.data import Places, Source, from_clients
 from fedproto.engines import Engine
-from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.choice import build_engine, resolve
+from fedproto.engines.distributed import follows, take_device
 from fedproto.errors import ConfigError, DataError, RunFolderError
 from fedproto.federation import Federation, Member, assemble, deal, divide
 from fedproto.options import Part, options_of
 from fedproto.partitions import Portion
-from fedproto.rounds import Progress, RoundResult, Schedule, run_rounds, summary
+from fedproto.rounds import Course, Progress, RoundResult, Schedule, run_rounds, summary
 from fedproto.runfolder import RunFolder
 from fedproto.types import Algorithm, Tree
 
@@ -68,13 +70,15 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class Experiment:
-    """A federation about to run."""
+    """A federation about to run, alone or in one engine with others that differ in seed or partition only."""
 
     config: Config
     algorithm: Algorithm
     federation: Federation
     engine: Engine
+    place: int  # of the federation among the engine's
     progress: Progress
+    notices: list[str] = field(default_factory=list)  # what a person should know before it runs
 
     @classmethod
     def prepare(
@@ -85,54 +89,42 @@ class Experiment:
         `loaded` holds the sources read so far, for experiments that are prepared together.
         """
         algorithm = registry.build("algorithm", config.algorithm)
-        sources, portions, config = (
-            _given(data, config) if data is not None else _shared_out(config, {} if loaded is None else loaded)
-        )
-        models, config = _models(modules, sources, algorithm, config)
-        federation = assemble(
-            sources,
-            portions,
-            models,
-            dim=config.dim,
-            seed=config.seed,
-            device=_device(config.device),
-            dtype=getattr(torch, config.precision),
-        )
-        _refuse_mixed(federation, algorithm)
-        training = Training(config.batch, config.lr, config.momentum, config.epochs, config.last_batch, config.seed)
-        engine = ReferenceEngine(federation, algorithm, training)  # what `auto` means as long as there is no other
-        return cls(config, algorithm, federation, engine, Progress.start(federation, algorithm))
+        federation, config = _federation(config, algorithm, data, modules, {} if loaded is None else loaded)
+        return cls._together([config], algorithm, [federation])[0]
+
+    @classmethod
+    def prepare_together(cls, configs: Sequence[Config], loaded: dict[str, Source] | None = None) -> list[Experiment]:
+        """Experiments of one method that one engine trains at once; `sweep.py` says what they may differ in."""
+        algorithm = registry.build("algorithm", configs[0].algorithm)
+        loaded = {} if loaded is None else loaded
+        pairs = [_federation(config, algorithm, None, None, loaded) for config in configs]
+        return cls._together([config for _, config in pairs], algorithm, [federation for federation, _ in pairs])
+
+    @classmethod
+    def _together(
+        cls, configs: Sequence[Config], algorithm: Algorithm, federations: Sequence[Federation]
+    ) -> list[Experiment]:
+        progresses = [Progress.start(federation, algorithm) for federation in federations]
+        trainings = [Training(c.batch, c.lr, c.momentum, c.epochs, c.last_batch, c.seed) for c in configs]
+        resolved = resolve(configs[0], federations, trainings)
+        engine, notices = build_engine(resolved, federations, algorithm, trainings)
+        settled = {name: getattr(resolved, name) for name in ("engine", "device", "compile", "workers")}
+        return [
+            cls(replace(config, **settled), algorithm, federation, engine, place, progress, notices)
+            for place, (config, federation, progress) in enumerate(zip(configs, federations, progresses, strict=True))
+        ]
 
     def new_folder(self, out: str | Path) -> RunFolder:
         return RunFolder.create(Path(out), self.config.toml(), self.federation.partition)
 
     def execute(self, folder: RunFolder | None = None, on_round: OnRound | None = None) -> Result:
         """Run from where it stands to the last round."""
-        lines = folder.keep_metrics(self.progress.round) if folder else []
-        schedule = Schedule(
-            self.config.rounds,
-            self.config.participation,
-            self.config.dropout,
-            self.config.straggle,
-            self.config.eval_every,
-            self.config.seed,
-        )
-        clients = None
-        with _threads(self.config.threads), _finish_round_on_interrupt() as interrupted:
-            for result in run_rounds(self.federation, self.algorithm, self.engine, schedule, self.progress):
-                lines.append(result.line())
-                clients = result.clients
-                if folder:
-                    self._write_round(folder, result)
-                if on_round:
-                    on_round(result)
-                if interrupted.is_set():
-                    if folder:
-                        self._write_checkpoint(folder)
-                    raise Interrupted
-            # A run killed between its last checkpoint and its result has no round left to evaluate in.
-            clients = clients or self.engine.evaluate(self.progress.server)
-        return self._finish(folder, lines, clients)
+        return execute([self], [folder], on_round)[0]
+
+    def course(self) -> Course:
+        c = self.config
+        schedule = Schedule(c.rounds, c.participation, c.dropout, c.straggle, c.eval_every, c.seed)
+        return Course(self.federation, schedule, self.progress)
 
     def _write_round(self, folder: RunFolder, result: RoundResult) -> None:
         folder.add_metrics(result.line())
@@ -142,7 +134,7 @@ class Experiment:
     def _write_checkpoint(self, folder: RunFolder) -> None:
         if self.config.checkpoint_every == 0:
             return
-        clients = {f"client.{name}": value for name, value in self.engine.export().items()}
+        clients = {f"client.{name}": value for name, value in self.engine.export(self.place).items()}
         folder.save_checkpoint(self.progress.round, self.progress.export() | clients)
 
     def restore(self, folder: RunFolder) -> None:
@@ -153,13 +145,12 @@ class Experiment:
         round, tree = stored
         try:
             self.progress.restore(tree, round)
-            self.engine.restore(
-                {name.removeprefix("client."): v for name, v in tree.items() if name.startswith("client.")}
-            )
+            states = {name.removeprefix("client."): v for name, v in tree.items() if name.startswith("client.")}
+            self.engine.restore(self.place, states)
         except KeyError as error:
             raise RunFolderError(f"the checkpoint in {folder.path} lacks {error}: it belongs to another run") from error
 
-    def _finish(self, folder: RunFolder | None, lines: list[dict[str, Any]], clients: list[dict[str, float]]) -> Result:
+    def _finish(self, folder: RunFolder | None, lines: list[dict[str, Any]], clients: Tree) -> Result:
         has_prototypes = "prototypes" in self.progress.server
         prototypes = {name: value.cpu() for name, value in self.progress.server.items()} if has_prototypes else {}
         path = folder.path if folder else None
@@ -173,12 +164,12 @@ class Experiment:
 
     def _states(self) -> list[Tree]:
         states: list[Tree] = [{} for _ in self.federation.members]
-        for key, value in self.engine.export().items():
+        for key, value in self.engine.export(self.place).items():
             client, _, name = key.partition(".")
             states[int(client)][name] = value
         return states
 
-    def _contents(self, lines: list[dict[str, Any]], clients: list[dict[str, float]]) -> dict[str, Any]:
+    def _contents(self, lines: list[dict[str, Any]], clients: Tree) -> dict[str, Any]:
         traffic, seconds = self.progress.ledger.total(), sum(line["seconds"] for line in lines)
         return {
             "algorithm": self.algorithm.name,
@@ -187,7 +178,10 @@ class Experiment:
             "rounds": self.config.rounds,
             "classes": list(self.federation.classes),
             "partition": self.federation.partition["sha256"],
-            "clients": [self._client(number, accuracy) for number, accuracy in enumerate(clients)],
+            "clients": [
+                self._client(number, {name: float(value[number]) for name, value in clients.items()})
+                for number in range(len(self.federation.members))
+            ],
             "accuracy": summary(clients),
             "communication": {
                 "values_per_round": traffic["values_up"] / self.config.rounds,
@@ -211,6 +205,41 @@ class Experiment:
             "communication": self.progress.ledger.of(number),
             **last_upload,
         }
+
+
+def execute(
+    experiments: Sequence[Experiment], folders: Sequence[RunFolder | None], on_round: OnRound | None = None
+) -> list[Result]:
+    """Run experiments that share an engine from where they stand to the last round; all stand at the same."""
+    first = experiments[0]
+    pairs = list(zip(experiments, folders, strict=True))
+    lines = [folder.keep_metrics(each.progress.round) if folder else [] for each, folder in pairs]
+    clients: list[Tree | None] = [None] * len(experiments)
+    courses = [each.course() for each in experiments]
+    with (
+        closing(first.engine),
+        settings(first.config.threads, first.config.precision),
+        _finish_round_on_interrupt() as interrupted,
+    ):
+        for results in run_rounds(first.algorithm, first.engine, courses):
+            clients = [result.clients for result in results]
+            for (each, folder), result, kept in zip(pairs, results, lines, strict=True):
+                kept.append(result.line())
+                if folder:
+                    each._write_round(folder, result)
+                if on_round:
+                    on_round(result)
+            if interrupted.is_set():
+                for each, folder in pairs:
+                    if folder:
+                        each._write_checkpoint(folder)
+                raise Interrupted
+        # A run killed between its last checkpoint and its result has no round left to evaluate in.
+        found = clients if clients[0] else first.engine.evaluate([each.progress.server for each in experiments])
+        return [
+            each._finish(folder, kept, accuracies)  # type: ignore[arg-type]
+            for (each, folder), kept, accuracies in zip(pairs, lines, found, strict=True)
+        ]
 
 
 def run(
@@ -241,9 +270,14 @@ def run(
     configs = configure(settings)
     if len(configs) != 1:
         raise ConfigError(f"fedproto.run takes one algorithm, not {algorithm!r}")
-    if out is not None:
+    if out is not None and not follows():
         RunFolder.refuse_used(Path(out))
     experiment = Experiment.prepare(configs[0], data, modules)
+    if follows():
+        follow([experiment])
+        raise SystemExit(0)
+    for notice in experiment.notices:
+        warnings.warn(notice, stacklevel=2)
     return experiment.execute(None if out is None else experiment.new_folder(out), on_round)
 
 
@@ -267,6 +301,25 @@ def reopen(folder: RunFolder) -> tuple[Experiment, RunFolder]:
     experiment = Experiment.prepare(configure({k: v for k, v in settings.items() if not k.startswith("partition.")})[0])
     experiment.restore(folder)
     return experiment, folder
+
+
+def _federation(
+    config: Config, algorithm: Algorithm, data: Any, modules: Any, loaded: dict[str, Source]
+) -> tuple[Federation, Config]:
+    """The federation a configuration describes, and the configuration with what was left open filled in."""
+    sources, portions, config = _given(data, config) if data is not None else _shared_out(config, loaded)
+    models, config = _models(modules, sources, algorithm, config)
+    federation = assemble(
+        sources,
+        portions,
+        models,
+        dim=config.dim,
+        seed=config.seed,
+        device=_device(config.device),
+        dtype=torch.float64 if config.precision == "float64" else torch.float32,
+    )
+    _refuse_mixed(federation, algorithm)
+    return federation, config
 
 
 def _shared_out(config: Config, loaded: dict[str, Source]) -> tuple[list[Source], list[Portion], Config]:
@@ -339,21 +392,34 @@ def _architecture(member: Member) -> tuple[str, dict[str, torch.Size]]:
     return repr(member.module), {name: value.shape for name, value in member.initial.items()}
 
 
+def follow(experiments: Sequence[Experiment]) -> None:
+    """What a process that torchrun started beside the first one does: train its share of the clients when asked."""
+    for each in experiments:
+        with settings(each.config.threads, each.config.precision):
+            each.engine.serve()  # type: ignore[attr-defined]
+
+
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but this machine has none: accepted here are cpu and auto")
-    return torch.device("cuda" if name == "auto" and torch.cuda.is_available() else "cpu" if name == "auto" else name)
+    chosen = torch.device("cuda" if name == "auto" and torch.cuda.is_available() else "cpu" if name == "auto" else name)
+    if chosen.type == "cuda":
+        take_device()
+    return chosen
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Sums come out differently with another number of threads, so a run states its own."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def settings(threads: int, precision: str) -> Iterator[None]:
+    """Sums come out differently with another number of threads, or rounded products, so a run states its own."""
+    before, products = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
+    convolutions = torch.backends.cudnn.allow_tf32
+    torch.set_num_threads(threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
 
 
 @contextmanager

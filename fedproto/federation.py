@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedproto import randomness, registry
 from fedproto.data import Source, Split
+from fedproto.dropout import Dropped, hand_in_dropout
 from fedproto.errors import ConfigError, DataError
 from fedproto.models import Fit
 from fedproto.options import Part
@@ -43,6 +44,7 @@ class Member:
     dataset: str
     model: str  # its name, and the options that are not the defaults
     module: nn.Module  # one object for all members of an architecture; its own parameters are never used
+    dropped: tuple[Dropped, ...]  # what the module's dropout layers want to be handed
     initial: Tree
     classes: tuple[int, ...]
     train: Examples
@@ -53,7 +55,7 @@ class Member:
 @dataclass(frozen=True)
 class Federation:
     classes: tuple[str, ...]
-    members: tuple[Member, ...]
+    members: Sequence[Member]
     task: Task
     partition: dict[str, Any]  # the content of partition.json
 
@@ -151,10 +153,11 @@ def assemble(
         for part, examples in (("training", train), ("test", test)):
             if not len(examples):
                 raise DataError(f"client {number} has no {part} image in {source.name}")
-        module, initial = modules.get(model, train, number)
+        module, dropped, initial = modules.get(model, train, number)
         classes = tuple(train.y[train.rows].unique().tolist())
         border = _border(source, device, dtype) if source.augment else None
-        members.append(Member(number, source.name, _model_name(model), module, initial, classes, train, test, border))
+        name = _model_name(model)
+        members.append(Member(number, source.name, name, module, dropped, initial, classes, train, test, border))
     partition = _partition(sources, portions, names, members)
     task = Task(len(names), modules.agreed_dim(members), len(members), seed)
     return Federation(names, tuple(members), task, partition)
@@ -214,19 +217,23 @@ class _Modules:
 
     def __init__(self, dim: int | None, classes: int, seed: int, device: torch.device, dtype: torch.dtype) -> None:
         self.dim, self.classes, self.seed, self.device, self.dtype = dim, classes, seed, device, dtype
-        self.built: dict[Any, tuple[nn.Module, Tree]] = {}
+        self.built: dict[Any, tuple[nn.Module, tuple[Dropped, ...], Tree]] = {}
         self.dims: dict[nn.Module, int] = {}
 
-    def get(self, model: Part | nn.Module, examples: Examples, client: int) -> tuple[nn.Module, Tree]:
+    def get(
+        self, model: Part | nn.Module, examples: Examples, client: int
+    ) -> tuple[nn.Module, tuple[Dropped, ...], Tree]:
         shape = tuple(examples.x.shape[1:])
         name = (str(model) if isinstance(model, Part) else id(model), shape)
         if name not in self.built:
             # A copy: the user's own module keeps its type, its device and its mode.
             module = self._build(model, shape) if isinstance(model, Part) else copy.deepcopy(model)
             module = module.to(self.device, self.dtype)
-            self.dims[module] = self._probe(module, examples, client)
+            dim = self._probe(module, examples, client)
             initial = {key: value.detach().clone() for key, value in module.state_dict().items()}
-            self.built[name] = module, initial
+            module, dropped = hand_in_dropout(module, examples.x[examples.rows[:1]])
+            self.dims[module] = dim
+            self.built[name] = module, dropped, initial
         return self.built[name]
 
     def _build(self, model: Part, shape: tuple[int, ...]) -> nn.Module:

@@ -6,6 +6,7 @@ run therefore see the same shuffles, crops and samples.
 """
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as the signed 64-bit number torch wants
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
+_LARGEST = (1 << 63) - 1
 
 
 def _logical_shift(x: Tensor, by: int) -> Tensor:
@@ -31,14 +33,21 @@ def _purpose(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def key(seed: int, purpose: str, *parts: int | Tensor) -> Tensor:
+def key(seed: int | Tensor, purpose: str, *parts: int | Tensor) -> Tensor:
     """The key of one stream of draws; a part may be a tensor of client ids, which gives a tensor of keys.
 
     >>> key(0, "shuffle", 3, torch.arange(5)).shape
     torch.Size([5])
     """
-    state = _mix(torch.as_tensor(seed + _GOLDEN))
-    for part in (_purpose(purpose), *parts):
+    return keys(seed, [purpose], *parts)[0]
+
+
+def keys(seed: int | Tensor, purposes: Sequence[str], *parts: int | Tensor) -> Tensor:
+    """The keys of several purposes at once, along a new first axis."""
+    shape = torch.broadcast_shapes(*(torch.as_tensor(part).shape for part in (seed, *parts)))
+    state = _mix(torch.as_tensor(seed) + _GOLDEN)
+    numbers = torch.tensor([_purpose(purpose) for purpose in purposes]).reshape(-1, *(1 for _ in shape))
+    for part in (numbers, *parts):
         state = _mix(state + (torch.as_tensor(part) + 1) * _GOLDEN)
     return state
 
@@ -54,9 +63,20 @@ def uniform(keys: Tensor, count: int) -> Tensor:
     return _logical_shift(bits(keys, count), 11).double() * 2.0**-53
 
 
-def permutation(keys: Tensor, count: int) -> Tensor:
-    """A random order of 0 .. count-1 for each key: the order in which random values sort."""
-    return bits(keys, count).argsort(dim=-1, stable=True)
+def permutation(keys: Tensor, count: int, lengths: Tensor | None = None) -> Tensor:
+    """A random order of 0 .. count-1 for each key: the order in which random values sort.
+
+    Where `lengths` are given, of the shape of `keys`, each order is of 0 .. length-1, and the rest of it is padding.
+    """
+    draws = bits(keys, count)
+    if lengths is not None:
+        draws = draws.masked_fill(torch.arange(count, device=keys.device) >= lengths[..., None], _LARGEST)
+    return draws.argsort(dim=-1, stable=True)
+
+
+def sample(key: Tensor, population: int, count: int) -> Tensor:
+    """`count` of 0 .. population-1, sorted: those that would come first in a permutation, found without sorting all."""
+    return bits(key, population).topk(count, largest=False, sorted=False).indices.sort().values
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from fedproto import randomness, wire
-from fedproto.engines import Chunk, Engine
+from fedproto.engines import Chunk, Engine, Lot
+from fedproto.errors import TrainingError
 from fedproto.federation import Federation
-from fedproto.trees import total
+from fedproto.trees import moved, rows_of, total
 from fedproto.types import Algorithm, Tree, Upload
 
 
@@ -39,7 +42,7 @@ class RoundResult:
     participants: list[int]  # whose uploads arrived
     seconds: float
     notes: list[str]
-    clients: list[dict[str, float]] | None = field(repr=False, default=None)  # each client's accuracies
+    clients: Tree | None = field(repr=False, default=None)  # each accuracy, a value a client
 
     def line(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "clients"}
@@ -53,11 +56,11 @@ class Ledger:
     def __init__(self, clients: int) -> None:
         self.counts = torch.zeros(clients, len(self.COLUMNS), dtype=torch.int64)
 
-    def up(self, client: int, size: wire.Size) -> None:
-        self.counts[client, :2] += torch.tensor(size)
+    def up(self, clients: Tensor, sizes: Tensor) -> None:
+        self.counts[clients, :2] += sizes
 
-    def down(self, client: int, size: wire.Size) -> None:
-        self.counts[client, 2:] += torch.tensor(size)
+    def down(self, clients: Tensor, sizes: Tensor) -> None:
+        self.counts[clients, 2:] += sizes
 
     def of(self, client: int) -> dict[str, int]:
         return dict(zip(self.COLUMNS, self.counts[client].tolist(), strict=True))
@@ -73,21 +76,22 @@ class Memory:
         self.last = torch.zeros(clients, dtype=torch.int64)  # round of the last upload, 0 = never
         self.uploads: Upload | None = None
 
-    def store(self, clients: list[int], uploads: Upload, round: int) -> None:
+    def store(self, clients: Tensor, uploads: Upload, round: int) -> None:
         if self.uploads is None:
             rows = len(self.last)
             sums, weights = ({n: v.new_zeros(rows, *v.shape[1:]) for n, v in tree.items()} for tree in uploads)
             self.uploads = Upload(sums, weights)
         for kept, new in zip(self.uploads, uploads, strict=True):
             for name, value in new.items():
-                kept[name][clients] = value
+                kept[name].index_copy_(0, moved(clients, value.device), value)
         self.last[clients] = round
 
     def recall(self) -> Upload | None:
         """The last uploads of all who ever spoke."""
-        if self.uploads is None:
-            return None
-        return _rows(self.uploads, self.last.nonzero().flatten())
+        spoke = self.last > 0
+        if self.uploads is None or spoke.all():
+            return self.uploads
+        return rows_of(self.uploads, spoke.nonzero().flatten())
 
 
 @dataclass
@@ -126,44 +130,129 @@ class Progress:
         self.memory.uploads = Upload(sums, weights) if sums else None
 
 
-def run_rounds(
-    federation: Federation, algorithm: Algorithm, engine: Engine, schedule: Schedule, progress: Progress
-) -> Iterator[RoundResult]:
-    """From the round after `progress` to the last; `progress` and the engine's states move along."""
-    for round in range(progress.round + 1, schedule.rounds + 1):
+@dataclass
+class Course:
+    """A federation on its way through the rounds."""
+
+    federation: Federation
+    schedule: Schedule
+    progress: Progress
+
+
+def run_rounds(algorithm: Algorithm, engine: Engine, courses: Sequence[Course]) -> Iterator[list[RoundResult]]:
+    """From the round after the courses' progress to the last, a result a course; all are trained together.
+
+    They differ in federation and seed; rounds, and how far they have come, are the same. The courses' progress and
+    the engine's states move along.
+    """
+    rounds, every = courses[0].schedule.rounds, courses[0].schedule.eval_every
+    for round in range(courses[0].progress.round + 1, rounds + 1):
         started = time.perf_counter()
-        before = progress.ledger.total()
-        picked, lost, slow = draw(len(federation.members), schedule, round)
-        _count_downloads(federation, algorithm, progress, picked)
-        loss = _train_and_aggregate(algorithm, engine, progress, round, picked, lost, slow)
-        progress.round = round
-        due = round % schedule.eval_every == 0 or round == schedule.rounds
-        clients = engine.evaluate(progress.server) if due else None
-        after = progress.ledger.total()
-        yield RoundResult(
-            round=round,
-            loss=loss,
+        lots = [draw(len(course.federation.members), course.schedule, round) for course in courses]
+        tallies = [_Tally(algorithm, course, round, lot) for course, lot in zip(courses, lots, strict=True)]
+        for chunk in engine.train(round, [course.progress.server for course in courses], lots):
+            tallies[chunk.federation].take(chunk)
+        for tally in tallies:
+            tally.aggregate()
+        due = round % every == 0 or round == rounds
+        found = engine.evaluate([course.progress.server for course in courses]) if due else [None] * len(courses)
+        seconds = (time.perf_counter() - started) / len(courses)
+        yield [tally.result(clients, seconds) for tally, clients in zip(tallies, found, strict=True)]
+
+
+class _Tally:
+    """What a course's round amounts to. Sums stay on the device until the round is over: nobody waits for them."""
+
+    def __init__(self, algorithm: Algorithm, course: Course, round: int, lot: Lot) -> None:
+        self.algorithm, self.course, self.round, self.lot = algorithm, course, round, lot
+        self.chunks: list[Chunk] = []
+        self.uploads: Upload | None = None
+        self.down = self._downloads()
+
+    def _downloads(self) -> Tensor:
+        """A client downloads what it needs to train: of prototypes, those of its own classes."""
+        own, picked = self.course.federation.own_classes, self.lot.picked
+        mine = own if len(picked) == len(own) else own[moved(picked, own.device)]
+        return wire.download_sizes(
+            vmap(self.algorithm.send, in_dims=(None, 0))(self.course.progress.server, mine), len(picked)
+        )
+
+    def take(self, chunk: Chunk) -> None:
+        """Add a chunk's uploads to those so far, or append them, or remember them."""
+        self.chunks.append(chunk._replace(uploads=Upload({}, {})))
+        if not len(chunk.speakers) or not chunk.uploads.sums:
+            return
+        if self.algorithm.remembers:
+            self.course.progress.memory.store(chunk.speakers, chunk.uploads, self.round)
+            return
+        joined = chunk.uploads if self.uploads is None else _join(self.uploads, chunk.uploads)
+        self.uploads = total(joined) if self.algorithm.additive else joined
+
+    def aggregate(self) -> None:
+        """Give the server what arrived, or what it remembers."""
+        progress = self.course.progress
+        uploads = progress.memory.recall() if self.algorithm.remembers else self.uploads
+        if uploads is not None and not (self.algorithm.additive or self.algorithm.remembers):
+            # In the order of the clients, whatever order they were trained in: FeSEM draws seeds among them.
+            uploads = rows_of(uploads, torch.cat([chunk.speakers for chunk in self.chunks]).argsort())
+        if uploads is not None:
+            progress.server = self.algorithm.aggregate(progress.server, uploads)
+        progress.round = self.round
+
+    def result(self, clients: Tree | None, seconds: float) -> RoundResult:
+        """The one place in a round that waits for the device."""
+        trained = torch.cat([chunk.clients for chunk in self.chunks])
+        columns, down = self._read()
+        if not columns["sound"].all():
+            self._refuse_divergence(trained, columns)
+        up = torch.stack([columns.pop("values"), columns.pop("bytes")], 1).long()
+        self.course.progress.ledger.up(trained, up)
+        self.course.progress.ledger.down(self.lot.picked, down)
+        del columns["sound"]
+        return RoundResult(
+            round=self.round,
+            loss={"supervised": 0.0, "regulariser": 0.0} | {n: float(v.mean()) for n, v in columns.items()},
             accuracy=summary(clients) if clients else None,
-            bytes_up=after["bytes_up"] - before["bytes_up"],
-            bytes_down=after["bytes_down"] - before["bytes_down"],
-            participants=[client for client in picked if client not in lost],
-            seconds=time.perf_counter() - started,
-            notes=algorithm.notes(progress.server),
+            bytes_up=int(up[:, 1].sum()),
+            bytes_down=int(down[:, 1].sum()),
+            participants=self.lot.picked[~torch.isin(self.lot.picked, self.lot.lost)].tolist(),
+            seconds=seconds,
+            notes=self.algorithm.notes(self.course.progress.server),
             clients=clients,
         )
 
+    def _read(self) -> tuple[Tree, Tensor]:
+        """What the chunks tell of each client, as columns on the CPU, and the sizes of the downloads."""
+        parts = [{"values": c.sizes[:, 0], "bytes": c.sizes[:, 1], "sound": c.sound, **c.loss} for c in self.chunks]
+        device = self.chunks[0].sound.device  # sizes of nothing are on the CPU
+        columns = [torch.cat([part[name].to(device).double() for part in parts]) for name in parts[0]]
+        return dict(zip(parts[0], torch.stack(columns).cpu(), strict=True)), self.down.cpu()
 
-def draw(clients: int, schedule: Schedule, round: int) -> tuple[list[int], set[int], set[int]]:
+    def _refuse_divergence(self, trained: Tensor, columns: Tree) -> None:
+        """The loss tells of every step but the last; what came of that one is in the parameters and the upload."""
+        position = int((columns["sound"] == 0).nonzero()[0])
+        values = {name: float(value[position]) for name, value in columns.items() if name != "sound"}
+        wrong = [f"the {name} loss is {value}" for name, value in values.items() if not math.isfinite(value)]
+        what, client = wrong[0] if wrong else "its parameters or its upload are not finite", int(trained[position])
+        raise TrainingError(f"round {self.round}, client {client}, training: {what}; the lr may be too high")
+
+
+def _join(first: Upload, second: Upload) -> Upload:
+    return Upload(*({n: torch.cat([a[n], b[n]]) for n in a} for a, b in zip(first, second, strict=True)))
+
+
+def draw(clients: int, schedule: Schedule, round: int) -> Lot:
     """Who takes part in a round, whose upload is lost, and who does half its steps."""
 
-    def some(purpose: str, of: list[int], share: float, at_least: int) -> list[int]:
-        order = randomness.permutation(randomness.key(schedule.seed, purpose, round), len(of))
-        return sorted(of[position] for position in order[: max(at_least, _nearest(share * len(of)))].tolist())
+    def some(purpose: str, of: Tensor, share: float, at_least: int) -> Tensor:
+        count = max(at_least, _nearest(share * len(of)))
+        if count in (0, len(of)):
+            return of[:count]
+        return of[randomness.sample(randomness.key(schedule.seed, purpose, round), len(of), count)]
 
-    picked = some("sample", list(range(clients)), schedule.participation, at_least=1)
+    picked = some("sample", torch.arange(clients), schedule.participation, at_least=1)
     lost = some("lost uploads", picked, schedule.dropout, at_least=0)
-    slow = some("stragglers", picked, schedule.straggle, at_least=0)
-    return picked, set(lost), set(slow)
+    return Lot(picked, lost, slow=some("stragglers", picked, schedule.straggle, at_least=0))
 
 
 def _nearest(number: float) -> int:
@@ -171,70 +260,6 @@ def _nearest(number: float) -> int:
     return int(number + 0.5)
 
 
-def _count_downloads(federation: Federation, algorithm: Algorithm, progress: Progress, picked: list[int]) -> None:
-    """A client downloads what it needs to train: of prototypes, those of its own classes."""
-    for client in picked:
-        received = algorithm.send(progress.server, federation.own_classes[client])
-        progress.ledger.down(client, wire.download_size(received))
-
-
-def _train_and_aggregate(
-    algorithm: Algorithm,
-    engine: Engine,
-    progress: Progress,
-    round: int,
-    picked: list[int],
-    lost: set[int],
-    slow: set[int],
-) -> dict[str, float]:
-    """Train who was picked, give the server what arrived (and what it remembers), and return the mean losses."""
-    uploads, loss = None, []
-    for chunk in engine.train(round, progress.server, picked, slow):
-        loss.append(chunk.loss)
-        uploads = _take(uploads, chunk, lost, algorithm, progress, round)
-    if algorithm.remembers:
-        uploads = progress.memory.recall()
-    if uploads is not None:
-        progress.server = algorithm.aggregate(progress.server, uploads)
-    return _mean_loss(loss)
-
-
-def _take(
-    so_far: Upload | None, chunk: Chunk, lost: set[int], algorithm: Algorithm, progress: Progress, round: int
-) -> Upload | None:
-    """Count a chunk's uploads, drop the lost ones, and add or append the others to those so far."""
-    for position, client in enumerate(chunk.clients):
-        single = Upload(*({n: v[position] for n, v in tree.items()} for tree in chunk.uploads))
-        progress.ledger.up(client, wire.upload_size(single))
-    arrived = [position for position, client in enumerate(chunk.clients) if client not in lost]
-    if not arrived or not chunk.uploads.sums:
-        return so_far
-    uploads = _rows(chunk.uploads, torch.tensor(arrived))
-    if algorithm.remembers:
-        progress.memory.store([chunk.clients[position] for position in arrived], uploads, round)
-        return None
-    joined = uploads if so_far is None else _join(so_far, uploads)
-    return total(joined) if algorithm.additive else joined
-
-
-def _rows(uploads: Upload, rows: Tensor) -> Upload:
-    return Upload(*({name: value[rows.to(value.device)] for name, value in tree.items()} for tree in uploads))
-
-
-def _join(first: Upload, second: Upload) -> Upload:
-    return Upload(*({n: torch.cat([a[n], b[n]]) for n in a} for a, b in zip(first, second, strict=True)))
-
-
-def _mean_loss(chunks: list[dict[str, list[float]]]) -> dict[str, float]:
-    """Each term's mean over the clients that trained."""
-    values: dict[str, list[float]] = {"supervised": [], "regulariser": []}
-    for chunk in chunks:
-        for name, numbers in chunk.items():
-            values.setdefault(name, []).extend(numbers)
-    return {name: sum(numbers) / len(numbers) if numbers else 0.0 for name, numbers in values.items()}
-
-
-def summary(clients: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+def summary(clients: Tree) -> dict[str, dict[str, float]]:
     """Mean and (population) standard deviation over clients of each accuracy."""
-    table = {key: torch.tensor([client[key] for client in clients], dtype=torch.float64) for key in clients[0]}
-    return {key: {"mean": float(v.mean()), "std": float(v.std(correction=0))} for key, v in table.items()}
+    return {key: {"mean": float(v.mean()), "std": float(v.std(correction=0))} for key, v in clients.items()}

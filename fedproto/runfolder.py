@@ -121,6 +121,11 @@ class RunFolder:
             if path.name != name:
                 path.unlink()
 
+    def checkpoint_round(self) -> int:
+        """The round of the newest checkpoint, 0 where there is none."""
+        files = sorted((self.path / "checkpoint").glob("round-*.safetensors"))
+        return int(files[-1].stem.removeprefix("round-")) if files else 0
+
     def load_checkpoint(self) -> tuple[int, Tree] | None:
         """The newest checkpoint, or None where the run was stopped before its first."""
         files = sorted((self.path / "checkpoint").glob("round-*.safetensors"))

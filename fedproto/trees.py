@@ -8,6 +8,18 @@ from torch import Tensor
 from fedproto.types import Tree, Upload
 
 
+def moved(index: Tensor, device: torch.device) -> Tensor:
+    """Row numbers on another device, without waiting for what that device is doing."""
+    if index.device == device or device.type != "cuda":
+        return index.to(device)
+    return index.pin_memory().to(device, non_blocking=True)
+
+
+def rows_of(uploads: Upload, rows: Tensor) -> Upload:
+    """The uploads of some of the speakers."""
+    return Upload(*({name: value[moved(rows, value.device)] for name, value in tree.items()} for tree in uploads))
+
+
 def over_rows(weight: Tensor, like: Tensor) -> Tensor:
     """`weight` with trailing axes of size 1, so that it multiplies `like`, of whose shape its own is a prefix."""
     return weight.reshape(weight.shape + (1,) * (like.dim() - weight.dim()))

@@ -57,31 +57,50 @@ def of_download(received: Tree) -> bytes:
 
 def upload_size(upload: Upload) -> Size:
     """The size of `of_upload(upload)`, without building it."""
-    if not upload.sums:
-        return Size(0, 0)
-    return _size(upload.sums, upload.weights, upload.weights["weight"])
+    one = Upload(*({name: value[None] for name, value in tree.items()} for tree in upload))
+    return Size(*upload_sizes(one, 1)[0].tolist())
 
 
 def download_size(received: Tree) -> Size:
     """The size of `of_download(received)`, without building it."""
+    return Size(*download_sizes({name: value[None] for name, value in received.items()}, 1)[0].tolist())
+
+
+def upload_sizes(uploads: Upload, clients: int) -> Tensor:
+    """The sizes of many clients' uploads, which have a leading axis over them: (clients, 2)."""
+    return _sizes(uploads.sums, uploads.weights, uploads.weights.get("weight"), clients)
+
+
+def download_sizes(received: Tree, clients: int) -> Tensor:
+    """The sizes of what many clients receive: (clients, 2)."""
     values = {name: value for name, value in received.items() if name != "known"}
-    if not values:
-        return Size(0, 0)
-    return _size(values, {}, received.get("known", torch.ones(())))
+    return _sizes(values, {}, received.get("known"), clients)
 
 
-def _size(values: Tree, extras: Tree, weight: Tensor) -> Size:
-    rows = int((weight > 0).sum()) if weight.dim() else None
-    if rows == 0:
-        return Size(0, 0)
-    return _measured(_layout(values), _layout(extras), rows)
+def _sizes(values: Tree, extras: Tree, weight: Tensor | None, clients: int) -> Tensor:
+    """Read from a table of all sizes there can be, on the device where the values are: nobody waits for it."""
+    if not values or not clients:
+        return torch.zeros(clients, 2, dtype=torch.int64)
+    layouts = _layout(values), _layout(extras)
+    if weight is None or weight.dim() < 2:
+        return _table(*layouts, None, next(iter(values.values())).device).expand(clients, 2)
+    return _table(*layouts, weight.shape[1], weight.device)[(weight > 0).sum(1)]
+
+
+@lru_cache(maxsize=1024)
+def _table(values: Layout, extras: Layout, rows: int | None, device: torch.device) -> Tensor:
+    """The sizes of messages of 0 to `rows` rows; a message of no row is not sent."""
+    if rows is None:
+        return torch.tensor([_measured(values, extras, None)]).to(device)
+    return torch.tensor([Size(0, 0), *(_measured(values, extras, count) for count in range(1, rows + 1))]).to(device)
 
 
 Layout = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
 def _layout(tree: Tree) -> Layout:
-    return tuple((name, tuple(value.shape), value.dtype) for name, value in tree.items())
+    """Names, shapes and types of one client's tensors out of a stack."""
+    return tuple((name, tuple(value.shape[1:]), value.dtype) for name, value in tree.items())
 
 
 @lru_cache(maxsize=4096)

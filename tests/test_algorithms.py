@@ -264,7 +264,7 @@ def test_what_is_uploaded_is_what_is_shared(name):
     run = experiment(name)
     member = run.federation.members[0]
     received = run.algorithm.send(run.progress.server, run.federation.own_classes[0])
-    upload = train(member, run.algorithm, run.engine.states[0], received, run.engine.training, 1).upload
+    upload = train(member, run.algorithm, run.engine.states[0][0], received, run.engine.trainings[0], 1).upload
     weights = {key for key in upload.sums if key in member.initial}
     assert weights == {key for key in member.initial if run.algorithm.shared(key)}
 

@@ -20,13 +20,14 @@ ROOT = Path(fedproto.__file__).parent
 #: From the ground up. A module may import what stands in an earlier row, and, in a folder, its own folder.
 LAYERS = [
     {"errors", "randomness", "types"},
-    {"options", "prototypes", "trees", "wire"},
+    {"dropout", "options", "prototypes", "trees", "wire"},
     {"algorithms", "data", "models", "partitions", "registry"},
     {"federation", "config", "runfolder"},
     {"client"},
     {"engines"},
     {"rounds"},
     {"experiment"},
+    {"bench", "sweep"},
     {"__init__"},
     {"console"},
     {"cli"},

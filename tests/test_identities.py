@@ -6,6 +6,7 @@ from tiny import ALGORITHMS, experiment, finished, largest_difference, scored_st
 from torch import nn
 
 from fedproto import randomness
+from fedproto.engines import Lot
 
 ALMOST = 1e-12  # float64, where (n * w) / n need not be w to the last bit
 
@@ -56,7 +57,7 @@ def test_the_methods_differ_where_they_should():
 
 def plain_sgd(run, rounds):
     """One client's training as a tutorial would write it: a module, an optimiser, a loop over batches."""
-    member, training = run.federation.members[0], run.engine.training
+    member, training = run.federation.members[0], run.engine.trainings[0]
     x, y = member.train.x[member.train.rows], member.train.y[member.train.rows]
     width = member.initial["body.fc1.weight"].shape[1]
     model = nn.Sequential(nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 10)).double()
@@ -82,9 +83,10 @@ def test_one_client_is_plain_sgd():
 def test_the_order_of_clients_does_not_matter(name):
     """The same round trained backwards leaves every client where it was."""
     forwards, backwards = experiment(name), experiment(name)
-    list(forwards.engine.train(1, forwards.progress.server, [0, 1, 2, 3], []))
-    list(backwards.engine.train(1, backwards.progress.server, [3, 2, 1, 0], []))
-    for a, b in zip(forwards.engine.states, backwards.engine.states, strict=True):
+    nobody = torch.tensor([], dtype=torch.int64)
+    for run, order in ((forwards, [0, 1, 2, 3]), (backwards, [3, 2, 1, 0])):
+        list(run.engine.train(1, [run.progress.server], [Lot(torch.tensor(order), nobody, nobody)]))
+    for a, b in zip(forwards.engine.states[0], backwards.engine.states[0], strict=True):
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 

@@ -25,16 +25,18 @@ from fedproto.types import Task, Upload
 @given(st.integers(1, 40), st.floats(0.01, 1), st.floats(0, 1), st.floats(0, 1), st.integers(1, 5))
 def test_as_many_are_drawn_as_the_shares_say(clients, participation, dropout, straggle, round):
     schedule = Schedule(9, participation, dropout, straggle)
-    picked, lost, slow = draw(clients, schedule, round)
+    picked, lost, slow = (numbers.tolist() for numbers in draw(clients, schedule, round))
     assert len(picked) == len(set(picked)) == max(1, math.floor(participation * clients + 0.5))
     assert len(lost) == math.floor(dropout * len(picked) + 0.5)
     assert len(slow) == math.floor(straggle * len(picked) + 0.5)
-    assert lost | slow <= set(picked) <= set(range(clients))
-    assert (picked, lost, slow) == draw(clients, schedule, round)
+    assert set(lost) | set(slow) <= set(picked) <= set(range(clients))
+    assert [picked, lost, slow] == [numbers.tolist() for numbers in draw(clients, schedule, round)]
 
 
 def test_samples_differ_between_rounds_and_seeds():
-    draws = {tuple(draw(20, Schedule(9, 0.3, seed=seed), round)[0]) for seed in range(3) for round in range(5)}
+    draws = {
+        tuple(draw(20, Schedule(9, 0.3, seed=seed), round).picked.tolist()) for seed in range(3) for round in range(5)
+    }
     assert len(draws) == 15
 
 
@@ -56,10 +58,10 @@ def test_one_of_six_holders_present(absent, expected):
     server = algorithm.init({"w": torch.zeros(1)}, Task(1, 1, 6, 0))
     everyone = [speak(float(value), value + 1.0) for value in range(6)]
     for number, upload in enumerate(everyone):
-        memory.store([number], upload, round=1)
+        memory.store(torch.tensor([number]), upload, round=1)
     server = algorithm.aggregate(server, memory.recall())
     assert server["prototypes"].item() == pytest.approx((0 + 2 + 6 + 12 + 20 + 30) / 21)
-    memory.store([2], speak(20.0, 3.0), round=2)
+    memory.store(torch.tensor([2]), speak(20.0, 3.0), round=2)
     uploads = memory.recall() if algorithm.remembers else speak(20.0, 3.0)
     assert algorithm.aggregate(server, uploads)["prototypes"].item() == pytest.approx(expected)
     assert memory.last.tolist() == [1, 1, 2, 1, 1, 1]
@@ -72,12 +74,12 @@ def test_the_loop_remembers_or_drops_the_absent(absent):
     last: dict[int, Upload] = {}
     original = run.engine.train
 
-    def watched(round, server, picked, slow):
-        for chunk in original(round, server, picked, slow):
-            last[chunk.clients[0]] = chunk.uploads
+    def watched(round, servers, lots):
+        for chunk in original(round, servers, lots):
+            last[int(chunk.clients[0])] = chunk.uploads
             yield chunk
         if absent == "drop":
-            for number in set(last) - set(picked):
+            for number in set(last) - set(lots[0].picked.tolist()):
                 del last[number]
 
     run.engine.train = watched
@@ -90,13 +92,13 @@ def test_the_loop_remembers_or_drops_the_absent(absent):
 
 def test_result_tells_how_old_each_upload_is():
     _, result = finished("fedproto", clients=6, rounds=4, participation=0.5)
-    spoke = {c: r for r in range(1, 5) for c in draw(6, Schedule(4, 0.5), r)[0]}
+    spoke = {c: r for r in range(1, 5) for c in draw(6, Schedule(4, 0.5), r).picked.tolist()}
     assert [each["last_upload"] for each in result.clients] == [spoke.get(number, 0) for number in range(6)]
 
 
 def test_a_lost_upload_was_trained_and_sent_but_does_not_count():
     run, result = finished("fedavg", rounds=1, dropout=1.0)
-    member, state = run.federation.members[0], run.engine.states[0]
+    member, state = run.federation.members[0], run.engine.states[0][0]
     assert not torch.equal(state["head.fc3.weight"], member.initial["head.fc3.weight"])
     assert torch.equal(run.progress.server["head.fc3.weight"], member.initial["head.fc3.weight"])
     assert result.metrics[0]["participants"] == []
@@ -109,7 +111,9 @@ def test_a_straggler_does_half_its_steps(slow, steps, monkeypatch):
     calls = []
     real = client.forward
     monkeypatch.setattr(client, "forward", lambda *a: calls.append(1) or real(*a))
-    client.train(run.federation.members[0], run.algorithm, run.engine.states[0], {}, run.engine.training, 1, slow)
+    client.train(
+        run.federation.members[0], run.algorithm, run.engine.states[0][0], {}, run.engine.trainings[0], 1, slow
+    )
     assert len(calls) == steps
 
 
@@ -121,14 +125,16 @@ def test_the_last_partial_batch(last_batch, model, steps):
     """22 images in batches of 4. Where the model has BatchNorm, the batch of two is dropped unless asked for."""
     run = images_of_noise(images=28, model=model, batch=4, last_batch=last_batch)
     assert len(run.federation.members[0].train) == 22
-    assert client.steps_per_epoch(run.federation.members[0], run.engine.training) == steps
-    outcome = client.train(run.federation.members[0], run.algorithm, run.engine.states[0], {}, run.engine.training, 1)
+    assert client.steps_per_epoch(run.federation.members[0], run.engine.trainings[0]) == steps
+    outcome = client.train(
+        run.federation.members[0], run.algorithm, run.engine.states[0][0], {}, run.engine.trainings[0], 1
+    )
     assert torch.isfinite(outcome.loss["supervised"])
 
 
 def test_a_client_with_less_than_a_batch_keeps_it():
     run = images_of_noise(images=6, model="resnet18", batch=32)
-    assert client.steps_per_epoch(run.federation.members[0], run.engine.training) == 1
+    assert client.steps_per_epoch(run.federation.members[0], run.engine.trainings[0]) == 1
 
 
 def images_of_noise(images, **settings):
@@ -150,9 +156,9 @@ def resnet_federation(algorithm="fedrep", **settings):
 
 def test_a_frozen_layer_comes_out_as_it_went_in_running_statistics_too():
     run = resnet_federation()
-    member, state = run.federation.members[0], run.engine.states[0]
+    member, state = run.federation.members[0], run.engine.states[0][0]
     head_only = replace(run.algorithm, phases=run.algorithm.phases[:1])
-    trained = client.train(member, head_only, state, run.progress.server, run.engine.training, 1).state
+    trained = client.train(member, head_only, state, run.progress.server, run.engine.trainings[0], 1).state
     moved = {name for name in state if not torch.equal(state[name], trained[name])}
     assert moved == {"head.fc.weight", "head.fc.bias"}
 
@@ -160,7 +166,7 @@ def test_a_frozen_layer_comes_out_as_it_went_in_running_statistics_too():
 def test_running_statistics_travel_with_their_layer():
     run = resnet_federation("fedavg")
     run.execute()
-    own = [state["body.bn1.running_mean"] for state in run.engine.states]
+    own = [state["body.bn1.running_mean"] for state in run.engine.states[0]]
     assert not torch.allclose(own[0], own[1])
     assert torch.allclose(run.progress.server["body.bn1.running_mean"], (own[0] + own[1]) / 2)
     assert "body.bn1.num_batches_tracked" not in run.progress.server
@@ -179,7 +185,7 @@ def test_during_collects_each_sample_once():
     received = run.algorithm.send(run.progress.server, run.federation.own_classes[0])
     for slow in (False, True):
         upload = client.train(
-            member, run.algorithm, run.engine.states[0], received, run.engine.training, 1, slow
+            member, run.algorithm, run.engine.states[0][0], received, run.engine.trainings[0], 1, slow
         ).upload
         counts = member.train.y[member.train.rows].bincount(minlength=10)
         assert (upload.weights["weight"] <= counts).all()
@@ -188,8 +194,9 @@ def test_during_collects_each_sample_once():
 
 def test_crops_and_flips_are_those_of_a_loop_over_images():
     x, border = torch.rand(6, 3, 8, 8), torch.tensor([-1.0, 0.5, 2.0])
-    ours = crop_and_flip(x, border, key(3, "augment"))
-    downs, rights, mirrors = uniform(key(3, "augment"), 18).reshape(3, 6)
+    draws = uniform(key(3, "augment"), 18).reshape(6, 3)
+    ours = crop_and_flip(x, border, draws)
+    downs, rights, mirrors = draws.T
     for image in range(6):
         canvas = border[:, None, None].expand(3, 16, 16).clone()
         canvas[:, 4:12, 4:12] = x[image]
@@ -209,13 +216,13 @@ def test_four_accuracies_by_hand():
     scores[:, own] = 1.0
     algorithm = replace(run.algorithm, predict=lambda step: {"head": scores})
     received = run.algorithm.send(run.progress.server, torch.ones(10))
-    accuracy = client.evaluate(member, algorithm, run.engine.states[0], received)
+    accuracy = client.evaluate(member, algorithm, run.engine.states[0][0], received)
     assert accuracy == {"head": 0.0, "head_own": pytest.approx(float((y == own).double().mean()))}
 
 
 def test_summary_is_numpys():
     values = [0.5, 0.75, 1.0]
-    found = summary([{"head": value} for value in values])
+    found = summary({"head": torch.tensor(values, dtype=torch.float64)})
     assert found == {"head": {"mean": pytest.approx(np.mean(values)), "std": pytest.approx(np.std(values))}}
 
 
@@ -254,13 +261,13 @@ def test_an_error_in_training_names_round_client_and_stage():
 
 
 def test_divergence_is_an_error_that_names_the_learning_rate():
-    with pytest.raises(TrainingError, match=r"client \d, training: the .* loss is (nan|inf); lr 1e\+300"):
+    with pytest.raises(TrainingError, match=r"client \d, training: the .* loss is (nan|inf); the lr may be too high"):
         finished("local", lr=1e300)
 
 
 def test_a_last_step_that_diverges_is_noticed():
     """One step a round: the loss before it is fine, the prototypes after it are not."""
-    with pytest.raises(TrainingError, match=r"client 0, training: \S+ is not finite"):
+    with pytest.raises(TrainingError, match=r"client 0, training: its parameters or its upload are not finite"):
         finished("fedproto", lr=1e30, batch=1000, rounds=1, precision="float32")
 
 
@@ -299,7 +306,7 @@ def test_groups_of_clients_with_permuted_labels_are_told_apart():
     run = Experiment.prepare(configure(settings)[0], data=clients)
     fesem = run.execute()
     centres = run.algorithm.send(run.progress.server, torch.ones(10))
-    chosen = [run.algorithm.adopt(state, centres)["head.fc3.weight"] for state in run.engine.states]
+    chosen = [run.algorithm.adopt(state, centres)["head.fc3.weight"] for state in run.engine.states[0]]
     groups = [int(torch.equal(weights, chosen[0])) for weights in chosen]
     assert groups == [1, 1, 1, 1, 0, 0, 0, 0]
     fedavg = Experiment.prepare(configure(settings | {"algorithm": "fedavg"})[0], data=clients).execute()

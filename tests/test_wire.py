@@ -29,9 +29,9 @@ def test_the_ledger_counts_the_bytes_of_the_real_messages(name):
     """One round by hand, every message built, against what the round loop wrote down."""
     run = experiment(name, rounds=1)
     up = down = 0
-    for member, state in zip(run.federation.members, run.engine.states, strict=True):
+    for member, state in zip(run.federation.members, run.engine.states[0], strict=True):
         received = run.algorithm.send(run.progress.server, run.federation.own_classes[member.id])
-        outcome = train(member, run.algorithm, state, received, run.engine.training, 1)
+        outcome = train(member, run.algorithm, state, received, run.engine.trainings[0], 1)
         if outcome.upload.sums:
             up += len(wire.of_upload(outcome.upload))
         if wire.download_size(received).values:

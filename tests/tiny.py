@@ -23,6 +23,7 @@ SETTINGS: dict[str, Any] = {
     "batch": 4,
     "lr": 0.05,
     "precision": "float64",
+    "engine": "reference",
     "model": "mlp(hidden=16,width=8)",
 }
 
@@ -52,7 +53,7 @@ def largest_difference(a: Experiment, b: Experiment) -> float:
 def scored_states(run: Experiment) -> list[Tree]:
     everything = torch.ones(len(run.federation.classes))
     received = run.algorithm.send(run.progress.server, everything)
-    return [run.algorithm.adopt(state, received) for state in run.engine.states]
+    return [run.algorithm.adopt(state, received) for state in run.engine.states[0]]
 
 
 def step(params: Tree, received: Tree, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor | None = None) -> Step:

@@ -1,36 +1,76 @@
-"""Engines train the clients of a round. The reference engine is the oracle of every other."""
+"""Engines train the clients of a round, of one federation or of several at once. The reference engine is the oracle."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+import torch
+from torch import Tensor
+
+from fedproto import wire
+from fedproto.trees import rows_of
 from fedproto.types import Tree, Upload
+
+
+class Lot(NamedTuple):
+    """Who was drawn for a round, as sorted client numbers on the CPU."""
+
+    picked: Tensor
+    lost: Tensor  # of them, those whose upload does not arrive
+    slow: Tensor  # of them, those who do half their steps
 
 
 class Chunk(NamedTuple):
     """Some clients' training, finished: an engine gives as many at a time as it trains at a time."""
 
-    clients: list[int]
-    uploads: Upload  # with a leading axis over these clients
-    loss: dict[str, list[float]]  # a value a client
+    federation: int  # its position in the list the engine was made for
+    clients: Tensor  # who trained
+    sizes: Tensor  # (clients, 2): values and bytes of what each sent
+    loss: Tree  # each term, a value a client
+    sound: Tensor  # (clients,) whether loss, parameters and upload are finite
+    speakers: Tensor  # those of the clients whose upload arrived
+    uploads: Upload  # with a leading axis over the speakers, or of length 1: their sum, if the algorithm is additive
+
+
+def chunk(federation: int, lot: Lot, clients: Tensor, uploads: Upload, loss: Tree, sound: Tensor) -> Chunk:
+    """The chunk of clients whose uploads, with a leading axis over them, are all at hand."""
+    sizes = wire.upload_sizes(uploads, len(clients))
+    heard = ~torch.isin(clients, lot.lost)
+    if not heard.all():
+        uploads = rows_of(uploads, heard.nonzero().flatten())
+    return Chunk(federation, clients, sizes, loss, sound, clients[heard], uploads)
+
+
+class Shard(NamedTuple):
+    """The clients one of several processes holds: every `of`-th, from the `first` on."""
+
+    first: int = 0
+    of: int = 1
+
+    def holds(self, client: int | Tensor) -> bool | Tensor:
+        return client % self.of == self.first
 
 
 class Engine(Protocol):
-    """Keeps the clients' states between rounds."""
+    """Keeps the clients' states between rounds. Its arguments are lists with an entry a federation."""
 
-    def train(self, round: int, server: Tree, picked: Sequence[int], slow: Collection[int]) -> Iterator[Chunk]:
-        """Train the picked clients, the slow ones for half their steps, and keep their new states."""
+    def train(self, round: int, servers: Sequence[Tree], lots: Sequence[Lot]) -> Iterator[Chunk]:
+        """Train the clients that were picked, the slow ones for half their steps, and keep their new states."""
         ...
 
-    def evaluate(self, server: Tree) -> list[dict[str, float]]:
-        """Every client's accuracies with the server's present state."""
+    def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
+        """Every client's accuracies with the server's present state: name -> (clients,), float64, on the CPU."""
         ...
 
-    def export(self) -> Tree:
+    def export(self, federation: int) -> Tree:
         """All clients' states as one flat tree, `CLIENT.NAME`, for a checkpoint."""
         ...
 
-    def restore(self, tree: Tree) -> None:
+    def restore(self, federation: int, tree: Tree) -> None:
         """Take up what `export` gave."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what must not outlive a run, such as processes."""
         ...

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from fedproto import client
 from fedproto.client import Training
-from fedproto.engines import Chunk
+from fedproto.engines import Chunk, Lot, Shard, chunk
 from fedproto.errors import FedProtoError, TrainingError
 from fedproto.federation import Federation
 from fedproto.trees import stack
@@ -18,52 +18,66 @@ from fedproto.types import Algorithm, Tree
 
 
 class ReferenceEngine:
-    def __init__(self, federation: Federation, algorithm: Algorithm, training: Training) -> None:
-        self.federation, self.algorithm, self.training = federation, algorithm, training
-        self.states: list[Tree] = [member.initial for member in federation.members]
+    def __init__(
+        self,
+        federations: Sequence[Federation],
+        algorithm: Algorithm,
+        trainings: Sequence[Training],
+        shard: Shard = Shard(),  # noqa: B008 (a constant)
+    ) -> None:
+        self.federations, self.algorithm, self.trainings, self.shard = federations, algorithm, trainings, shard
+        self.states: list[list[Tree]] = [[member.initial for member in each.members] for each in federations]
 
-    def train(self, round: int, server: Tree, picked: Sequence[int], slow: Collection[int]) -> Iterator[Chunk]:
+    def train(self, round: int, servers: Sequence[Tree], lots: Sequence[Lot]) -> Iterator[Chunk]:
         """Train the picked clients, one chunk each, and keep their new states."""
-        for number in picked:
-            member = self.federation.members[number]
-            received = self._received(server, number, own_only=True)
-            with _errors_named(f"round {round}, client {number} ({member.model}), training"):
-                outcome = client.train(
-                    member, self.algorithm, self.states[number], received, self.training, round, number in slow
-                )
-            loss = {name: [float(value)] for name, value in outcome.loss.items()}
-            self._refuse_divergence(round, number, loss, outcome.state | outcome.upload.sums)
-            self.states[number] = outcome.state
-            yield Chunk([number], stack([outcome.upload]), loss)
+        for number, (server, lot) in enumerate(zip(servers, lots, strict=True)):
+            slow = set(lot.slow.tolist())
+            for picked in filter(self.shard.holds, lot.picked.tolist()):
+                yield self._train(round, number, server, lot, picked, picked in slow)
 
-    def _refuse_divergence(self, round: int, number: int, loss: dict[str, list[float]], made: Tree) -> None:
-        """The loss tells of every step but the last; what came of that one is in the parameters and the upload."""
-        wrong = [f"the {name} loss is {value}" for name, (value,) in loss.items() if not math.isfinite(value)]
-        wrong += [f"{name} is not finite" for name, value in made.items() if not torch.isfinite(value).all()]
-        if wrong:
-            lr = self.training.lr
-            raise TrainingError(f"round {round}, client {number}, training: {wrong[0]}; lr {lr:g} may be too high")
+    def _train(self, round: int, number: int, server: Tree, lot: Lot, picked: int, slow: bool) -> Chunk:
+        federation, training = self.federations[number], self.trainings[number]
+        member, own = federation.members[picked], self.states[number][picked]
+        received = self.algorithm.send(server, federation.own_classes[picked])
+        with _errors_named(f"round {round}, client {picked} ({member.model}), training"):
+            outcome = client.train(member, self.algorithm, own, received, training, round, slow)
+        self.states[number][picked] = outcome.state
+        loss = {name: value[None] for name, value in outcome.loss.items()}
+        sound = _finite(outcome.loss | outcome.state | outcome.upload.sums)
+        return chunk(number, lot, torch.tensor([picked]), stack([outcome.upload]), loss, sound[None])
 
-    def evaluate(self, server: Tree) -> list[dict[str, float]]:
+    def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
         """Every client's accuracies with the server's present state."""
-        accuracies = []
-        for member, state in zip(self.federation.members, self.states, strict=True):
-            received = self._received(server, member.id, own_only=False)
-            with _errors_named(f"client {member.id} ({member.model}), evaluation"):
-                accuracies.append(client.evaluate(member, self.algorithm, state, received))
-        return accuracies
+        tables = []
+        for federation, states, server in zip(self.federations, self.states, servers, strict=True):
+            everything = torch.ones_like(federation.own_classes[0])
+            table: Tree = {}
+            for member in filter(lambda member: self.shard.holds(member.id), federation.members):
+                with _errors_named(f"client {member.id} ({member.model}), evaluation"):
+                    received = self.algorithm.send(server, everything)
+                    accuracies = client.evaluate(member, self.algorithm, states[member.id], received)
+                for key, value in accuracies.items():
+                    table.setdefault(key, torch.zeros(len(states), dtype=torch.float64))[member.id] = value
+            tables.append(table)
+        return tables
 
-    def _received(self, server: Tree, number: int, own_only: bool) -> Tree:
-        own = self.federation.own_classes[number]
-        return self.algorithm.send(server, own if own_only else torch.ones_like(own))
-
-    def export(self) -> Tree:
+    def export(self, federation: int) -> Tree:
         """All clients' states as one flat tree, for a checkpoint."""
-        return {f"{number}.{name}": value for number, state in enumerate(self.states) for name, value in state.items()}
+        mine = [(number, state) for number, state in enumerate(self.states[federation]) if self.shard.holds(number)]
+        return {f"{number}.{name}": value for number, state in mine for name, value in state.items()}
 
-    def restore(self, tree: Tree) -> None:
-        for number, state in enumerate(self.states):
-            self.states[number] = {name: tree[f"{number}.{name}"].to(self.federation.device) for name in state}
+    def restore(self, federation: int, tree: Tree) -> None:
+        states, device = self.states[federation], self.federations[federation].device
+        for number, state in enumerate(states):
+            if self.shard.holds(number):
+                states[number] = {name: tree[f"{number}.{name}"].to(device) for name in state}
+
+    def close(self) -> None:
+        pass
+
+
+def _finite(tree: Tree) -> Tensor:
+    return torch.stack([torch.isfinite(value).all() for value in tree.values()]).all()
 
 
 @contextmanager

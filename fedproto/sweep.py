@@ -1,0 +1,126 @@
+"""Many federations in one go: all combinations of some settings, those that can be trained together in one stack.
+
+    rounds = 100                      # settings of all of them, as for `fedproto run`
+    dataset = "mnist"
+    [sweep]
+    algorithm = ["local", "fedproto"]
+    seed = [0, 1, 2, 3, 4]
+    ways = [3, 4, 5]
+
+Federations that differ only in what is listed in STACKED are one stack for the engine; methods, their options and
+models come one after the other. Each federation draws (partition, initial weights, shuffles, crops, dropout, samples)
+what it draws alone, and goes to its own run folder; its numbers are those it gives alone up to the order in which
+floating-point sums are added. A sweep that is run again skips what is finished and continues what is not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedproto.config import Config, configure, flat, read_tables
+from fedproto.data import Source
+from fedproto.errors import ConfigError, RunFolderError
+from fedproto.experiment import Experiment, OnRound, execute
+from fedproto.options import Part
+from fedproto.runfolder import RunFolder
+
+#: In what federations of one stack may differ.
+STACKED = ("seed", "partition", "clients", "lr", "momentum", "participation", "dropout", "straggle")
+
+
+class Cell(NamedTuple):
+    """One federation of a sweep."""
+
+    name: str  # of its run folder
+    varied: dict[str, Any]
+    config: Config
+
+
+Batch = list[tuple[Cell, RunFolder | None]]  # cells to be trained together, with the folders of those begun before
+OnBatch = Callable[[Sequence[Cell], int], OnRound]
+
+
+def read_sweep(path: Path) -> list[Cell]:
+    """The cells of a sweep file, in the order of its lists, the last one changing fastest."""
+    tables = read_tables(path)
+    varied = flat(tables.pop("sweep", {}), f"[sweep] of {path}")
+    for key, values in varied.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"[sweep] of {path}: {key} must be a list of values, such as [1, 2], not {values!r}")
+    settings = flat(tables, str(path))
+    cells = [
+        _cell(settings, dict(zip(varied, values, strict=True)), varied)
+        for values in itertools.product(*varied.values())
+    ]
+    names = [cell.name for cell in cells]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"[sweep] of {path} lists {twice} twice")
+    return cells
+
+
+def _cell(settings: dict[str, Any], chosen: dict[str, Any], varied: dict[str, list[Any]]) -> Cell:
+    configs = configure(settings | chosen)
+    if len(configs) != 1:
+        raise ConfigError("a sweep takes one algorithm in each entry of its list, not several with commas")
+    shown = {key: value for key, value in chosen.items() if len(varied[key]) > 1}
+    name = "-".join(str(v) if k == "algorithm" else f"{k.rpartition('.')[2]}={v}" for k, v in shown.items())
+    safe = "".join(c if c.isalnum() or c in "-_=." else "_" for c in name)
+    return Cell(safe or configs[0].algorithm.name, shown, configs[0])
+
+
+def batches(cells: Sequence[Cell], out: Path) -> list[Batch]:
+    """Unfinished cells, by what can be trained together: equal but for what stacks, and equally far."""
+    found: dict[tuple[Any, int], Batch] = {}
+    for cell in cells:
+        folder = _begun(cell, out)
+        if folder is not None and folder.result() is not None:
+            continue
+        key = str(replace(cell.config, **_neutral(cell.config))), folder.checkpoint_round() if folder else 0
+        found.setdefault(key, []).append((cell, folder))
+    return list(found.values())
+
+
+def _neutral(config: Config) -> dict[str, Any]:
+    """The same value for all, in each setting in which federations of a stack may differ."""
+    return {name: Part("any") if isinstance(getattr(config, name), Part) else 0 for name in STACKED}
+
+
+def _begun(cell: Cell, out: Path) -> RunFolder | None:
+    path = out / cell.name
+    return RunFolder.open(path) if (path / "config.toml").exists() else None
+
+
+def run_sweep(cells: Sequence[Cell], out: Path, on_batch: OnBatch) -> list[dict[str, Any]]:
+    """Run what is not finished; the contents of all cells' result.json, in order."""
+    loaded: dict[str, Source] = {}
+    for batch in batches(cells, out):
+        _run_batch(batch, out, loaded, on_batch)
+    results = [RunFolder.open(out / cell.name).result() for cell in cells]
+    return [result for result in results if result is not None]
+
+
+def _meant(toml: str) -> dict[str, Any]:
+    """What a configuration file says, but for how it is computed, which depends on what is left to do."""
+    settings = tomllib.loads(toml)
+    return {key: value for key, value in settings.items() if key not in ("engine", "device", "compile", "workers")}
+
+
+def _run_batch(batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch) -> None:
+    experiments = Experiment.prepare_together([cell.config for cell, _ in batch], loaded)
+    folders = []
+    for experiment, (cell, folder) in zip(experiments, batch, strict=True):
+        if folder is None:
+            folders.append(experiment.new_folder(out / cell.name))
+            continue
+        if _meant((folder.path / "config.toml").read_text()) != _meant(experiment.config.toml()):
+            raise RunFolderError(f"{folder.path} holds a run with other settings: name another folder with --out")
+        experiment.restore(folder)
+        folders.append(folder)
+    cells = [cell for cell, _ in batch]
+    execute(experiments, folders, on_batch(cells, experiments[0].progress.round))
