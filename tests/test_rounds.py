@@ -165,8 +165,7 @@ def test_a_frozen_layer_comes_out_as_it_went_in_running_statistics_too():
 
 def test_running_statistics_travel_with_their_layer():
     run = resnet_federation("fedavg")
-    run.execute()
-    own = [state["body.bn1.running_mean"] for state in run.engine.states[0]]
+    own = [state["body.bn1.running_mean"] for state in run.execute().states]
     assert not torch.allclose(own[0], own[1])
     assert torch.allclose(run.progress.server["body.bn1.running_mean"], (own[0] + own[1]) / 2)
     assert "body.bn1.num_batches_tracked" not in run.progress.server
@@ -306,7 +305,7 @@ def test_groups_of_clients_with_permuted_labels_are_told_apart():
     run = Experiment.prepare(configure(settings)[0], data=clients)
     fesem = run.execute()
     centres = run.algorithm.send(run.progress.server, torch.ones(10))
-    chosen = [run.algorithm.adopt(state, centres)["head.fc3.weight"] for state in run.engine.states[0]]
+    chosen = [run.algorithm.adopt(state, centres)["head.fc3.weight"] for state in fesem.states]
     groups = [int(torch.equal(weights, chosen[0])) for weights in chosen]
     assert groups == [1, 1, 1, 1, 0, 0, 0, 0]
     fedavg = Experiment.prepare(configure(settings | {"algorithm": "fedavg"})[0], data=clients).execute()

@@ -14,6 +14,7 @@ from fedproto.engines.stacked import fusing
 from fedproto.types import Tree
 
 InPlace = Callable[[Tree], None]
+STEP = "step"  # the name of the tensor that counts a function's calls
 
 
 class Replay:
@@ -36,8 +37,7 @@ class Replay:
         self.graph.replay()
 
     def _capture(self, tensors: Tree) -> torch.cuda.CUDAGraph:
-        """Copies are used to warm up and to compile, since both would otherwise be steps that nobody asked for."""
-        aside = {name: value.clone() for name, value in tensors.items()}
+        aside = copies(tensors)
         function = fused(self.function, aside) if self.compile else self.function
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -50,6 +50,14 @@ class Replay:
         with _no_collector(), torch.cuda.graph(graph, pool=self.pool):
             function(tensors)
         return graph
+
+
+def copies(tensors: Tree) -> Tree:
+    """To warm up and to compile on: both would otherwise be steps that nobody asked for.
+
+    They start at the first step; where the function counts steps, it must not run past the last one.
+    """
+    return {name: torch.zeros_like(value) if name == STEP else value.clone() for name, value in tensors.items()}
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 A model is an ordinary module, run for all clients of a stack by `vmap`; some layers are replaced in a copy of it.
 Which way is fastest was measured (benchmarks/RESULTS.md). On a CPU the clients of a stack stand side by side as
 channels of one channels-last image, for convolutions (with a group a client) and pooling alike. On a GPU a small
-convolution is one batched matrix product over its input's columns; a large one is left to vmap, which also makes a
-grouped convolution of it. BatchNorm learns to leave padding out.
+convolution has kernels of its own (`implicit.py`), or is one batched matrix product over its input's columns; a large
+one is a grouped convolution, too. BatchNorm learns to leave padding out.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 ROWS = "rows"
 SMALL = 1024  # channels in × channels out up to which a GPU prefers columns to groups
+MANY = 64  # clients from which on kernels without columns beat columns that a compiler has fused with their neighbours
 _fusing = False  # whether the backward pass is being traced for a compiler, which fuses many small additions into one
 
 
@@ -122,6 +123,11 @@ def _as_channels(x: Tensor, clients: int) -> Tensor:
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any) -> Tensor:
     """(clients, batch, channels, height, width) with each client's own kernels, by one matrix product an image."""
     padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
+    if x.is_cuda and set(stride) == {1} and (len(x) >= MANY or not _fusing):
+        from fedproto.engines import implicit
+
+        if implicit.usable(padded, weight):
+            return implicit.StackedConvolution.apply(padded.contiguous(), weight.contiguous(), bias)
     kernel = tuple(weight.shape[-2:])
     height, width = ((size - k) // s + 1 for size, k, s in zip(padded.shape[-2:], kernel, stride, strict=True))
     columns = _Columns.apply(padded, kernel) if _fusing and set(stride) == {1} else _columns(padded, kernel, stride)

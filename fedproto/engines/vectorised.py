@@ -20,7 +20,7 @@ from fedproto import dropout, randomness
 from fedproto.client import Training, crop_and_flip, steps_per_epoch
 from fedproto.engines import Chunk, Lot, Shard, chunk
 from fedproto.engines.cohorts import Cohort, Data, Place, cohort_of, cohorts_of, grouped
-from fedproto.engines.graphs import Replay, fused
+from fedproto.engines.graphs import STEP, Replay, fused
 from fedproto.engines.stacked import stackable
 from fedproto.federation import Federation, Member
 from fedproto.trees import moved, over_rows
@@ -307,7 +307,7 @@ class Stack:
         trained = [name for name in self.parameters if self.phases[number].trains(name)]
         zeros = {f"velocity.{name}": like.new_zeros(size, *values[f"state.{name}"].shape[1:]) for name in trained}
         zeros |= {f"terms.{name}": like.new_zeros(size) for name in terms}
-        zeros |= {"count": like.new_zeros(size), "step": torch.zeros(1, dtype=torch.int64, device=like.device)}
+        zeros |= {"count": like.new_zeros(size), STEP: torch.zeros(1, dtype=torch.int64, device=like.device)}
         if "slot" in values:
             places = int(self.cohort.per_epoch.max()) * self.training.batch
             zeros["collected"] = like.new_zeros(size, places + 1, width)  # the last place is for what is not collected
@@ -317,7 +317,7 @@ class Stack:
         """The names of the loss's terms, and the size of embedding and logits together, from one client's step."""
         if self.outline is None:
             one = {name: value[:1].clone() for name, value in values.items()}
-            one["step"] = torch.zeros(1, dtype=torch.int64, device=self.cohort.device)
+            one[STEP] = torch.zeros(1, dtype=torch.int64, device=self.cohort.device)
             terms, seen, _ = self._forward(one, _part(one, "state."))
             self.outline = list(terms), seen.shape[-1]
         return self.outline
@@ -344,7 +344,7 @@ class Stack:
         if (number, prefix) not in self.steps:
 
             def step(slots: Tree) -> None:
-                self._descend(number, {n: v if n == "step" else v[:prefix] for n, v in slots.items()})
+                self._descend(number, {n: v if n == STEP else v[:prefix] for n, v in slots.items()})
 
             self.steps[number, prefix] = Replay(step, self.plan.compile, self.pool)
         return self.steps[number, prefix]
@@ -371,13 +371,13 @@ class Stack:
             for name, value in buffers.items():
                 state[name].copy_(torch.where(over_rows(count > 0, value), value, state[name]))
             if "slot" in slots:
-                slot = slots["slot"].index_select(1, slots["step"])[:, 0, :, None].expand_as(seen)
+                slot = slots["slot"].index_select(1, slots[STEP])[:, 0, :, None].expand_as(seen)
                 slots["collected"].scatter_(1, slot, seen.detach())
-            slots["step"].add_(1)
+            slots[STEP].add_(1)
 
     def _forward(self, slots: Tree, state: Tree) -> tuple[Tree, Tensor, Tensor]:
         """The loss's terms (m,), embeddings and logits side by side (m, b, d + C), and the mask (m, b) of a step."""
-        at, mask = (slots[name].index_select(1, slots["step"])[:, 0] for name in ("at", "mask"))
+        at, mask = (slots[name].index_select(1, slots[STEP])[:, 0] for name in ("at", "mask"))
         rows = slots["rows"].gather(1, at)
         x, y = self.cohort.train.x[rows], self.cohort.train.y[rows]
         client = torch.arange(len(at), device=at.device)[:, None]
