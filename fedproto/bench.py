@@ -26,15 +26,16 @@ from torch import Tensor
 
 from fedproto import randomness, registry
 from fedproto.client import Training
+from fedproto.config import configure
 from fedproto.data import DIGITS, Places, Source, Split
 from fedproto.engines import Engine, Shard
 from fedproto.engines.cohorts import Cohort, Data, Store
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.vectorised import Plan, Stack, VectorisedEngine
 from fedproto.errors import ConfigError, DataError
-from fedproto.experiment import settings
+from fedproto.experiment import device_of, settings
 from fedproto.federation import Federation, Member, assemble
-from fedproto.options import Part
+from fedproto.options import Count, Part, convert
 from fedproto.partitions import Portion
 from fedproto.rounds import Course, Progress, Schedule, run_rounds
 from fedproto.types import Algorithm
@@ -190,11 +191,14 @@ def plain_processes(work: Work, source: Source, clients: int) -> Iterator[None]:
 
     def half(which: int) -> None:
         torch.set_num_threads(1)
-        run = _plain_round(work, members[which::2])
-        while True:
-            gate.wait()
-            run()
-            gate.wait()
+        try:
+            run = _plain_round(work, members[which::2])
+            while True:
+                gate.wait()
+                run()
+                gate.wait()
+        finally:
+            gate.abort()  # whoever waits learns that nobody will come
 
     workers = [context.Process(target=half, args=(which,), daemon=True) for which in range(2)]
     for worker in workers:
@@ -219,7 +223,7 @@ def contenders(work: Work, source: Source) -> dict[str, tuple[int, Iterator[None
         plan = Plan(compile=compile, half=half)
         return lambda federations, algorithm, trainings: VectorisedEngine(federations, algorithm, trainings, plan)
 
-    if work.device == "cpu":
+    if work.device == "cpu" and few > 1:
         found["plain loop, 2 processes"] = few, plain_processes(work, source, few)
     found["reference"] = few, rounds_of(work, source, few, ReferenceEngine)
     found["vectorised"] = work.clients, rounds_of(work, source, work.clients, vectorised(False))
@@ -399,15 +403,14 @@ def bench(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """All that `fedproto bench` measures, as the content of its JSON file."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    # The same checks as for a run, and the same words.
+    numbers = [convert("clients", number, Count) for number in filter(None, clients.split(","))]
+    kinds = [configure({"precision": kind, "device": device})[0].precision for kind in precision.split(",")]
+    for name in model.split(","):
+        registry.find("model", name)
+    device = device_of(device).type
     places = Places(None if data_dir is None else str(data_dir))
-    works = [
-        Work(name, number, device, kind)
-        for name in model.split(",")
-        for number in map(int, filter(None, clients.split(",")))
-        for kind in precision.split(",")
-    ]
+    works = [Work(name, number, device, kind) for name in model.split(",") for number in numbers for kind in kinds]
     rows = []
     for work in works:
         say(f"measuring {work.model}, {work.clients:,} clients, {work.precision}, on {device}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -45,15 +46,24 @@ def train(
     state = algorithm.adopt(own, received)
     seen: list[tuple[Step, Tree]] = []
     epoch = 0
-    for phase in algorithm.phases:
-        names = [name for name, _ in member.module.named_parameters() if phase.trains(name)]
-        if names:  # a phase may have nothing to train: FedRep with no personal layer
-            epochs = phase.epochs or training.epochs
-            batches = _batches(member, training, round, range(epoch, epoch + epochs), slow)
-            state, steps = _run_phase(member, algorithm, phase, names, state, received, batches, training)
-            seen, epoch = seen + steps, epoch + epochs
+    with draws_of_its_own(training.seed, round, member.id, member.train.x.device):
+        for phase in algorithm.phases:
+            names = [name for name, _ in member.module.named_parameters() if phase.trains(name)]
+            if names:  # a phase may have nothing to train: FedRep with no personal layer
+                epochs = phase.epochs or training.epochs
+                batches = _batches(member, training, round, range(epoch, epoch + epochs), slow)
+                state, steps = _run_phase(member, algorithm, phase, names, state, received, batches, training)
+                seen, epoch = seen + steps, epoch + epochs
     closing = _closing_step(member, algorithm, state, received, [step for step, _ in seen], training)
     return Outcome(state, algorithm.upload(closing), _mean_loss(seen))
+
+
+@contextmanager
+def draws_of_its_own(seed: int, round: int, client: int, device: torch.device) -> Iterator[None]:
+    """What a module draws for itself, as by calling `F.dropout`, depends on seed, round and client: runs repeat."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int(randomness.key(seed, "a module's own", round, client)))
+        yield
 
 
 def steps_per_epoch(member: Member, training: Training) -> int:

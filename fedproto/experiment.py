@@ -315,7 +315,7 @@ def _federation(
         models,
         dim=config.dim,
         seed=config.seed,
-        device=_device(config.device),
+        device=device_of(config.device),
         dtype=torch.float64 if config.precision == "float64" else torch.float32,
     )
     _refuse_mixed(federation, algorithm)
@@ -399,7 +399,7 @@ def follow(experiments: Sequence[Experiment]) -> None:
             each.engine.serve()  # type: ignore[attr-defined]
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but this machine has none: accepted here are cpu and auto")
     chosen = torch.device("cuda" if name == "auto" and torch.cuda.is_available() else "cpu" if name == "auto" else name)

@@ -212,6 +212,12 @@ def _partition(
     return content | {"sha256": stamp(content)}
 
 
+def _state(module: nn.Module) -> Tree:
+    """The module's parameters and buffers, by name; of a layer that is there twice, under its first name."""
+    first = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    return {name: value.detach().clone() for name, value in module.state_dict().items() if name in first}
+
+
 class _Modules:
     """Builds each architecture once: its clients share the module and one draw of initial weights."""
 
@@ -230,7 +236,7 @@ class _Modules:
             module = self._build(model, shape) if isinstance(model, Part) else copy.deepcopy(model)
             module = module.to(self.device, self.dtype)
             dim = self._probe(module, examples, client)
-            initial = {key: value.detach().clone() for key, value in module.state_dict().items()}
+            initial = _state(module)
             module, dropped = hand_in_dropout(module, examples.x[examples.rows[:1]])
             self.dims[module] = dim
             self.built[name] = module, dropped, initial

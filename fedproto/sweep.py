@@ -16,13 +16,12 @@ floating-point sums are added. A sweep that is run again skips what is finished 
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedproto.config import Config, configure, flat, read_tables
+from fedproto.config import AUTO, Config, configure, flat, read_tables, read_toml
 from fedproto.data import Source
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.experiment import Experiment, OnRound, execute
@@ -48,7 +47,10 @@ OnBatch = Callable[[Sequence[Cell], int], OnRound]
 def read_sweep(path: Path) -> list[Cell]:
     """The cells of a sweep file, in the order of its lists, the last one changing fastest."""
     tables = read_tables(path)
-    varied = flat(tables.pop("sweep", {}), f"[sweep] of {path}")
+    listed = tables.pop("sweep", {})
+    if not isinstance(listed, dict):
+        raise ConfigError(f"sweep in {path} must be a table of lists, [sweep], not {listed!r}")
+    varied = flat(listed, f"[sweep] of {path}")
     for key, values in varied.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"[sweep] of {path}: {key} must be a list of values, such as [1, 2], not {values!r}")
@@ -79,8 +81,10 @@ def batches(cells: Sequence[Cell], out: Path) -> list[Batch]:
     found: dict[tuple[Any, int], Batch] = {}
     for cell in cells:
         folder = _begun(cell, out)
-        if folder is not None and folder.result() is not None:
-            continue
+        if folder is not None:
+            _refuse_other(cell, folder)
+            if folder.result() is not None:
+                continue
         key = str(replace(cell.config, **_neutral(cell.config))), folder.checkpoint_round() if folder else 0
         found.setdefault(key, []).append((cell, folder))
     return list(found.values())
@@ -96,31 +100,34 @@ def _begun(cell: Cell, out: Path) -> RunFolder | None:
     return RunFolder.open(path) if (path / "config.toml").exists() else None
 
 
+def _refuse_other(cell: Cell, folder: RunFolder) -> None:
+    """A folder of this sweep holds the run that the sweep means; how it was computed does not matter."""
+    stored = configure(read_toml(folder.path / "config.toml"))[0]
+    free = {name: getattr(stored, name) for name in ("engine", "device", "compile", "workers")}
+    if any(part.name == AUTO for part in cell.config.model):
+        free["model"] = stored.model
+    if stored != replace(cell.config, **free):
+        raise RunFolderError(f"{folder.path} holds a run with other settings: name another folder with --out")
+
+
 def run_sweep(cells: Sequence[Cell], out: Path, on_batch: OnBatch) -> list[dict[str, Any]]:
     """Run what is not finished; the contents of all cells' result.json, in order."""
     loaded: dict[str, Source] = {}
+    for cell in cells:
+        if _begun(cell, out) is None:
+            RunFolder.refuse_used(out / cell.name)
     for batch in batches(cells, out):
         _run_batch(batch, out, loaded, on_batch)
     results = [RunFolder.open(out / cell.name).result() for cell in cells]
     return [result for result in results if result is not None]
 
 
-def _meant(toml: str) -> dict[str, Any]:
-    """What a configuration file says, but for how it is computed, which depends on what is left to do."""
-    settings = tomllib.loads(toml)
-    return {key: value for key, value in settings.items() if key not in ("engine", "device", "compile", "workers")}
-
-
 def _run_batch(batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch) -> None:
     experiments = Experiment.prepare_together([cell.config for cell, _ in batch], loaded)
     folders = []
     for experiment, (cell, folder) in zip(experiments, batch, strict=True):
-        if folder is None:
-            folders.append(experiment.new_folder(out / cell.name))
-            continue
-        if _meant((folder.path / "config.toml").read_text()) != _meant(experiment.config.toml()):
-            raise RunFolderError(f"{folder.path} holds a run with other settings: name another folder with --out")
-        experiment.restore(folder)
-        folders.append(folder)
+        if folder is not None:
+            experiment.restore(folder)
+        folders.append(folder or experiment.new_folder(out / cell.name))
     cells = [cell for cell, _ in batch]
     execute(experiments, folders, on_batch(cells, experiments[0].progress.round))

@@ -101,7 +101,6 @@ def test_an_unknown_model_is_refused_in_one_line():
     assert "unknown model 'nonsense'" in only_line(answer.err)
 
 
-@pytest.mark.xfail(strict=True, reason="an error of Python's or torch's, or none at all")
 @pytest.mark.parametrize(
     "wrong", [("--clients", "3x"), ("--clients", "0"), ("--device", "tpu"), ("--precision", "double")], ids=str
 )

@@ -197,7 +197,6 @@ class ByFunction(nn.Module):
         return features, self.head(features)
 
 
-@pytest.mark.xfail(strict=True, reason="torch's generator is not seeded by (seed, round, client) any more")
 @pytest.mark.parametrize("engine", ["reference", "vectorised"])
 def test_dropout_called_as_a_function_repeats_in_an_equal_run(engine):
     config = configure(SETTINGS | {"algorithm": "local", "engine": engine, "rounds": 1})[0]

@@ -1,8 +1,8 @@
 """Which engine a run gets.
 
 `auto` is: on a GPU, stacks. On a CPU, stacks of small models (large ones fill a core alone, and gain nothing), and one
-process a core where the run is long enough to be worth starting them. A rule of the configuration and the models, not
-of a stopwatch: the same run gets the same engine everywhere.
+process a core where the run is long enough to be worth starting them. A rule of configuration, models and cores, not of
+a stopwatch: the same run gets the same engine on every such machine.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from fedproto.client import Training, steps_per_epoch
 from fedproto.config import Config
 from fedproto.engines import Engine, Shard, distributed
 from fedproto.engines.cohorts import grouped
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.vectorised import Plan, VectorisedEngine, obstacle
+from fedproto.errors import ConfigError
 from fedproto.federation import Federation
 from fedproto.types import Algorithm
 
@@ -35,7 +38,9 @@ def resolve(config: Config, federations: Sequence[Federation], trainings: Sequen
         engine = "vectorised"
     elif engine == "auto":
         work = config.rounds * config.epochs * config.participation * sum(map(sum, steps))
-        several = max(len(each) for each in steps) > 1 and _cores() > 1 and not distributed.under_torchrun()
+        # Not where CUDA is: a process that has used its GPU must not be forked.
+        alone = torch.cuda.is_available() or distributed.under_torchrun() or _cores() == 1
+        several = max(len(each) for each in steps) > 1 and not alone
         engine = "processes" if work >= LONG and several else _on_one_core(federations)
     compile: str = config.compile
     if compile == "auto":
@@ -69,9 +74,14 @@ def build_engine(
     stacked = config.engine == "vectorised" or (
         config.engine == "processes" and _on_one_core(federations) == "vectorised"
     )
-    hindered = obstacle(federations, algorithm, trainings) if stacked else None
-    notices = [f"{hindered}: the reference engine trains one client after the other"] if hindered else []
     plan = Plan(config.stack, config.states, config.compile == "on", config.precision == "bf16")
+    hindered = obstacle(federations, algorithm, trainings, plan) if stacked else None
+    if hindered:
+        plan = replace(plan, tidy=True)
+        hindered = obstacle(federations, algorithm, trainings, plan)
+    notices = [f"{hindered}: the reference engine trains one client after the other"] if hindered else []
+    if config.precision == "bf16" and (hindered or not stacked):
+        raise ConfigError(f"precision bf16 needs the vectorised engine: {hindered or 'this run has another'}")
 
     def build(shard: Shard) -> Engine:
         if stacked and not hindered:

@@ -85,11 +85,16 @@ def alike(a: Member, b: Member) -> bool:
     )
 
 
+_KEPT_BY_TORCH = set(vars(nn.Module()))  # hooks, children, parameters: what every module has
+
+
 def _blueprint(module: nn.Module) -> list[Any]:
-    """All that makes a module do what it does, but for the values of its parameters and buffers."""
-    parts: list[Any] = [(name, value.shape, value.dtype) for name, value in module.state_dict().items()]
+    """All that makes a module do what it does, but for the values of its parameters and buffers that are its state."""
+    state = module.state_dict()
+    parts: list[Any] = [(name, value.shape, value.dtype) for name, value in state.items()]
+    parts += [(name, value.tolist()) for name, value in module.named_buffers() if name not in state]
     for name, layer in module.named_modules():
-        settings = {key: value for key, value in vars(layer).items() if not key.startswith("_") and key != "training"}
+        settings = {key: value for key, value in vars(layer).items() if key not in _KEPT_BY_TORCH}
         parts.append((name, type(layer), {key: value for key, value in settings.items() if _is_plain(value)}))
         parts += [id(value) for value in settings.values() if not _is_plain(value)]  # equal only to itself
     return parts

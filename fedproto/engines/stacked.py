@@ -36,14 +36,17 @@ def fusing() -> Iterator[None]:
         _fusing = False
 
 
-def stackable(module: nn.Module) -> tuple[nn.Module, list[str]]:
-    """A copy whose layers fit a stack, and the names of the buffers in which it wants to be told what is padding."""
+def stackable(module: nn.Module, tidy: bool = False) -> tuple[nn.Module, list[str]]:
+    """A copy whose layers fit a stack, and the names of the buffers in which it wants to be told what is padding.
+
+    `tidy`: its layers leave each client's values in one piece, as `x.view` in a module of somebody's own wants them.
+    """
     module = copy.deepcopy(module)
     told = []
     for name, layer in module.named_modules():
         stacked = TABLE.get(type(layer))
         if stacked is not None:
-            layer.__class__ = stacked
+            layer.__class__, layer.tidy = stacked, tidy
             if issubclass(stacked, _MaskedNorm):
                 layer.register_buffer(ROWS, None, persistent=False)
                 told.append(f"{name}.{ROWS}" if name else ROWS)
@@ -51,25 +54,38 @@ def stackable(module: nn.Module) -> tuple[nn.Module, list[str]]:
 
 
 class _StackedConv2d(nn.Conv2d):
+    tidy: bool
+
     def forward(self, x: Tensor) -> Tensor:
         if self.padding_mode != "zeros" or isinstance(self.padding, str):
             return super().forward(x)
-        return _Convolution.apply(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        how = self.stride, self.padding, self.dilation, self.groups
+        return _laid_out(_Convolution.apply(x, self.weight, self.bias, *how), self.tidy)
 
 
 class _StackedMaxPool2d(nn.MaxPool2d):
+    tidy: bool
+
     def forward(self, x: Tensor) -> Tensor:
-        return _PerChannel.apply(x, super().forward)
+        return _laid_out(_PerChannel.apply(x, super().forward), self.tidy)
 
 
 class _StackedAvgPool2d(nn.AvgPool2d):
+    tidy: bool
+
     def forward(self, x: Tensor) -> Tensor:
-        return _PerChannel.apply(x, super().forward)
+        return _laid_out(_PerChannel.apply(x, super().forward), self.tidy)
 
 
 class _StackedAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
+    tidy: bool
+
     def forward(self, x: Tensor) -> Tensor:
-        return _PerChannel.apply(x, super().forward)
+        return _laid_out(_PerChannel.apply(x, super().forward), self.tidy)
+
+
+def _laid_out(x: Tensor, tidy: bool) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format) if tidy else x
 
 
 class _Stacked(Function):
@@ -170,10 +186,14 @@ class _MaskedNorm(_BatchNorm):
     rows: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.rows is None or not self.training:
+        by_hand = (
+            self.momentum is None and self.running_mean is not None
+        )  # torch's would ask how many batches there were
+        if not self.training or (self.rows is None and not by_hand):
             return super().forward(x)
         axes = [axis for axis in range(x.dim()) if axis != 1]
-        weight = self.rows.reshape(-1, *(1 for _ in x.shape[1:])).expand_as(x[:, :1]).to(x.dtype)
+        rows = x.new_ones(len(x)) if self.rows is None else self.rows
+        weight = rows.reshape(-1, *(1 for _ in x.shape[1:])).expand_as(x[:, :1]).to(x.dtype)
         count = weight.sum().clamp(min=1)
         mean = (x * weight).sum(axes, keepdim=True) / count
         variance = ((x - mean).square() * weight).sum(axes, keepdim=True) / count

@@ -10,18 +10,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedproto import dropout, randomness
-from fedproto.client import Training, crop_and_flip, steps_per_epoch
+from fedproto.client import Training, crop_and_flip, draws_of_its_own, steps_per_epoch
 from fedproto.engines import Chunk, Lot, Shard, chunk
 from fedproto.engines.cohorts import Cohort, Data, Place, cohort_of, cohorts_of, grouped
 from fedproto.engines.graphs import STEP, Replay, fused
-from fedproto.engines.stacked import stackable
+from fedproto.engines.stacked import TABLE, stackable
 from fedproto.federation import Federation, Member
 from fedproto.trees import moved, over_rows
 from fedproto.types import Algorithm, Batch, Phase, Step, Tree, Upload
@@ -40,6 +41,7 @@ class Plan:
     place: Place = "auto"  # where the clients' states lie
     compile: bool = False  # fuse the kernels of a step: seconds once, then up to twice as fast on a GPU
     half: bool = False  # products in bfloat16
+    tidy: bool = False  # layers leave each client's values in one piece: slower, but some modules want it
 
 
 class VectorisedEngine:
@@ -99,21 +101,60 @@ class VectorisedEngine:
             stack.forget()
 
 
-def obstacle(federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]) -> str | None:
-    """Why the clients cannot be trained in stacks, or None: a step of one client of each architecture is tried."""
+def obstacle(
+    federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training], plan: Plan
+) -> str | None:
+    """Why the clients cannot be trained in stacks, or None: a step of two clients of each architecture is tried."""
     for group in grouped(federations, Shard()):
         number, member = group[0]
-        first = cohort_of([group[0]], federations, trainings, "device")
-        stack = Stack(first, algorithm, trainings[number], Plan(stack=1))
-        if stack.told and any(_leaves_one(m, trainings[n]) for n, m in group):
-            return f"{member.model} has BatchNorm, and a client's last batch has one image"
+        ragged = any(len(m.train) % trainings[n].batch for n, m in group)
+        mixing = _mixes_samples(member, ragged) or (
+            _has_norm(member.module)
+            and any(_leaves_one(m, trainings[n]) for n, m in group)
+            and "has BatchNorm, and a client's last batch has one image"
+        )
+        if mixing:
+            return f"{member.model} {mixing}"
         try:
-            server = algorithm.init(member.initial, federations[number].task)
-            stack.try_step(_received(algorithm, [server], first, torch.tensor([0])))
+            few = _shortened(cohort_of(group[:2], federations, trainings, "device"), trainings[number].batch)
+            _try(few, algorithm, algorithm.init(member.initial, federations[number].task), trainings[number], plan)
         except Exception as error:  # whatever a module of somebody's own may do under vmap
             reason = str(error).strip().split(". ")[0].splitlines()[0]
             return f"{member.model} cannot be run for many clients at once ({type(error).__name__}: {reason})"
     return None
+
+
+def _try(few: Cohort, algorithm: Algorithm, server: Tree, training: Training, plan: Plan) -> None:
+    """A round of one batch, and an evaluation."""
+    stack, who = Stack(few, algorithm, training, replace(plan, compile=False)), torch.arange(len(few))
+    servers = [server] * (1 + int(few.federation.max()))
+    stack.train(1, who, _received(algorithm, servers, few, who), torch.zeros(len(who), dtype=torch.bool))
+    stack.evaluate(who, _received(algorithm, servers, few, who, everything=True))
+
+
+def _has_norm(module: nn.Module) -> bool:
+    return any(isinstance(layer, _BatchNorm) for layer in module.modules())
+
+
+def _mixes_samples(member: Member, ragged: bool) -> str | None:
+    """How a module lets the samples of a batch see each other, so that what pads it would change them."""
+    for layer in member.module.modules():
+        tracks = isinstance(layer, _NormBase) and layer.track_running_stats
+        if isinstance(layer, _BatchNorm) and not tracks:
+            return f"normalises by the batch it is tested in ({type(layer).__name__} without running statistics)"
+        if tracks and ragged and type(layer) not in TABLE:
+            return f"gathers statistics of batches of unequal size ({type(layer).__name__})"
+    return None
+
+
+def _shortened(cohort: Cohort, batch: int) -> Cohort:
+    """The cohort with a batch of data a client."""
+
+    def first(data: Data) -> Data:
+        return data._replace(rows=data.rows[:, :batch], lengths=data.lengths.clamp(max=batch))
+
+    per_epoch = torch.ones_like(cohort.per_epoch)
+    return replace(cohort, train=first(cohort.train), test=first(cohort.test), per_epoch=per_epoch)
 
 
 def _leaves_one(member: Member, training: Training) -> bool:
@@ -162,17 +203,17 @@ class Stack:
 
     def __init__(self, cohort: Cohort, algorithm: Algorithm, training: Training, plan: Plan) -> None:
         self.cohort, self.algorithm, self.training, self.plan = cohort, algorithm, training, plan
-        self.module, told = stackable(cohort.module)
+        self.module, told = stackable(cohort.module, plan.tidy)
         ragged = (cohort.train.lengths % training.batch != 0).any()
         self.told = told if ragged else []  # which layers must know what pads a batch
         self.parameters = [name for name, _ in cohort.module.named_parameters()]
         self.phases = [phase for phase in algorithm.phases if any(map(phase.trains, self.parameters))]
-        self.room = min(len(cohort), plan.stack or _room(cohort))
+        self.room = _even(len(cohort), plan.stack or _room(cohort, training.batch))
         self.slots: dict[int, Tree] = {}
         self.steps: dict[tuple[int, int], Replay] = {}
         self.pool = torch.cuda.graph_pool_handle() if cohort.device.type == "cuda" else None
         self.outline: tuple[list[str], int] | None = None
-        self.ahead: dict[int, list[Tree]] = {}
+        self.ahead: dict[int, tuple[Tensor, list[Tree]]] = {}
         self.looks: dict[tuple[int, ...], Callable[[Tree], tuple[Tensor, Tensor]]] = {}
 
     def forget(self) -> None:
@@ -200,15 +241,18 @@ class Stack:
     def train(self, round: int, who: Tensor, received: Tree, slow: Tensor) -> tuple[Upload, Tree, Tensor]:
         """A round of local training of the clients `who`: uploads, losses, and whether all of it is finite."""
         state = vmap(self.algorithm.adopt)(self.cohort.states.take(who), received)
-        tables = self.ahead.pop(round, None) or self._tables(round, who, slow)
+        tables = self._tables_for(round, who, slow)
         records: list[Tree] = []
-        for number, phase in enumerate(self.phases):
-            trained = self._run_phase(number, state, received, tables[number], self._steps(who, phase, slow))
-            state = {name: trained[f"state.{name}"] if phase.trains(name) else v for name, v in state.items()}
-            records.append({name: value for name, value in trained.items() if not name.startswith("state.")})
+        first = int(who[0])
+        seed, client = int(self.cohort.seed[first]), int(self.cohort.number[first])
+        with draws_of_its_own(seed, round, client, self.cohort.device):
+            for number, phase in enumerate(self.phases):
+                trained = self._run_phase(number, state, received, tables[number], self._steps(who, phase, slow))
+                state = {name: trained[f"state.{name}"] if phase.trains(name) else v for name, v in state.items()}
+                records.append({name: value for name, value in trained.items() if not name.startswith("state.")})
         if self.cohort.device.type == "cuda" and len(who) == len(self.cohort) and not slow.any():
             # All will most likely train again. While the GPU is busy with this round, the next one's tables are made.
-            self.ahead = {round + 1: self._tables(round + 1, who, slow)}
+            self.ahead = {round + 1: (who, self._tables(round + 1, who, slow))}
         upload = vmap(self.algorithm.upload)(self._closing_step(who, state, received, records))
         self.cohort.states.put(who, state)
         loss = _mean_loss(records)
@@ -218,6 +262,13 @@ class Stack:
         """The steps each client has done in the phases before, and those it will have done after the last."""
         counts = torch.stack([self._steps(who, phase, slow) for phase in self.phases])
         return torch.stack([counts[:number].sum(0), counts.sum(0)])
+
+    def _tables_for(self, round: int, who: Tensor, slow: Tensor) -> list[Tree]:
+        """The tables of a round, if they were not made ahead for just these clients."""
+        guessed, tables = self.ahead.pop(round, (None, []))
+        if guessed is not None and torch.equal(guessed, who) and not slow.any():
+            return tables
+        return self._tables(round, who, slow)
 
     def _tables(self, round: int, who: Tensor, slow: Tensor) -> list[Tree]:
         """For each phase, who takes which sample when."""
@@ -321,15 +372,6 @@ class Stack:
             terms, seen, _ = self._forward(one, _part(one, "state."))
             self.outline = list(terms), seen.shape[-1]
         return self.outline
-
-    def try_step(self, received: Tree) -> None:
-        """The first step of the first client, with whose outcome nothing is done."""
-        who, slow = torch.tensor([0]), torch.tensor([False])
-        state = vmap(self.algorithm.adopt)(self.cohort.states.take(who), received)
-        values = self._tables(1, who, slow)[0]
-        values |= {f"received.{name}": value for name, value in received.items()}
-        values |= {f"state.{name}": value.clone() for name, value in state.items()}
-        self._descend(0, values | self._zeros(0, values, 1))
 
     def _prefix(self, active: int) -> int:
         """How many of the stack a step works on: on a GPU a few sizes only, since each is recorded for itself."""
@@ -498,6 +540,15 @@ def _finite(tree: Tree) -> Tensor:
     )
 
 
-def _room(cohort: Cohort) -> int:
-    """How many clients to train at a time."""
-    return len(cohort) if cohort.device.type == "cuda" else 20
+def _room(cohort: Cohort, batch: int) -> int:
+    """How many clients to train at a time: on a CPU as many as its caches hold, on a GPU as many as its memory."""
+    if cohort.device.type == "cpu":
+        return 20
+    model = sum(value[0].nbytes for value in cohort.states.values.values())
+    need = 6 * model + 1000 * batch * cohort.train.x[0].nbytes  # with gradients, momentum, copies; activations
+    return max(1, torch.cuda.mem_get_info(cohort.device)[0] // (2 * need))
+
+
+def _even(clients: int, most: int) -> int:
+    """The size of a chunk, when as few as possible of at most `most` are made as equal as possible."""
+    return math.ceil(clients / math.ceil(clients / most))
