@@ -29,9 +29,12 @@ from fedproto.client import Training
 from fedproto.config import configure
 from fedproto.data import DIGITS, Places, Source, Split
 from fedproto.engines import Engine, Shard
+from fedproto.engines.choice import on_one_core
 from fedproto.engines.cohorts import Cohort, Data, Store
+from fedproto.engines.distributed import processes
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.engines.vectorised import Plan, Stack, VectorisedEngine
+from fedproto.engines.stacks import Plan, Stack
+from fedproto.engines.vectorised import VectorisedEngine
 from fedproto.errors import ConfigError, DataError
 from fedproto.experiment import device_of, settings
 from fedproto.federation import Federation, Member, assemble
@@ -235,10 +238,12 @@ def contenders(work: Work, source: Source) -> dict[str, tuple[int, Iterator[None
 
 
 def _two_processes(federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]) -> Engine:
-    from fedproto.engines.distributed import processes
+    """What `auto` is on a machine of two cores without a GPU."""
 
     def build(shard: Shard) -> Engine:
-        return VectorisedEngine(federations, algorithm, trainings, Plan(), shard)
+        if on_one_core(federations) == "vectorised":
+            return VectorisedEngine(federations, algorithm, trainings, Plan(), shard)
+        return ReferenceEngine(federations, algorithm, trainings, shard)
 
     return processes(build, algorithm, workers=2)
 
@@ -429,7 +434,7 @@ def machine(device: str) -> dict[str, Any]:
     return {
         "device": name,
         "cores": multiprocessing.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": 1,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

@@ -160,9 +160,8 @@ def bench(
     from fedproto.bench import bench as measure
     from fedproto.console import bench_table
 
-    console = Console()
     found = measure(clients, model, device, precision, rounds, seeds, huge, data_dir, _say)
-    console.print(bench_table(found), highlight=False)
+    _wide_console().print(bench_table(found), highlight=False)
     if json is not None:
         from json import dumps
 
@@ -223,15 +222,19 @@ def _say(sentence: str, stderr: bool = False) -> None:
     Console(stderr=stderr).print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
+def _wide_console() -> Console:
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a file has no edge to keep clear of
+    return console
+
+
 def _show(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
     """The contents of some result.json as tables and sentences."""
     from fedproto.console import clients_table, traffic, verdict
 
     named = [result | {"algorithm": label} for result, label in zip(results, labels, strict=True)]
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200  # a file has no edge to keep clear of
-    console.print(clients_table(named))
+    _wide_console().print(clients_table(named))
     for sentence in verdict(named) + [traffic(each) for each in named]:
         _say(sentence)
 

@@ -23,7 +23,8 @@ from fedproto.config import configure
 from fedproto.engines import Engine, Shard
 from fedproto.engines.distributed import Build, DistributedEngine, processes
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.engines.vectorised import Plan, VectorisedEngine
+from fedproto.engines.stacks import Plan
+from fedproto.engines.vectorised import VectorisedEngine
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.experiment import Experiment
 from fedproto.rounds import RoundResult, draw, run_rounds

@@ -13,6 +13,7 @@ from fedproto.config import configure, read_assignment
 from fedproto.data import Places
 from fedproto.errors import DataError
 from fedproto.experiment import Experiment
+from fedproto.sweep import batches, read_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -84,3 +85,11 @@ def test_every_command_in_the_readme_is_accepted(command):
             pytest.skip("no MNIST here")
     for config in configure(settings, assigned):
         assert Experiment.prepare(config).federation.members
+
+
+def test_the_readmes_sweep_is_one_stack_a_method(tmp_path):
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "sweep.toml").write_text(text)
+    cells = read_sweep(tmp_path / "sweep.toml")
+    assert len(cells) == 2 * 5 * 3
+    assert [len(batch) for batch in batches(cells, tmp_path / "out")] == [15, 15]

@@ -24,8 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedproto as package
 from fedproto.client import Training
 from fedproto.config import configure
-from fedproto.engines import Lot, Shard, choice, stacked
+from fedproto.engines import Lot, Shard, choice
+from fedproto.engines import layers as stacked
 from fedproto.engines.cohorts import Store, grouped
+from fedproto.engines.graphs import STEP, copies
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.vectorised import VectorisedEngine, _received
 from fedproto.errors import TrainingError
@@ -649,7 +651,7 @@ def slots_of(stack, server):
     slow = torch.zeros(len(who), dtype=torch.bool)
     received = _received(stack.algorithm, [server], stack.cohort, who)
     state = vmap(stack.algorithm.adopt)(stack.cohort.states.take(who), received)
-    return stack._load(0, state, received, stack._tables(1, who, slow)[0])
+    return stack._load(0, state, received, stack.timetable.tables(1, who, slow)[0])
 
 
 @pytest.mark.parametrize("algorithm", ["fedproto(collect=during)", "fedavg", "fedrep"])
@@ -677,6 +679,25 @@ def test_a_traced_step_is_the_step(algorithm, monkeypatch):
     assert apart(slots, traced) < 1e-12
     assert slots["step"].item() == 3
     assert apart(slots, before) > 1e-3
+
+
+def test_warming_up_never_runs_past_the_last_step():
+    """A GPU's step is tried on copies before it is recorded, and that may be when only the last step is left."""
+    run = prepared("fedproto", "vectorised", data=clients_of(RAGGED))
+    (stack,) = run.engine.stacks
+    slots = slots_of(stack, run.progress.server)
+    slots[STEP].fill_(slots["at"].shape[1] - 1)
+    aside = copies(slots)
+    for _ in range(2):
+        stack._step(0, len(RAGGED)).function(aside)
+    assert aside[STEP].item() == 2
+    assert slots[STEP].item() == slots["at"].shape[1] - 1
+
+
+def test_a_phase_may_have_another_order_of_steps_than_the_first():
+    """Half of 5 steps is 3, as many as the next client's whole 3; half of 10 is 5, less than its 6."""
+    data = clients_of((20, 12, 20, 12), tests=(4,) * 4)
+    assert_engines_agree("fedrep(head_epochs=1,body_epochs=2)", data=data, straggle=0.5, rounds=4)
 
 
 # --- one step for all

@@ -18,7 +18,8 @@ from fedproto.config import Config
 from fedproto.engines import Engine, Shard, distributed
 from fedproto.engines.cohorts import grouped
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.engines.vectorised import Plan, VectorisedEngine, obstacle
+from fedproto.engines.stacks import Plan
+from fedproto.engines.vectorised import VectorisedEngine, obstacle
 from fedproto.errors import ConfigError
 from fedproto.federation import Federation
 from fedproto.types import Algorithm
@@ -41,7 +42,7 @@ def resolve(config: Config, federations: Sequence[Federation], trainings: Sequen
         # Not where CUDA is: a process that has used its GPU must not be forked.
         alone = torch.cuda.is_available() or distributed.under_torchrun() or _cores() == 1
         several = max(len(each) for each in steps) > 1 and not alone
-        engine = "processes" if work >= LONG and several else _on_one_core(federations)
+        engine = "processes" if work >= LONG and several else on_one_core(federations)
     compile: str = config.compile
     if compile == "auto":
         pays = config.rounds * config.epochs * max(map(max, steps)) * _saved(sum(map(len, steps))) > COMPILED
@@ -59,7 +60,7 @@ def _saved(clients: int) -> float:
     return 0.0003 + 2.5e-6 * clients
 
 
-def _on_one_core(federations: Sequence[Federation]) -> str:
+def on_one_core(federations: Sequence[Federation]) -> str:
     """What trains these models fastest on one core of a CPU."""
     groups = grouped(federations, Shard())
     clients = sum(map(len, groups))
@@ -72,7 +73,7 @@ def build_engine(
 ) -> tuple[Engine, list[str]]:
     """The engine of a resolved configuration, and what a person should know about it."""
     stacked = config.engine == "vectorised" or (
-        config.engine == "processes" and _on_one_core(federations) == "vectorised"
+        config.engine == "processes" and on_one_core(federations) == "vectorised"
     )
     plan = Plan(config.stack, config.states, config.compile == "on", config.precision == "bf16")
     hindered = obstacle(federations, algorithm, trainings, plan) if stacked else None

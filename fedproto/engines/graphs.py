@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedproto.engines.stacked import fusing
+from fedproto.engines.layers import fusing
 from fedproto.types import Tree
 
 InPlace = Callable[[Tree], None]
