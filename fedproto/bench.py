@@ -421,10 +421,11 @@ def bench(
         say(f"measuring {work.model}, {work.clients:,} clients, {work.precision}, on {device}")
         rows += measure(work, places, rounds)
     cnn = Work("cnn", 20, device)
-    if seeds:
-        rows.append(seeds_row(cnn, source_of(cnn, places), seeds))
-    if huge:
-        rows.append(huge_row(replace(cnn, clients=huge), source_of(cnn, places)))
+    with settings(1, cnn.precision):
+        if seeds:
+            rows.append(seeds_row(cnn, source_of(cnn, places), seeds))
+        if huge:
+            rows.append(huge_row(replace(cnn, clients=huge), source_of(cnn, places)))
     return {"machine": machine(device), "data": source_of(cnn, places).name, "rows": [asdict(row) for row in rows]}
 
 

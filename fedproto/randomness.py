@@ -44,9 +44,9 @@ def key(seed: int | Tensor, purpose: str, *parts: int | Tensor) -> Tensor:
 
 def keys(seed: int | Tensor, purposes: Sequence[str], *parts: int | Tensor) -> Tensor:
     """The keys of several purposes at once, along a new first axis."""
-    shape = torch.broadcast_shapes(*(torch.as_tensor(part).shape for part in (seed, *parts)))
+    axes = max(torch.as_tensor(part).dim() for part in (seed, *parts))
     state = _mix(torch.as_tensor(seed) + _GOLDEN)
-    numbers = torch.tensor([_purpose(purpose) for purpose in purposes]).reshape(-1, *(1 for _ in shape))
+    numbers = torch.tensor([_purpose(purpose) for purpose in purposes]).reshape(-1, *(1 for _ in range(axes)))
     for part in (numbers, *parts):
         state = _mix(state + (torch.as_tensor(part) + 1) * _GOLDEN)
     return state
