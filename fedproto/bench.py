@@ -31,7 +31,7 @@ from fedproto.data import DIGITS, Places, Source, Split
 from fedproto.engines import Engine, Shard
 from fedproto.engines.choice import on_one_core
 from fedproto.engines.cohorts import Cohort, Data, Store
-from fedproto.engines.distributed import processes
+from fedproto.engines.distributed import processes, refuse_torchrun
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.stacks import Plan, Stack
 from fedproto.engines.vectorised import VectorisedEngine
@@ -77,6 +77,7 @@ class Row:
     seconds: float  # a round, median
     start: float  # the first round
     ratio: float | None  # how many times the plain loop in one process
+    data: str
     memory: float  # GB: of a GPU the peak of this contender, of a CPU that of the process so far
     counted: int  # clients that were really trained; where fewer than `clients`, seconds are scaled up
 
@@ -88,6 +89,8 @@ def source_of(work: Work, places: Places) -> Source:
     try:
         return registry.build("dataset", Part("mnist"), places)
     except DataError:
+        if places.data_dir is not None:  # where somebody says there is some, there must be
+            raise
         return _noise("noise like MNIST", (28, 28), 60000)
 
 
@@ -271,7 +274,7 @@ def _measure(work: Work, source: Source, rounds: int) -> list[Row]:
     loop = scaled["plain loop"]
     return [
         Row(**asdict(work), contender=name, seconds=scaled[name], start=starts[name], ratio=loop / scaled[name],
-            memory=peaks[name], counted=runs[name][0])
+            data=source.name, memory=peaks[name], counted=runs[name][0])
         for name in runs
     ]  # fmt: skip
 
@@ -319,7 +322,7 @@ def seeds_row(work: Work, source: Source, seeds: int) -> Row:
     seconds = (time.perf_counter() - begun) / 100
     engine.close()
     name = f"{seeds} seeds, 100 rounds in {100 * seconds:.2f} s with 10 evaluations"
-    return Row(**asdict(work), contender=name, seconds=seconds, start=begun - start, ratio=None,
+    return Row(**asdict(work), contender=name, seconds=seconds, start=begun - start, ratio=None, data=source.name,
                memory=_peak(work.device), counted=work.clients)  # fmt: skip
 
 
@@ -368,7 +371,7 @@ def huge_row(work: Work, source: Source, share: float = 0.01, rounds: int = 5, s
     engine.close()
     name = f"vectorised, {int(share * work.clients):,} a round, states on {cohort.states.place}"
     return Row(**asdict(work), contender=name, seconds=statistics.median(times), start=start, ratio=None,
-               memory=_peak(work.device), counted=int(share * work.clients))  # fmt: skip
+               data=source.name, memory=_peak(work.device), counted=int(share * work.clients))  # fmt: skip
 
 
 def _crowd_cohort(work: Work, source: Source, member: Member, federation: Federation) -> Cohort:
@@ -380,6 +383,7 @@ def _crowd_cohort(work: Work, source: Source, member: Member, federation: Federa
     lengths = torch.full((count,), WAYS * SHOTS, device=device)
     training = work.training()
     return Cohort(
+        model=member.model,
         module=member.module,
         dropped=member.dropped,
         federation=torch.zeros(count, dtype=torch.int64),
@@ -411,6 +415,11 @@ def bench(
     # The same checks as for a run, and the same words.
     numbers = [convert("clients", number, Count) for number in filter(None, clients.split(","))]
     kinds = [configure({"precision": kind, "device": device})[0].precision for kind in precision.split(",")]
+    if "float64" in kinds:
+        raise ConfigError("fedproto bench measures float32, tf32 and bf16: the plain loop knows no float64")
+    if not (numbers or seeds or huge):
+        raise ConfigError("nothing to measure: name numbers of clients, --seeds or --huge")
+    refuse_torchrun("bench")
     for name in model.split(","):
         registry.find("model", name)
     device = device_of(device).type
@@ -426,7 +435,7 @@ def bench(
             rows.append(seeds_row(cnn, source_of(cnn, places), seeds))
         if huge:
             rows.append(huge_row(replace(cnn, clients=huge), source_of(cnn, places)))
-    return {"machine": machine(device), "data": source_of(cnn, places).name, "rows": [asdict(row) for row in rows]}
+    return {"machine": machine(device), "rows": [asdict(row) for row in rows]}
 
 
 def machine(device: str) -> dict[str, Any]:

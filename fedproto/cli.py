@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedproto.errors import FedProtoError, unknown
+from fedproto.errors import ConfigError, FedProtoError, unknown
 
 if TYPE_CHECKING:
     from fedproto.config import Config
@@ -126,22 +126,28 @@ def sweep(
     ],
     out: Annotated[Path | None, typer.Option(help="where the run folders go [runs/NAME]", show_default=False)] = None,
 ) -> None:
-    """Run all combinations of some settings, many federations at once; run again, it goes on where it stopped."""
+    """Run all combinations of some settings, many federations at once; run again, it goes on where it stopped.
+
+    The file alone says what is run: dataset = "mnist5k", then [sweep], seed = [0, 1, 2], ways = [3, 4]. Federations
+    that differ in seed, partition, clients, lr, momentum, participation, dropout or straggle are trained together.
+    """
     from fedproto.console import sweep_bar, sweep_table
-    from fedproto.experiment import Interrupted
+    from fedproto.engines.distributed import refuse_torchrun
     from fedproto.sweep import read_sweep, run_sweep
 
+    refuse_torchrun("sweep")
     cells = read_sweep(config)
     target = out or Path("runs") / config.stem
-    console = Console()
     try:
-        with sweep_bar(console, cells, target) as on_batch:
-            results = run_sweep(cells, target, on_batch)
-    except Interrupted:
-        _say(f"stopped; `fedproto sweep {config}{f' --out {out}' if out else ''}` goes on")
+        with sweep_bar(Console(), cells, target) as teller:
+            results = run_sweep(cells, target, teller.batch, teller.broken)
+    except KeyboardInterrupt:
+        _say(f"stopped; `fedproto sweep {config}{f' --out {out}' if out else ''}` goes on", stderr=True)
         raise typer.Exit(130) from None
-    console.print(sweep_table(cells, results), highlight=False)
+    _wide_console().print(sweep_table(cells, results), highlight=False)
     _say(f"written to {target}")
+    if None in results:
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -151,15 +157,21 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
     precision: Annotated[str, typer.Option(help="float32, tf32, bf16, with commas")] = "float32",
     rounds: Annotated[int, typer.Option(help="rounds of which the median is taken", min=1)] = 5,
-    seeds: Annotated[int, typer.Option(help="also 100 rounds of 20 clients for so many seeds in one stack")] = 0,
-    huge: Annotated[int, typer.Option(help="also a federation of so many clients, 1% a round")] = 0,
+    seeds: Annotated[int, typer.Option(help="also 100 rounds of 20 clients for so many seeds in one stack", min=0)] = 0,
+    huge: Annotated[int, typer.Option(help="also a federation of so many clients, 1% a round", min=0)] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="where data files lie [$FEDPROTO_DATA]")] = None,
     json: Annotated[Path | None, typer.Option(help="write the numbers to this file, too")] = None,
 ) -> None:
-    """Measure a round of every engine beside a plain loop over clients."""
+    """Measure a round of every engine beside a plain loop over clients, on MNIST where it is found, else on noise.
+
+    On a CPU also the plain loop and the engine as two processes. The default takes ten minutes on two cores; it needs a
+    checkout of the project, for benchmarks/plain_loop.py.
+    """
     from fedproto.bench import bench as measure
     from fedproto.console import bench_table
 
+    if json is not None and (json.is_dir() or not json.parent.is_dir()):
+        raise ConfigError(f"--json {json} is no file that can be written")
     found = measure(clients, model, device, precision, rounds, seeds, huge, data_dir, _say)
     _wide_console().print(bench_table(found), highlight=False)
     if json is not None:

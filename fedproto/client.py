@@ -48,7 +48,8 @@ def train(
     epoch = 0
     with draws_of_its_own(training.seed, round, member.id, member.train.x.device):
         for phase in algorithm.phases:
-            names = [name for name, _ in member.module.named_parameters() if phase.trains(name)]
+            parameters = member.module.named_parameters()
+            names = [name for name, value in parameters if value.requires_grad and phase.trains(name)]
             if names:  # a phase may have nothing to train: FedRep with no personal layer
                 epochs = phase.epochs or training.epochs
                 batches = _batches(member, training, round, range(epoch, epoch + epochs), slow)
@@ -92,7 +93,7 @@ def _batches(member: Member, training: Training, round: int, epochs: range, slow
         x, y = member.train.x[rows], member.train.y[rows]
         if member.border is not None:
             x = crop_and_flip(x, member.border, randomness.uniform(key("augment", epoch), 3 * count).reshape(count, 3))
-        keep = dropout.draw(member.dropped, key("dropout", epoch), count, x.dtype)
+        keep = dropout.draw(member.dropped, key("dropout", epoch), count)
         for step in range(min(left, per_epoch)):
             part = slice(step * training.batch, min((step + 1) * training.batch, count))
             batch = Batch(x[part], y[part], x.new_ones(part.stop - part.start))
@@ -182,6 +183,8 @@ def _evaluation_pass(
 ) -> tuple[Tensor, Tensor, Batch, Tree]:
     """Features and logits of all examples in eval mode, a thousand at a time."""
     module.eval()
+    own = {name for name, _ in module.named_buffers()}
+    state = {name: value.clone() if name in own else value for name, value in state.items()}  # looking changes nothing
     with torch.no_grad():
         pairs = [functional_call(module, state, (examples.x[rows],)) for rows in examples.rows.split(EVALUATION_BATCH)]
     features, logits = (torch.cat(parts) for parts in zip(*pairs, strict=True))

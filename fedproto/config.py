@@ -102,6 +102,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 def read_tables(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} does not exist") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
 
@@ -113,6 +115,8 @@ def flat(tables: dict[str, Any], where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             settings[key] = value
             continue
+        if key == "sweep":
+            raise ConfigError(f"{where} has a table [sweep]: run it with `fedproto sweep {where}`")
         if key not in registry.FOLDERS:
             raise unknown(f"table in {where}", key, registry.FOLDERS)
         settings |= {key if name == "name" else f"{key}.{name}": option for name, option in value.items()}

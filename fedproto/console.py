@@ -11,27 +11,27 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
+from fedproto.errors import FedProtoError
 from fedproto.experiment import OnRound
 from fedproto.rounds import RoundResult
-from fedproto.sweep import Cell, OnBatch, batches
+from fedproto.sweep import Cell, batches
 
 
 @contextmanager
 def progress_bar(console: Console, name: str, done: int, rounds: int) -> Iterator[OnRound]:
     """A bar that counts rounds; evaluated rounds and notes leave a line above it."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("rounds, left"),
-        TimeRemainingColumn(),
-        TextColumn("spent"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with _bar(console, "rounds, left") as bar:
         task = bar.add_task(name, total=rounds, completed=done)
 
         def show(result: RoundResult) -> None:
@@ -45,41 +45,62 @@ def progress_bar(console: Console, name: str, done: int, rounds: int) -> Iterato
 
 
 @contextmanager
-def sweep_bar(console: Console, cells: Sequence[Cell], out: Path) -> Iterator[OnBatch]:
+def sweep_bar(console: Console, cells: Sequence[Cell], out: Path) -> Iterator[SweepTeller]:
     """A bar over the rounds of all federations that are not finished yet."""
     todo = [cell for batch in batches(cells, out) for cell, _ in batch]
+    with _bar(console, "rounds of all, left") as bar:
+        yield SweepTeller(console, bar, bar.add_task("sweep", total=sum(cell.config.rounds for cell in todo)))
+
+
+class SweepTeller:
+    """Tells a person how a sweep goes."""
+
+    def __init__(self, console: Console, bar: Progress, task: TaskID) -> None:
+        self.console, self.bar, self.task = console, bar, task
+
+    def batch(self, cells: Sequence[Cell], done: int, notices: Sequence[str]) -> OnRound:
+        many = f"{len(cells)} federations together" if len(cells) > 1 else cells[0].name
+        name = f"{cells[0].config.algorithm.name}: {many}"
+        self.bar.update(self.task, description=name)
+        self._say(f"{name}, from round {done + 1}")
+        for notice in notices:
+            self._say(notice, "yellow")
+        return lambda result: self.bar.advance(self.task)
+
+    def broken(self, cell: Cell, error: FedProtoError) -> None:
+        self._say(f"{cell.name} broke down: {error}", "red")
+
+    def _say(self, sentence: str, style: str = "") -> None:
+        self.console.print(sentence, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def _bar(console: Console, unit: str) -> Progress:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("rounds of all, left"),
+        TextColumn(unit),
         TimeRemainingColumn(),
         TextColumn("spent"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("sweep", total=sum(cell.config.rounds for cell in todo))
-
-        def on_batch(together: Sequence[Cell], done: int) -> OnRound:
-            name = f"{together[0].config.algorithm.name}, {len(together)} federations"
-            bar.update(task, description=name, advance=done * len(together))
-            console.print(f"{name} in one stack, from round {done + 1}", highlight=False, markup=False)
-            return lambda result: bar.advance(task)
-
-        yield on_batch
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def sweep_table(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> Table:
-    """A row a federation: what it differs in, and its mean accuracies."""
+def sweep_table(cells: Sequence[Cell], results: Sequence[dict[str, Any] | None]) -> Table:
+    """A row a federation: what it differs in, its mean accuracies, and its share of the seconds of its stack."""
     varied = list(dict.fromkeys(key for cell in cells for key in cell.varied))
-    keys = list(dict.fromkeys(key for result in results for key in result["accuracy"]))
+    keys = list(dict.fromkeys(key for result in results if result for key in result["accuracy"]))
     table = Table(title="mean test accuracy over clients, %", title_justify="left", box=SIMPLE, pad_edge=False)
     for header in varied:
         table.add_column(escape(header), overflow="fold")
     for key in keys:
         table.add_column(key.replace("_", "\n"), justify="right")
-    table.add_column("seconds", justify="right")
+    table.add_column("share of\nseconds", justify="right")
     for cell, result in zip(cells, results, strict=True):
+        if result is None:
+            table.add_row(*(escape(str(cell.varied.get(key, ""))) for key in varied), "broke down", style="red")
+            continue
         means = [_percent(result["accuracy"][key]["mean"]) if key in result["accuracy"] else "" for key in keys]
         values = [escape(str(cell.varied.get(key, ""))) for key in varied]
         table.add_row(*values, *means, f"{result['seconds']['total']:.1f}")
@@ -96,7 +117,7 @@ def bench_table(found: dict[str, Any]) -> Table:
         table.add_column(header, justify="right")
     before = None
     for row in found["rows"]:
-        work = f"{row['model']}, {row['clients']:,} clients, {row['precision']}"
+        work = f"{row['model']}, {row['clients']:,} clients, {row['precision']}, {row['data']}"
         scaled = "" if row["counted"] == row["clients"] else f" (of {row['counted']})"
         numbers = (
             f"{row['seconds']:.4g}",

@@ -18,23 +18,25 @@ from fedproto import randomness
 from fedproto.types import Tree
 
 KEEP = "keep"
+AT_ONCE = 2**24  # numbers drawn at a time: each is eight bytes, several times over, and ends up as one
 
 
 class HandedDropout(nn.Module):
-    """Multiplies by `keep`: 0, or 1/(1 − p), for each value (or channel) of each sample."""
+    """Multiplies by `keep`, 0 or 1 for each value (or channel) of each sample, and by 1/(1 − p)."""
 
     keep: Tensor | None
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.p = float(layer.p)  # type: ignore[arg-type]
+        self.scale = 1 / (1 - self.p) if self.p < 1 else 0.0
         self.layer = layer  # without draws, as when somebody calls the module himself, it does what it always did
         self.register_buffer(KEEP, None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.keep is None:
             return self.layer(x)
-        return x * self.keep
+        return x * self.keep * self.scale
 
 
 class Dropped(NamedTuple):
@@ -52,10 +54,11 @@ _DRAWN_AXES = {nn.Dropout: None, nn.Dropout1d: 1, nn.Dropout2d: 1, nn.Dropout3d:
 def hand_in_dropout(module: nn.Module, sample: Tensor) -> tuple[nn.Module, tuple[Dropped, ...]]:
     """A copy of the module whose dropout layers take their draws from a buffer, and what each of them draws.
 
-    `sample` is a batch of one input. Layers that are used twice in a forward pass stay torch's.
+    `sample` is a batch of one input. Layers that are used twice in a forward pass, or whose first axis is not that of
+    the samples, stay torch's.
     """
-    module = copy.deepcopy(module)
     shapes = _shapes_at_dropout(module, sample)
+    module = copy.deepcopy(module)
     dropped = []
     for name, shape in shapes.items():
         parent, _, child = name.rpartition(".")
@@ -66,39 +69,45 @@ def hand_in_dropout(module: nn.Module, sample: Tensor) -> tuple[nn.Module, tuple
 
 
 def _shapes_at_dropout(module: nn.Module, sample: Tensor) -> dict[str, tuple[int, ...]]:
-    """The shape for which each dropout layer that runs exactly once draws."""
+    """The shape for which each dropout layer that runs exactly once draws, for one sample."""
+    found = [_seen_at_dropout(copy.deepcopy(module), sample.expand(size, *sample.shape[1:])) for size in (2, 3)]
+    once = [{name: shapes[0] for name, shapes in seen.items() if len(shapes) == 1} for seen in found]
+    return {
+        name: _drawn(module.get_submodule(name), shape[1:])
+        for name, shape in once[0].items()
+        if shape[0] == 2 and once[1].get(name) == (3, *shape[1:])  # of the samples, by chance in neither
+    }
+
+
+@torch.no_grad()
+def _seen_at_dropout(module: nn.Module, batch: Tensor) -> dict[str, list[tuple[int, ...]]]:
+    """The shapes that pass each dropout layer in training."""
     seen: dict[str, list[tuple[int, ...]]] = {}
-    hooks = [
-        layer.register_forward_hook(
-            lambda layer, args, out, name=name: seen.setdefault(name, []).append(_drawn(layer, out.shape[1:]))
-        )
-        for name, layer in module.named_modules()
-        if type(layer) in _DRAWN_AXES and name
-    ]
-    with torch.no_grad():
-        module.eval()(sample)
-    for hook in hooks:
-        hook.remove()
-    return {name: shapes[0] for name, shapes in seen.items() if len(shapes) == 1}
+    for name, layer in module.named_modules():
+        if type(layer) in _DRAWN_AXES and name:
+            layer.register_forward_hook(
+                lambda layer, args, out, name=name: seen.setdefault(name, []).append(tuple(out.shape))
+            )
+    with torch.random.fork_rng(devices=[batch.device] if batch.is_cuda else []):
+        module.train()(batch)
+    return seen
 
 
-def _drawn(layer: nn.Module, shape: torch.Size) -> tuple[int, ...]:
+def _drawn(layer: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
     axes = _DRAWN_AXES[type(layer)]  # type: ignore[index]
     return tuple(shape) if axes is None else (*shape[:axes], *(1 for _ in shape[axes:]))
 
 
-def draw(layers: tuple[Dropped, ...], keys: Tensor, count: int, dtype: torch.dtype) -> Tree:
+def draw(layers: tuple[Dropped, ...], keys: Tensor, count: int) -> Tree:
     """For each layer what it keeps of each of `count` samples: (…, count, *shape), with the axes of `keys` in front."""
     sizes = [math.prod(layer.shape) for layer in layers]
     if not layers:
         return {}
-    draws = randomness.uniform(keys, count * sum(sizes)).unflatten(-1, (count, sum(sizes)))
-    pieces = draws.split(sizes, dim=-1)
-    return {
-        layer.name: _scaled(piece >= layer.p, layer.p, dtype).unflatten(-1, layer.shape)
-        for layer, piece in zip(layers, pieces, strict=True)
-    }
-
-
-def _scaled(kept: Tensor, p: float, dtype: torch.dtype) -> Tensor:
-    return kept.to(dtype) * (1 / (1 - p) if p < 1 else 0)
+    some = max(1, AT_ONCE // (sum(sizes) * keys.numel()))
+    kept: dict[str, list[Tensor]] = {layer.name: [] for layer in layers}
+    for start in range(0, count, some):
+        samples = min(some, count - start)
+        draws = randomness.uniform(keys, samples * sum(sizes), start * sum(sizes)).unflatten(-1, (samples, sum(sizes)))
+        for layer, piece in zip(layers, draws.split(sizes, dim=-1), strict=True):
+            kept[layer.name].append((piece >= layer.p).unflatten(-1, layer.shape))
+    return {name: torch.cat(pieces, keys.dim()) for name, pieces in kept.items()}

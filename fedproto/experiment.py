@@ -70,7 +70,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class Experiment:
-    """A federation about to run, alone or in one engine with others that differ in seed or partition only."""
+    """A federation about to run, alone or in one engine with others that differ in what `sweep.STACKED` names."""
 
     config: Config
     algorithm: Algorithm
@@ -106,8 +106,8 @@ class Experiment:
     ) -> list[Experiment]:
         progresses = [Progress.start(federation, algorithm) for federation in federations]
         trainings = [Training(c.batch, c.lr, c.momentum, c.epochs, c.last_batch, c.seed) for c in configs]
-        resolved = resolve(configs[0], federations, trainings)
-        engine, notices = build_engine(resolved, federations, algorithm, trainings)
+        resolved, plan, notices = resolve(configs[0], federations, algorithm, trainings)
+        engine = build_engine(resolved, plan, federations, algorithm, trainings)
         settled = {name: getattr(resolved, name) for name in ("engine", "device", "compile", "workers")}
         return [
             cls(replace(config, **settled), algorithm, federation, engine, place, progress, notices)

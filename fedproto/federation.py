@@ -218,6 +218,28 @@ def _state(module: nn.Module) -> Tree:
     return {name: value.detach().clone() for name, value in module.state_dict().items() if name in first}
 
 
+def _separate(parent: nn.Module, seen: set[int]) -> None:
+    """A layer that is there twice becomes two layers with the same parameters.
+
+    `functional_call` would put back its parameters twice, the second time the ones it had put in.
+    """
+    for name, child in list(parent._modules.items()):
+        if child is None:
+            continue
+        if id(child) in seen:
+            child = _twin(child)
+            setattr(parent, name, child)
+        seen.add(id(child))
+        _separate(child, seen)
+
+
+def _twin(layer: nn.Module) -> nn.Module:
+    twin = copy.copy(layer)
+    for name in ("_parameters", "_buffers", "_modules"):
+        vars(twin)[name] = dict(vars(layer)[name])
+    return twin
+
+
 class _Modules:
     """Builds each architecture once: its clients share the module and one draw of initial weights."""
 
@@ -235,6 +257,7 @@ class _Modules:
             # A copy: the user's own module keeps its type, its device and its mode.
             module = self._build(model, shape) if isinstance(model, Part) else copy.deepcopy(model)
             module = module.to(self.device, self.dtype)
+            _separate(module, set())
             dim = self._probe(module, examples, client)
             initial = _state(module)
             module, dropped = hand_in_dropout(module, examples.x[examples.rows[:1]])

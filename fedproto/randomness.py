@@ -52,15 +52,15 @@ def keys(seed: int | Tensor, purposes: Sequence[str], *parts: int | Tensor) -> T
     return state
 
 
-def bits(keys: Tensor, count: int) -> Tensor:
-    """`count` random int64 values for each key, along a new last axis."""
-    index = torch.arange(1, count + 1, device=keys.device)
+def bits(keys: Tensor, count: int, start: int = 0) -> Tensor:
+    """`count` random int64 values for each key, along a new last axis; of its stream, those from `start` on."""
+    index = torch.arange(start + 1, start + count + 1, device=keys.device)
     return _mix(keys[..., None] + index * _GOLDEN)
 
 
-def uniform(keys: Tensor, count: int) -> Tensor:
-    """`count` float64 values in [0, 1) for each key."""
-    return _logical_shift(bits(keys, count), 11).double() * 2.0**-53
+def uniform(keys: Tensor, count: int, start: int = 0) -> Tensor:
+    """`count` float64 values in [0, 1) for each key; of its stream, those from `start` on."""
+    return _logical_shift(bits(keys, count, start), 11).double() * 2.0**-53
 
 
 def permutation(keys: Tensor, count: int, lengths: Tensor | None = None) -> Tensor:

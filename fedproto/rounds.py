@@ -142,8 +142,7 @@ class Course:
 def run_rounds(algorithm: Algorithm, engine: Engine, courses: Sequence[Course]) -> Iterator[list[RoundResult]]:
     """From the round after the courses' progress to the last, a result a course; all are trained together.
 
-    They differ in federation and seed; rounds, and how far they have come, are the same. The courses' progress and
-    the engine's states move along.
+    Their rounds, and how far they have come, are the same. The courses' progress and the engine's states move along.
     """
     rounds, every = courses[0].schedule.rounds, courses[0].schedule.eval_every
     for round in range(courses[0].progress.round + 1, rounds + 1):

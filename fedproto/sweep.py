@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedproto.config import AUTO, Config, configure, flat, read_tables, read_toml
 from fedproto.data import Source
-from fedproto.errors import ConfigError, RunFolderError
+from fedproto.errors import ConfigError, RunFolderError, TrainingError
 from fedproto.experiment import Experiment, OnRound, execute
 from fedproto.options import Part
 from fedproto.runfolder import RunFolder
 
+#: How a run is computed, which may change between two goes at a sweep.
+COMPUTED = ("engine", "device", "compile", "workers", "stack", "states", "checkpoint_every", "data_dir")
 #: In what federations of one stack may differ.
 STACKED = ("seed", "partition", "clients", "lr", "momentum", "participation", "dropout", "straggle")
 
@@ -41,7 +43,10 @@ class Cell(NamedTuple):
 
 
 Batch = list[tuple[Cell, RunFolder | None]]  # cells to be trained together, with the folders of those begun before
-OnBatch = Callable[[Sequence[Cell], int], OnRound]
+
+
+OnBatch = Callable[[Sequence[Cell], int, Sequence[str]], OnRound]  # cells trained together, rounds done, notices
+OnBroken = Callable[[Cell, TrainingError], None]
 
 
 def read_sweep(path: Path) -> list[Cell]:
@@ -50,30 +55,35 @@ def read_sweep(path: Path) -> list[Cell]:
     listed = tables.pop("sweep", {})
     if not isinstance(listed, dict):
         raise ConfigError(f"sweep in {path} must be a table of lists, [sweep], not {listed!r}")
+    if not listed:
+        raise ConfigError(
+            f"{path} has no table [sweep] of lists, such as seed = [0, 1]: use `fedproto run` for one run"
+        )
     varied = flat(listed, f"[sweep] of {path}")
     for key, values in varied.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"[sweep] of {path}: {key} must be a list of values, such as [1, 2], not {values!r}")
     settings = flat(tables, str(path))
-    cells = [
-        _cell(settings, dict(zip(varied, values, strict=True)), varied)
-        for values in itertools.product(*varied.values())
-    ]
-    names = [cell.name for cell in cells]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"[sweep] of {path} lists {twice} twice")
+    cells = [_cell(settings, dict(zip(varied, values, strict=True))) for values in itertools.product(*varied.values())]
+    seen: dict[str, str] = {}
+    for cell in cells:
+        settings_of_it = cell.config.toml()
+        if settings_of_it in seen:
+            raise ConfigError(f"[sweep] of {path} lists a federation twice: {seen[settings_of_it]} and {cell.name}")
+        seen[settings_of_it] = cell.name
     return cells
 
 
-def _cell(settings: dict[str, Any], chosen: dict[str, Any], varied: dict[str, list[Any]]) -> Cell:
-    configs = configure(settings | chosen)
+def _cell(settings: dict[str, Any], chosen: dict[str, Any]) -> Cell:
+    try:
+        configs = configure(settings | chosen)
+    except ConfigError as error:
+        cell = ", ".join(f"{key} = {value}" for key, value in chosen.items())
+        raise ConfigError(f"the cell {cell}: {error}") from error
     if len(configs) != 1:
         raise ConfigError("a sweep takes one algorithm in each entry of its list, not several with commas")
-    shown = {key: value for key, value in chosen.items() if len(varied[key]) > 1}
-    name = "-".join(str(v) if k == "algorithm" else f"{k.rpartition('.')[2]}={v}" for k, v in shown.items())
-    safe = "".join(c if c.isalnum() or c in "-_=." else "_" for c in name)
-    return Cell(safe or configs[0].algorithm.name, shown, configs[0])
+    name = "-".join(str(v) if k == "algorithm" else f"{k.rpartition('.')[2]}={v}" for k, v in chosen.items())
+    return Cell("".join(c if c.isalnum() or c in "-_=.+" else "_" for c in name), chosen, configs[0])
 
 
 def batches(cells: Sequence[Cell], out: Path) -> list[Batch]:
@@ -103,26 +113,33 @@ def _begun(cell: Cell, out: Path) -> RunFolder | None:
 def _refuse_other(cell: Cell, folder: RunFolder) -> None:
     """A folder of this sweep holds the run that the sweep means; how it was computed does not matter."""
     stored = configure(read_toml(folder.path / "config.toml"))[0]
-    free = {name: getattr(stored, name) for name in ("engine", "device", "compile", "workers")}
+    meant = {field.name for field in fields(Config)} - set(COMPUTED)
     if any(part.name == AUTO for part in cell.config.model):
-        free["model"] = stored.model
-    if stored != replace(cell.config, **free):
-        raise RunFolderError(f"{folder.path} holds a run with other settings: name another folder with --out")
+        meant -= {"model"}
+    for name in sorted(meant):
+        old, new = getattr(stored, name), getattr(cell.config, name)
+        if old != new:
+            raise RunFolderError(
+                f"{folder.path} holds a run with {name} {old}, not {new}: name another folder with --out"
+            )
 
 
-def run_sweep(cells: Sequence[Cell], out: Path, on_batch: OnBatch) -> list[dict[str, Any]]:
-    """Run what is not finished; the contents of all cells' result.json, in order."""
+def run_sweep(
+    cells: Sequence[Cell], out: Path, on_batch: OnBatch, on_broken: OnBroken | None = None
+) -> list[dict[str, Any] | None]:
+    """Run what is not finished; the contents of all cells' result.json, in order, None for those that broke down."""
     loaded: dict[str, Source] = {}
     for cell in cells:
         if _begun(cell, out) is None:
             RunFolder.refuse_used(out / cell.name)
     for batch in batches(cells, out):
-        _run_batch(batch, out, loaded, on_batch)
-    results = [RunFolder.open(out / cell.name).result() for cell in cells]
-    return [result for result in results if result is not None]
+        _run_batch(batch, out, loaded, on_batch, on_broken)
+    return [RunFolder.open(out / cell.name).result() for cell in cells]
 
 
-def _run_batch(batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch) -> None:
+def _run_batch(
+    batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch, on_broken: OnBroken | None
+) -> None:
     experiments = Experiment.prepare_together([cell.config for cell, _ in batch], loaded)
     folders = []
     for experiment, (cell, folder) in zip(experiments, batch, strict=True):
@@ -130,4 +147,13 @@ def _run_batch(batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnB
             experiment.restore(folder)
         folders.append(folder or experiment.new_folder(out / cell.name))
     cells = [cell for cell, _ in batch]
-    execute(experiments, folders, on_batch(cells, experiments[0].progress.round))
+    try:
+        execute(experiments, folders, on_batch(cells, experiments[0].progress.round, experiments[0].notices))
+    except TrainingError as error:
+        if on_broken is None:
+            raise
+        if len(batch) == 1:
+            on_broken(cells[0], error)
+            return
+        for cell in cells:  # each by itself, from its own checkpoint: only the one that broke down is lost
+            _run_batch([(cell, _begun(cell, out))], out, loaded, on_batch, on_broken)

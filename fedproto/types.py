@@ -71,6 +71,9 @@ class Phase:
 class Algorithm:
     """What travels, what the client minimises, and what the server makes of it.
 
+    `send`, `adopt`, `loss`, `upload` and `predict` are run for many clients at once by `torch.func.vmap`: they must not
+    branch on the values of tensors. A method that does is left to the reference engine, but for `send`.
+
     name       as in `--algorithm`
     shared     which parameters and buffers travel, by name; none where only prototypes do
     init       (initial parameters, task) -> the server's state

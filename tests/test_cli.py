@@ -554,7 +554,7 @@ ARCHITECTURES = {
 }
 FILES = {
     "TOML that does not parse": ("{inputs}/unparsable.toml", "unparsable.toml", "TOML"),
-    "TOML that is not there": ("{inputs}/nowhere.toml", "nowhere.toml", "TOML"),
+    "TOML that is not there": ("{inputs}/nowhere.toml", "nowhere.toml", "does not exist"),
     "TOML with an unknown key": ("{inputs}/unknown-key.toml", "did you mean 'rounds'"),
     "TOML with an unknown table": ("{inputs}/unknown-table.toml", "did you mean 'algorithm'"),
     "TOML with an unknown option": ("{inputs}/unknown-option.toml", "did you mean 'lam'"),

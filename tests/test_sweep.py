@@ -48,8 +48,13 @@ def ignore(result):
     pass
 
 
-def quietly(cells, round):
+def quietly(cells, round, notices):
     return ignore
+
+
+def remembering(seen):
+    """Quietly, but for the names of the cells that are trained."""
+    return lambda cells, done, notices: seen.extend(cell.name for cell in cells) or ignore
 
 
 def states_in(folder):
@@ -79,9 +84,10 @@ def test_all_combinations_the_last_list_changing_fastest(tmp_path):
     assert cells[3].varied == {"algorithm": "local", "seed": 1, "ways": 3}
 
 
-def test_folders_are_named_by_what_varies(tmp_path):
-    cells = cells_of(tmp_path, {"seed": [4], "lr": [0.1, 0.01]})
-    assert [cell.name for cell in cells] == ["lr=0.1", "lr=0.01"]
+def test_folders_are_named_by_all_that_is_swept(tmp_path):
+    """Also by what has one value: a list that grows must not make another folder of what is finished."""
+    cells = cells_of(tmp_path, {"seed": [4], "lr": [0.1, 1e-30]})
+    assert [cell.name for cell in cells] == ["seed=4-lr=0.1", "seed=4-lr=1e-30"]
     assert {cell.config.seed for cell in cells} == {4}
     cells = cells_of(tmp_path, {"algorithm": ["fedproto(lam=0.1, distance=l1)", "fedavg"], "partition.ways": [2, 3]})
     assert [cell.name for cell in cells] == [
@@ -92,11 +98,9 @@ def test_folders_are_named_by_what_varies(tmp_path):
     ]
 
 
-def test_a_sweep_of_one_federation_is_named_by_its_method(tmp_path):
-    for swept in ({}, {"seed": [3]}):
-        (cell,) = cells_of(tmp_path, swept, algorithm="fedavg")
-        assert cell.name == "fedavg"
-        assert cell.varied == {}
+def test_a_file_without_a_sweep_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"has no table \[sweep\] of lists.*`fedproto run`"):
+        cells_of(tmp_path, {})
 
 
 def test_options_of_plug_ins_in_tables_of_their_own(tmp_path):
@@ -119,7 +123,12 @@ def test_options_of_plug_ins_in_tables_of_their_own(tmp_path):
         ({"partition.wys": [1]}, r"unknown option of partition nway 'wys'.*ways"),
         ({"algorithm": ["local,fedavg"]}, r"a sweep takes one algorithm in each entry of its list"),
         ({"algorithm": ["fedavgg"]}, r"unknown algorithm 'fedavgg'.*fedavg"),
-        ({"seed": [1, 2, 1]}, r"\[sweep\] of .* lists seed=1 twice"),
+        ({"seed": [1, 2, 1]}, r"\[sweep\] of .* lists a federation twice: seed=1 and seed=1"),
+        ({"lr": [1, 1.0]}, r"lists a federation twice: lr=1 and lr=1.0"),
+        (
+            {"algorithm": ["local", "fedproto"], "lam": [0.1]},
+            r"the cell algorithm = local, lam = 0.1: unknown key 'lam'",
+        ),
         ({"lr": [0.1, "high"]}, r"lr must be"),
         ({"seed": [[1, 2]]}, r"seed must be"),
     ],
@@ -151,7 +160,7 @@ def test_a_sweep_that_is_no_table_is_refused(value, tmp_path):
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     answer = fedproto("sweep", tmp_path / "none.toml")
     assert answer.code == 2
-    assert "cannot be read as TOML" in only_line(answer.err)
+    assert "does not exist" in only_line(answer.err)
 
 
 # --- which are trained together
@@ -233,7 +242,7 @@ def test_methods_and_models_come_one_after_the_other(tmp_path):
     swept = {"algorithm": ["local", "fedproto"], "model": ["mlp(hidden=4)", "mlp-mh"], "seed": [0, 1]}
     seen = []
     cells = cells_of(tmp_path, swept, rounds=1, clients=3)
-    results = run_sweep(cells, tmp_path / "out", lambda batch, done: seen.append((len(batch), done)) or ignore)
+    results = run_sweep(cells, tmp_path / "out", lambda batch, done, notices: seen.append((len(batch), done)) or ignore)
     assert seen == [(2, 0)] * 4
     assert [(r["algorithm"], r["clients"][0]["model"], r["seed"]) for r in results] == [
         (algorithm, model, seed)
@@ -261,7 +270,7 @@ SWEPT = {"algorithm": ["local", "fedavg"], "seed": [0, 1]}
 def stopping(round, cell):
     """Dies after a round's lines and checkpoints of the first `cell` federations of a batch were written."""
 
-    def on_batch(cells, done):
+    def on_batch(cells, done, notices):
         seen = []
 
         def on_round(result):
@@ -292,7 +301,9 @@ def test_more_cells_are_run_beside_those_that_are_finished(tmp_path):
     before = times_of(tmp_path / "out" / "seed=0")
     seen = []
     cells = cells_of(tmp_path, {"seed": [0, 1, 2]}, rounds=2)
-    results = run_sweep(cells, tmp_path / "out", lambda batch, done: seen.extend(c.name for c in batch) or ignore)
+    results = run_sweep(
+        cells, tmp_path / "out", lambda batch, done, notices: seen.extend(c.name for c in batch) or ignore
+    )
     assert seen == ["seed=2"]
     assert [result["seed"] for result in results] == [0, 1, 2]
     assert times_of(tmp_path / "out" / "seed=0") == before
@@ -309,7 +320,7 @@ def test_what_was_interrupted_is_continued_to_the_same_bits(cell, tmp_path):
     assert len(list((tmp_path / "out").glob("*/config.toml"))) == 2
     seen = []
     results = run_sweep(
-        cells, tmp_path / "out", lambda batch, done: seen.append(([c.name for c in batch], done)) or ignore
+        cells, tmp_path / "out", lambda batch, done, notices: seen.append(([c.name for c in batch], done)) or ignore
     )
     local, fedavg = (["local-seed=0", "local-seed=1"], ["fedavg-seed=0", "fedavg-seed=1"])
     apart = [(local[:1], 2), (local[1:], 1)]  # not equally far, so not together
@@ -344,13 +355,15 @@ def test_ctrl_c_leaves_a_sweep_that_goes_on(tmp_path, monkeypatch):
             self.bar = real(*arguments)
 
         def __enter__(self):
-            on_batch = self.bar.__enter__()
+            teller = self.bar.__enter__()
+            on_batch = teller.batch
 
-            def interrupting(cells, done):
-                on_batch(cells, done)
+            def interrupting(cells, done, notices):
+                on_batch(cells, done, notices)
                 return lambda result: os.kill(os.getpid(), signal.SIGINT) if result.round == 2 and not sent() else None
 
-            return interrupting
+            teller.batch = interrupting
+            return teller
 
         def __exit__(self, *error):
             return self.bar.__exit__(*error)
@@ -365,11 +378,11 @@ def test_ctrl_c_leaves_a_sweep_that_goes_on(tmp_path, monkeypatch):
         patch.setattr(console, "sweep_bar", Bar)
         answer = fedproto("sweep", path, "--out", tmp_path / "out")
     assert answer.code == 130
-    assert f"stopped; `fedproto sweep {path} --out {tmp_path / 'out'}` goes on" in answer.out
+    assert f"stopped; `fedproto sweep {path} --out {tmp_path / 'out'}` goes on" in answer.err
     assert RunFolder(tmp_path / "out" / "seed=1").checkpoint_round() == 2
     answer = fedproto("sweep", path, "--out", tmp_path / "out")
     assert answer.code == 0, answer.err
-    assert "2 federations in one stack, from round 3" in answer.out
+    assert "2 federations together, from round 3" in answer.out
     assert RunFolder(tmp_path / "out" / "seed=1").result()["rounds"] == 5
 
 
@@ -380,14 +393,14 @@ def test_an_unfinished_run_with_other_settings_is_refused(tmp_path):
     before = times_of(tmp_path / "out")
     for other in ({"rounds": 4}, {"lr": 0.5}, {"algorithm": "local"}, {"ways": 2}):
         cells = cells_of(tmp_path, {"seed": [0, 1]}, **{"rounds": 3, **other})
-        with pytest.raises(RunFolderError, match=r"seed=0 holds a run with other settings: name another folder"):
+        with pytest.raises(RunFolderError, match=r"seed=0 holds a run with \w+ .*, not .*: name another"):
             run_sweep(cells, tmp_path / "out", quietly)
     assert times_of(tmp_path / "out") == before
 
 
 def test_a_finished_run_with_other_settings_is_refused(tmp_path):
     run_sweep(cells_of(tmp_path, {"seed": [0, 1]}, rounds=1), tmp_path / "out", quietly)
-    with pytest.raises(RunFolderError, match=r"holds a run with other settings"):
+    with pytest.raises(RunFolderError, match=r"holds a run with rounds 1, not 2"):
         run_sweep(cells_of(tmp_path, {"seed": [0, 1]}, rounds=2), tmp_path / "out", quietly)
 
 
@@ -416,7 +429,9 @@ def test_a_federation_of_a_sweep_can_be_resumed_alone(tmp_path):
     answer = fedproto("resume", tmp_path / "out" / "seed=1-ways=2")
     assert answer.code == 0, answer.err
     seen = []
-    results = run_sweep(cells, tmp_path / "out", lambda batch, done: seen.extend(c.name for c in batch) or ignore)
+    results = run_sweep(
+        cells, tmp_path / "out", lambda batch, done, notices: seen.extend(c.name for c in batch) or ignore
+    )
     assert seen == ["seed=0-ways=2", "seed=0-ways=3", "seed=1-ways=3"]
     whole = run_sweep(cells, tmp_path / "whole", quietly)
     assert [r["clients"] for r in results] == [r["clients"] for r in whole]
@@ -431,8 +446,8 @@ def test_the_command_says_what_it_found(tmp_path):
     assert (answer.code, answer.err) == (0, "")
     lines = answer.out.splitlines()
     assert lines[:2] == [
-        "local, 2 federations in one stack, from round 1",
-        "fedavg, 2 federations in one stack, from round 1",
+        "local: 2 federations together, from round 1",
+        "fedavg: 2 federations together, from round 1",
     ]
     assert "mean test accuracy over clients, %" in answer.out
     assert lines[-1] == f"written to {tmp_path / 'out'}"
@@ -443,7 +458,7 @@ def test_the_command_says_what_it_found(tmp_path):
         assert row[2:4] == [f"{100 * accuracy[key]['mean']:.1f}" for key in ("head", "head_own")]
     again = fedproto("sweep", path, "--out", tmp_path / "out")
     assert again.code == 0
-    assert "in one stack" not in again.out
+    assert "together" not in again.out
     assert [line.split() for line in again.out.splitlines() if line.split()[:1] in (["local"], ["fedavg"])] == rows
 
 
@@ -456,8 +471,12 @@ def test_the_folder_is_named_by_the_file_where_none_is_named(tmp_path, monkeypat
     assert answer.out.splitlines()[-1] == "written to runs/mine"
 
 
-def test_divergence_in_a_stack_is_an_error_in_one_line(tmp_path):
-    path = written(tmp_path / "sweep.toml", {"lr": [0.01, 1e300]})
+def test_a_federation_that_diverges_takes_no_other_with_it(tmp_path):
+    path = written(tmp_path / "sweep.toml", {"lr": [0.01, 1e300], "algorithm": ["local", "fedproto"]})
     answer = fedproto("sweep", path, "--out", tmp_path / "out")
     assert answer.code == 2
-    assert "the lr may be too high" in only_line(answer.err)
+    assert "lr=1e+300-local broke down: round 1, client" in answer.out
+    finished = [(tmp_path / "out" / cell.name / "result.json").exists() for cell in read_sweep(path)]
+    assert finished == [True, True, False, False]
+    (alone,) = run_sweep(cells_of(tmp_path, {"lr": [0.01], "algorithm": ["local"]}), tmp_path / "alone", quietly)
+    assert alone["accuracy"] == RunFolder(tmp_path / "out" / "lr=0.01-local").result()["accuracy"]

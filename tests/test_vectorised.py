@@ -27,11 +27,12 @@ from fedproto.config import configure
 from fedproto.engines import Lot, Shard, choice
 from fedproto.engines import layers as stacked
 from fedproto.engines.cohorts import Store, grouped
-from fedproto.engines.graphs import STEP, copies
+from fedproto.engines.graphs import STEP, rewound
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.vectorised import VectorisedEngine, _received
 from fedproto.errors import TrainingError
 from fedproto.experiment import Experiment, reopen
+from fedproto.rounds import run_rounds
 from fedproto.runfolder import RunFolder
 
 #: Everything that can go wrong in a round, and more than one epoch of it.
@@ -687,10 +688,10 @@ def test_warming_up_never_runs_past_the_last_step():
     (stack,) = run.engine.stacks
     slots = slots_of(stack, run.progress.server)
     slots[STEP].fill_(slots["at"].shape[1] - 1)
-    aside = copies(slots)
+    aside = {name: value.clone() for name, value in slots.items()}
     for _ in range(2):
-        stack._step(0, len(RAGGED)).function(aside)
-    assert aside[STEP].item() == 2
+        stack._step(0, len(RAGGED)).function(rewound(aside))
+    assert aside[STEP].item() == 1
     assert slots[STEP].item() == slots["at"].shape[1] - 1
 
 
@@ -747,6 +748,96 @@ def test_evaluation_has_no_loop_over_clients_either():
     assert found[0] == found[1]
 
 
+# --- modules that look alike
+
+
+class Plain(nn.Module):
+    """Two layers of one shape, which may be one."""
+
+    def __init__(self, tied=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inside, self.a, self.head = nn.Linear(64, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+        self.b = self.a if tied else nn.Linear(6, 6)
+
+    def forward(self, x):
+        features = self.b(torch.relu(self.a(torch.relu(self.inside(x.flatten(1))))))
+        return features, self.head(features)
+
+
+def doubling(module, arguments, output):
+    return output * 2
+
+
+def test_modules_with_other_hooks_are_other_cohorts():
+    modules = [Plain() for _ in RAGGED]
+    for module in modules[1:4]:
+        module.a.register_forward_hook(doubling)
+    assert_engines_agree("fedproto", modules=modules, data=clients_of(RAGGED))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_tied_and_untied_layers_are_other_cohorts(first):
+    modules = [Plain(tied=first if number % 2 else not first) for number in range(len(RAGGED))]
+    assert_engines_agree("fedproto", modules=modules, data=clients_of(RAGGED))
+
+
+def test_frozen_parameters_stay_as_they_are():
+    module = Plain()
+    module.a.requires_grad_(False)
+    reference, vectorised = assert_engines_agree("fedproto", modules=module, data=clients_of(RAGGED))
+    for _, result in (reference, vectorised):
+        assert all(torch.equal(state["a.weight"], module.a.weight.detach().double()) for state in result.states)
+        assert not any(torch.equal(state["b.weight"], module.b.weight.detach().double()) for state in result.states)
+
+
+def test_a_loss_may_divide_by_the_number_of_samples():
+    """A client that has no batch left is not shown an empty one."""
+
+    def loss(step):
+        each = nn.functional.cross_entropy(step.logits, step.batch.y, reduction="none") * step.batch.mask
+        return {"supervised": each.sum() / step.batch.mask.sum()}
+
+    run = prepared("local", "vectorised", data=clients_of(RAGGED))
+    (stack,) = run.engine.stacks
+    stack.algorithm = replace(stack.algorithm, loss=loss)
+    slots = slots_of(stack, run.progress.server)
+    for _ in range(slots["at"].shape[1]):
+        stack._step(0, len(RAGGED)).function(slots)  # all of them in every step, as on a GPU
+    assert all(torch.isfinite(value).all() for value in slots.values())
+
+
+def test_a_server_may_begin_to_send_something_else():
+    """From the second round on a second prototype, to which the loss then has a term."""
+
+    def aggregate(server, uploads):
+        made = original.aggregate(server, uploads)
+        return made | {"second": made["prototypes"]}
+
+    def send(server, classes):
+        return original.send(server, classes) | {name: server[name] for name in server if name == "second"}
+
+    def loss(step):
+        if "second" not in step.received:
+            return original.loss(step)
+        apart = (step.features - step.received["second"][step.batch.y]).square().mean(1)
+        return original.loss(step) | {"another": (apart * step.batch.mask).sum() / step.batch.mask.sum()}
+
+    original = prepared("fedproto", "reference", data=clients_of(RAGGED)).algorithm
+    algorithm = replace(original, aggregate=aggregate, send=send, loss=loss)
+    found = []
+    for engine in ("reference", "vectorised"):
+        run = prepared("fedproto", engine, data=clients_of(RAGGED))
+        run.algorithm = run.engine.algorithm = algorithm
+        for stack in getattr(run.engine, "stacks", []):
+            stack.algorithm = algorithm
+        courses = [run.course()]
+        losses = [result.loss for (result,) in run_rounds(algorithm, run.engine, courses)]
+        found.append((losses, run.engine.export(0)))
+    assert [set(loss) for loss in found[0][0]] == [set(loss) for loss in found[1][0]]
+    assert apart(found[0][1], found[1][1]) < 1e-8
+
+
 # --- what cannot be stacked
 
 
@@ -791,6 +882,25 @@ def test_a_model_that_looks_at_values_is_trained_by_the_reference_engine():
 def test_batchnorm_over_a_last_batch_of_one_image_is_left_to_the_reference_engine(sizes):
     settings = {"modules": normalised(), "last_batch": "keep", "data": clients_of(sizes)}
     assert_falls_back("Net has BatchNorm, and a client's last batch has one image", **settings)
+
+
+class Mixing(nn.Module):
+    """Lets the images of a batch see each other."""
+
+    def __init__(self, how):
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.fc, self.head = how, nn.Linear(64, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        features = self.fc(x.flatten(1))
+        features = features - features.mean(0) if self.how == "mean" else features * len(x)
+        return features, self.head(features)
+
+
+@pytest.mark.parametrize("how", ["mean", "size"])
+def test_a_model_whose_images_see_each_other_is_not_stacked(how):
+    assert_falls_back("Mixing scores an image differently", modules=Mixing(how), data=clients_of(RAGGED))
 
 
 def test_other_last_batches_are_stacked():
@@ -899,7 +1009,7 @@ def resolved(cores=2, data=None, **settings):
     training = Training(config.batch, config.lr, config.momentum, config.epochs, config.last_batch, config.seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choice, "_cores", lambda: cores)
-        return choice.resolve(config, [run.federation], [training])
+        return choice.resolve(config, [run.federation], run.algorithm, [training])[0]
 
 
 def test_small_models_are_stacked_on_a_cpu():

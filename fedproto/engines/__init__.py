@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedproto import wire
+from fedproto.errors import FedProtoError, TrainingError
 from fedproto.trees import rows_of
 from fedproto.types import Tree, Upload
 
@@ -40,6 +42,21 @@ def chunk(federation: int, lot: Lot, clients: Tensor, uploads: Upload, loss: Tre
     if not heard.all():
         uploads = rows_of(uploads, heard.nonzero().flatten())
     return Chunk(federation, clients, sizes, loss, sound, clients[heard], uploads)
+
+
+@contextmanager
+def errors_named(where: str) -> Iterator[None]:
+    """An error in a model or an algorithm says where it happened."""
+    try:
+        yield
+    except FedProtoError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"{where}: the GPU's memory is full; train fewer clients at a time, as with stack=100"
+        ) from error
+    except Exception as error:
+        raise TrainingError(f"{where}: {error}") from error
 
 
 class Shard(NamedTuple):

@@ -30,34 +30,61 @@ LONG = 5_000  # steps of single clients, some milliseconds each, from which on a
 COMPILED = 20.0  # seconds that a compiled step must save to be worth compiling
 
 
-def resolve(config: Config, federations: Sequence[Federation], trainings: Sequence[Training]) -> Config:
-    """The configuration with what `auto` means here, so that a run folder says what was done."""
+def resolve(
+    config: Config, federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]
+) -> tuple[Config, Plan, list[str]]:
+    """The configuration with what `auto` means here, so that a run folder says what was done; and what to say."""
     device = federations[0].device.type
-    steps = [[steps_per_epoch(m, t) for m in f.members] for f, t in zip(federations, trainings, strict=True)]
-    engine: str = config.engine
-    if engine == "auto" and device == "cuda":
-        engine = "vectorised"
-    elif engine == "auto":
-        work = config.rounds * config.epochs * config.participation * sum(map(sum, steps))
-        # Not where CUDA is: a process that has used its GPU must not be forked.
-        alone = torch.cuda.is_available() or distributed.under_torchrun() or _cores() == 1
-        several = max(len(each) for each in steps) > 1 and not alone
-        engine = "processes" if work >= LONG and several else on_one_core(federations)
-    compile: str = config.compile
-    if compile == "auto":
-        pays = config.rounds * config.epochs * max(map(max, steps)) * _saved(sum(map(len, steps))) > COMPILED
-        compile = "on" if pays and engine == "vectorised" and device == "cuda" else "off"
-    workers = (config.workers or _cores()) if engine == "processes" else config.workers
-    return replace(config, engine=engine, device=device, compile=compile, workers=workers)  # type: ignore[arg-type]
+    engine = _engine(config, federations, trainings) if config.engine == "auto" else config.engine
+    plan = Plan(
+        config.stack, config.states, _compiles(config, engine, federations, trainings), config.precision == "bf16"
+    )
+    stacked = engine == "vectorised" or (engine == "processes" and on_one_core(federations) == "vectorised")
+    notices = []
+    if stacked:
+        plan, why_not = _fitting(plan, federations, algorithm, trainings)
+        if why_not:
+            notices = [f"{why_not}: the reference engine trains one client after the other"]
+            engine, stacked = "reference" if engine == "vectorised" else engine, False
+    if config.precision == "bf16" and not stacked:
+        raise ConfigError(f"precision bf16 needs the vectorised engine, but {notices[0] if notices else engine} it is")
+    ranks = distributed.ranks() if distributed.under_torchrun() else None
+    workers = ranks or ((config.workers or _cores()) if engine == "processes" else None)
+    compile = "on" if plan.compile and stacked else "off"
+    settled = {"engine": engine, "device": device, "compile": compile, "workers": workers}
+    return replace(config, **settled), replace(plan, stacked=stacked), notices  # type: ignore[arg-type]
+
+
+def _engine(config: Config, federations: Sequence[Federation], trainings: Sequence[Training]) -> str:
+    """What `auto` means."""
+    if federations[0].device.type == "cuda":
+        return "vectorised"
+    steps = config.rounds * config.epochs * config.participation * sum(map(sum, _steps(federations, trainings)))
+    # Not where CUDA is: a process that has used its GPU must not be forked.
+    may_fork = not (torch.cuda.is_available() or distributed.under_torchrun() or distributed.is_daemon())
+    several = max(len(each.members) for each in federations) > 1 and _cores() > 1
+    return "processes" if steps >= LONG and several and may_fork else on_one_core(federations)
+
+
+def _steps(federations: Sequence[Federation], trainings: Sequence[Training]) -> list[list[int]]:
+    """Each client's batches an epoch."""
+    return [[steps_per_epoch(m, t) for m in f.members] for f, t in zip(federations, trainings, strict=True)]
+
+
+def _compiles(config: Config, engine: str, federations: Sequence[Federation], trainings: Sequence[Training]) -> bool:
+    """Whether the step is compiled: on a GPU only, and by itself only where the run is long enough to win it back."""
+    if federations[0].device.type != "cuda" or engine != "vectorised":
+        if config.compile == "on":
+            raise ConfigError("compile on needs device cuda and the vectorised engine: accepted here are off and auto")
+        return False
+    steps = _steps(federations, trainings)
+    saved = 0.0003 + 2.5e-6 * sum(map(len, steps))  # seconds a step (benchmarks/RESULTS.md)
+    pays = config.rounds * config.epochs * max(map(max, steps)) * saved > COMPILED
+    return pays if config.compile == "auto" else config.compile == "on"
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _saved(clients: int) -> float:
-    """Seconds a step that compiling saves on a GPU (benchmarks/RESULTS.md)."""
-    return 0.0003 + 2.5e-6 * clients
 
 
 def on_one_core(federations: Sequence[Federation]) -> str:
@@ -68,29 +95,33 @@ def on_one_core(federations: Sequence[Federation]) -> str:
     return "vectorised" if largest <= SMALL and clients >= FEW * len(groups) else "reference"
 
 
+def _fitting(
+    plan: Plan, federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]
+) -> tuple[Plan, str | None]:
+    """The plan under which the models can be stacked, or why there is none."""
+    for tried in (plan, replace(plan, tidy=True)):  # tidy is slower, but some modules call x.view
+        why_not = obstacle(federations, algorithm, trainings, tried)
+        if why_not is None:
+            return tried, None
+    return plan, why_not
+
+
 def build_engine(
-    config: Config, federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]
-) -> tuple[Engine, list[str]]:
-    """The engine of a resolved configuration, and what a person should know about it."""
-    stacked = config.engine == "vectorised" or (
-        config.engine == "processes" and on_one_core(federations) == "vectorised"
-    )
-    plan = Plan(config.stack, config.states, config.compile == "on", config.precision == "bf16")
-    hindered = obstacle(federations, algorithm, trainings, plan) if stacked else None
-    if hindered:
-        plan = replace(plan, tidy=True)
-        hindered = obstacle(federations, algorithm, trainings, plan)
-    notices = [f"{hindered}: the reference engine trains one client after the other"] if hindered else []
-    if config.precision == "bf16" and (hindered or not stacked):
-        raise ConfigError(f"precision bf16 needs the vectorised engine: {hindered or 'this run has another'}")
+    config: Config,
+    plan: Plan,
+    federations: Sequence[Federation],
+    algorithm: Algorithm,
+    trainings: Sequence[Training],
+) -> Engine:
+    """The engine of a resolved configuration."""
 
     def build(shard: Shard) -> Engine:
-        if stacked and not hindered:
+        if plan.stacked:
             return VectorisedEngine(federations, algorithm, trainings, plan, shard)
         return ReferenceEngine(federations, algorithm, trainings, shard)
 
     if distributed.under_torchrun():
-        return distributed.join(build, algorithm, federations[0].device), notices
+        return distributed.join(build, algorithm, federations[0].device)
     if config.engine == "processes":
-        return distributed.processes(build, algorithm, config.workers or _cores()), notices
-    return build(Shard()), notices
+        return distributed.processes(build, algorithm, config.workers or 1)
+    return build(Shard())

@@ -33,6 +33,7 @@ class Data(NamedTuple):
 
 @dataclass
 class Cohort:
+    model: str
     module: nn.Module
     dropped: tuple[Dropped, ...]
     federation: Tensor  # (clients,) on the CPU: which of the run's federations each belongs to
@@ -86,17 +87,20 @@ def alike(a: Member, b: Member) -> bool:
 
 
 _KEPT_BY_TORCH = set(vars(nn.Module()))  # hooks, children, parameters: what every module has
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _blueprint(module: nn.Module) -> list[Any]:
     """All that makes a module do what it does, but for the values of its parameters and buffers that are its state."""
     state = module.state_dict()
     parts: list[Any] = [(name, value.shape, value.dtype) for name, value in state.items()]
+    parts += [(name, value.requires_grad) for name, value in module.named_parameters()]
     parts += [(name, value.tolist()) for name, value in module.named_buffers() if name not in state]
     for name, layer in module.named_modules():
         settings = {key: value for key, value in vars(layer).items() if key not in _KEPT_BY_TORCH}
         parts.append((name, type(layer), {key: value for key, value in settings.items() if _is_plain(value)}))
         parts += [id(value) for value in settings.values() if not _is_plain(value)]  # equal only to itself
+        parts += [id(hook) for key in _HOOKS for hook in vars(layer)[key].values()]
     return parts
 
 
@@ -114,6 +118,7 @@ def cohort_of(
     borders = [member.border for member in members if member.border is not None]
     own = torch.stack([federations[number].own_classes[member.id] for number, member in group])
     return Cohort(
+        model=first.model,
         module=first.module,
         dropped=first.dropped,
         federation=torch.tensor([number for number, _ in group]),

@@ -21,6 +21,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -336,6 +337,8 @@ class DistributedEngine:
     """
 
     running: DistributedEngine | None = None
+    thread: int | None = None  # that started it
+    starting = threading.Lock()
 
     def __init__(self, build: Build, algorithm: Algorithm, group: Group) -> None:
         self.build, self.algorithm, self.group = build, algorithm, group
@@ -386,13 +389,23 @@ class DistributedEngine:
         self._refuse_if_lost()
         if self.inner is not None:
             return
-        if DistributedEngine.running is not None:
-            DistributedEngine.running.close()
-        self.inner = self._open()
-        DistributedEngine.running, self.federations = self, federations
+        with DistributedEngine.starting:
+            self._make_room()
+            self.inner = self._open()
+            DistributedEngine.running, self.federations = self, federations
+            DistributedEngine.thread = threading.get_ident()
         for number, tree in self.states.items():
             self._order("restore", [tree], number)
         self.states = {}
+
+    def _make_room(self) -> None:
+        if DistributedEngine.running is None:
+            return
+        if DistributedEngine.thread != threading.get_ident():
+            raise ConfigError(
+                "another thread of this process runs engine processes, of which there can be one: use vectorised"
+            )
+        DistributedEngine.running.close()
 
     def _open(self) -> Engine:
         try:
@@ -492,6 +505,11 @@ class _Forked:
         return LOST
 
 
+def is_daemon() -> bool:
+    """Whether this process may not have children, as a worker of a multiprocessing pool."""
+    return multiprocessing.current_process().daemon
+
+
 def _refuse_to_fork() -> None:
     if "fork" not in multiprocessing.get_all_start_methods():
         raise ConfigError("engine processes needs an operating system that can fork: use another engine, or torchrun")
@@ -499,6 +517,8 @@ def _refuse_to_fork() -> None:
         raise ConfigError(
             "engine processes forks, but this process uses CUDA: take device cpu, or torchrun with a process a GPU"
         )
+    if is_daemon():
+        raise ConfigError("engine processes cannot start processes inside a daemonic one, as of a pool: use vectorised")
     if dist.is_initialized():
         raise ConfigError("engine processes needs torch.distributed for itself, but this process is in a group already")
 
@@ -571,7 +591,7 @@ def _loopback() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[name]
+        os.environ.pop(name, None)
         os.environ.update({name: before} if before is not None else {})
 
 
@@ -580,6 +600,16 @@ def _loopback() -> Iterator[None]:
 
 def under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def refuse_torchrun(command: str) -> None:
+    if under_torchrun():
+        raise ConfigError(f"fedproto {command} does not share its work out over ranks: torchrun takes run and resume")
+
+
+def ranks() -> int:
+    """How many processes torchrun started."""
+    return int(os.environ["WORLD_SIZE"])
 
 
 def follows() -> bool:

@@ -37,27 +37,32 @@ class Replay:
         self.graph.replay()
 
     def _capture(self, tensors: Tree) -> torch.cuda.CUDAGraph:
-        aside = copies(tensors)
-        function = fused(self.function, aside) if self.compile else self.function
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                function(aside)
-        torch.cuda.current_stream().wait_stream(stream)
+        """Warming up and compiling work on copies, and draw nothing: both would be steps that nobody asked for."""
+        aside = {name: value.clone() for name, value in tensors.items()}
+        device = next(iter(tensors.values())).device
+        with torch.random.fork_rng(devices=[device]):
+            function = self._warmed_up(aside)
         del aside
         graph = torch.cuda.CUDAGraph()
         with _no_collector(), torch.cuda.graph(graph, pool=self.pool):
             function(tensors)
         return graph
 
+    def _warmed_up(self, aside: Tree) -> InPlace:
+        function = fused(self.function, rewound(aside)) if self.compile else self.function
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                function(rewound(aside))
+        torch.cuda.current_stream().wait_stream(stream)
+        return function
 
-def copies(tensors: Tree) -> Tree:
-    """To warm up and to compile on: both would otherwise be steps that nobody asked for.
 
-    They start at the first step; where the function counts steps, it must not run past the last one.
-    """
-    return {name: torch.zeros_like(value) if name == STEP else value.clone() for name, value in tensors.items()}
+def rewound(tensors: Tree) -> Tree:
+    """At the first step again: a function that counts steps must not run past the last one."""
+    tensors[STEP].zero_()
+    return tensors
 
 
 @contextmanager

@@ -191,6 +191,7 @@ class _MaskedNorm(_BatchNorm):
         )  # torch's would ask how many batches there were
         if not self.training or (self.rows is None and not by_hand):
             return super().forward(x)
+        given, x = x.dtype, x.float() if x.dtype == torch.bfloat16 else x  # counts and means want more digits
         axes = [axis for axis in range(x.dim()) if axis != 1]
         rows = x.new_ones(len(x)) if self.rows is None else self.rows
         weight = rows.reshape(-1, *(1 for _ in x.shape[1:])).expand_as(x[:, :1]).to(x.dtype)
@@ -202,7 +203,7 @@ class _MaskedNorm(_BatchNorm):
         if self.affine:
             shape = [-1 if axis == 1 else 1 for axis in range(x.dim())]
             out = out * self.weight.reshape(shape) + self.bias.reshape(shape)
-        return out
+        return out.to(given)
 
     @torch.no_grad()
     def _remember(self, mean: Tensor, variance: Tensor) -> None:

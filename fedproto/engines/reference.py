@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from fedproto import client
 from fedproto.client import Training
-from fedproto.engines import Chunk, Lot, Shard, chunk
-from fedproto.errors import FedProtoError, TrainingError
+from fedproto.engines import Chunk, Lot, Shard, chunk, errors_named
 from fedproto.federation import Federation
 from fedproto.trees import stack
 from fedproto.types import Algorithm, Tree
@@ -39,7 +37,7 @@ class ReferenceEngine:
         federation, training = self.federations[number], self.trainings[number]
         member, own = federation.members[picked], self.states[number][picked]
         received = self.algorithm.send(server, federation.own_classes[picked])
-        with _errors_named(f"round {round}, client {picked} ({member.model}), training"):
+        with errors_named(f"round {round}, client {picked} ({member.model}), training"):
             outcome = client.train(member, self.algorithm, own, received, training, round, slow)
         self.states[number][picked] = outcome.state
         loss = {name: value[None] for name, value in outcome.loss.items()}
@@ -53,7 +51,7 @@ class ReferenceEngine:
             everything = torch.ones_like(federation.own_classes[0])
             table: Tree = {}
             for member in filter(lambda member: self.shard.holds(member.id), federation.members):
-                with _errors_named(f"client {member.id} ({member.model}), evaluation"):
+                with errors_named(f"client {member.id} ({member.model}), evaluation"):
                     received = self.algorithm.send(server, everything)
                     accuracies = client.evaluate(member, self.algorithm, states[member.id], received)
                 for key, value in accuracies.items():
@@ -78,14 +76,3 @@ class ReferenceEngine:
 
 def _finite(tree: Tree) -> Tensor:
     return torch.stack([torch.isfinite(value).all() for value in tree.values()]).all()
-
-
-@contextmanager
-def _errors_named(where: str) -> Iterator[None]:
-    """An error in a model or an algorithm says where it happened."""
-    try:
-        yield
-    except FedProtoError:
-        raise
-    except Exception as error:
-        raise TrainingError(f"{where}: {error}") from error

@@ -37,6 +37,7 @@ class Plan:
     place: Place = "auto"  # where the clients' states lie
     compile: bool = False  # fuse the kernels of a step: seconds once, then up to twice as fast on a GPU
     half: bool = False  # products in bfloat16
+    stacked: bool = True  # at all; else one client after the other
     tidy: bool = False  # layers leave each client's values in one piece: slower, but some modules want it
 
 
@@ -48,7 +49,8 @@ class Stack:
         self.module, told = stackable(cohort.module, plan.tidy)
         ragged = (cohort.train.lengths % training.batch != 0).any()
         self.told = told if ragged else []  # which layers must know what pads a batch
-        self.parameters = [name for name, _ in cohort.module.named_parameters()]
+        self.parameters = [name for name, value in cohort.module.named_parameters() if value.requires_grad]
+        self.buffers = [name for name, _ in cohort.module.named_buffers()]
         self.phases = [phase for phase in algorithm.phases if any(map(phase.trains, self.parameters))]
         self.timetable = Timetable(cohort, self.phases, training, collecting=algorithm.collects == "during")
         self.room = _even(len(cohort), plan.stack or _room(cohort, training.batch))
@@ -56,6 +58,7 @@ class Stack:
         self.steps: dict[tuple[int, int], Replay] = {}
         self.pool = torch.cuda.graph_pool_handle() if cohort.device.type == "cuda" else None
         self.outline: tuple[list[str], int] | None = None
+        self.recorded_for: dict[str, torch.Size] | None = None
         self.ahead: dict[int, tuple[Tensor, list[Tree]]] = {}
         self.looks: dict[tuple[int, ...], Callable[[Tree], tuple[Tensor, Tensor]]] = {}
 
@@ -63,6 +66,7 @@ class Stack:
         """Free what was recorded."""
         for kept in (self.slots, self.steps, self.ahead, self.looks):
             kept.clear()
+        self.outline = None
 
     def chunks(self, who: Tensor, slow: Tensor) -> Iterator[Tensor]:
         """Those who train, most steps first, as many at a time as there is room for."""
@@ -117,6 +121,7 @@ class Stack:
         """The tensors the steps work on; on a GPU always the same ones, into which this chunk's values are copied."""
         values = tables | {f"received.{name}": value for name, value in received.items()}
         values |= {f"state.{name}": value for name, value in state.items()}
+        self._start_anew_if_other({name: value.shape[1:] for name, value in received.items()})
         if self.cohort.device.type != "cuda":
             zeros = self._zeros(number, values, len(tables["at"]))
             return values | zeros | {name: v.clone() for name, v in values.items() if name.startswith("state.")}
@@ -132,6 +137,12 @@ class Stack:
             else:
                 slot.zero_()
         return slots
+
+    def _start_anew_if_other(self, received: dict[str, torch.Size]) -> None:
+        """What was recorded is for what the server sent then; a server may begin to send something else."""
+        if self.recorded_for not in (None, received):
+            self.forget()
+        self.recorded_for = received
 
     def _zeros(self, number: int, values: Tree, size: int) -> Tree:
         """What starts at nothing in each phase: momentum, sums of the loss, the step, collected embeddings."""
@@ -150,7 +161,8 @@ class Stack:
         if self.outline is None:
             one = {name: value[:1].clone() for name, value in values.items()}
             one[STEP] = torch.zeros(1, dtype=torch.int64, device=self.cohort.device)
-            terms, seen, _ = self._forward(one, _part(one, "state."))
+            with torch.random.fork_rng(devices=_cuda(self.cohort.device)):  # a look, not a step: it draws nothing
+                terms, seen, _ = self._forward(one, _part(one, "state."))
             self.outline = list(terms), seen.shape[-1]
         return self.outline
 
@@ -177,7 +189,7 @@ class Stack:
         state = _part(slots, "state.")
         trained = [name for name in self.parameters if self.phases[number].trains(name)]
         leaves = {name: state[name].detach().requires_grad_() for name in trained}
-        buffers = {name: value.clone() for name, value in state.items() if name not in self.parameters}
+        buffers = {name: value.clone() for name, value in state.items() if name in self.buffers}
         terms, seen, mask = self._forward(slots, state | leaves | buffers)
         loss = torch.stack(list(terms.values())).sum()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -201,6 +213,8 @@ class Stack:
     def _forward(self, slots: Tree, state: Tree) -> tuple[Tree, Tensor, Tensor]:
         """The loss's terms (m,), embeddings and logits side by side (m, b, d + C), and the mask (m, b) of a step."""
         at, mask = (slots[name].index_select(1, slots[STEP])[:, 0] for name in ("at", "mask"))
+        # Who has no batch left is shown a full one, of which nothing comes: a loss may divide by the mask's sum.
+        shown = mask + (mask.sum(1, keepdim=True) == 0)
         rows = slots["rows"].gather(1, at)
         x, y = self.cohort.train.x[rows], self.cohort.train.y[rows]
         client = torch.arange(len(at), device=at.device)[:, None]
@@ -208,7 +222,7 @@ class Stack:
             border = slots["border"][:, None].expand(-1, at.shape[1], -1).flatten(0, 1)
             x = crop_and_flip(x.flatten(0, 1), border, slots["crops"][client, at].flatten(0, 1)).view_as(x)
         told = {name: value[client, at] for name, value in _part(slots, "keep.").items()}
-        told |= dict.fromkeys(self.told, mask)
+        told |= dict.fromkeys(self.told, shown)
 
         def client_loss(state: Tree, told: Tree, batch: Batch, received: Tree) -> tuple[Tree, Tensor]:
             features, logits = functional_call(self.module, state | told, (batch.x,))
@@ -218,7 +232,7 @@ class Stack:
         self.module.train()
         with torch.autocast(at.device.type, torch.bfloat16, enabled=self.plan.half):
             terms, seen = vmap(client_loss, randomness="different")(
-                state, told, Batch(x, y, mask), _part(slots, "received.")
+                state, told, Batch(x, y, shown), _part(slots, "received.")
             )
         return terms, seen, mask
 
@@ -290,6 +304,10 @@ class Stack:
         return {name: (count.double() / lengths).cpu() for name, count in right.items()}
 
 
+def _cuda(device: torch.device) -> list[torch.device]:
+    return [device] if device.type == "cuda" else []
+
+
 def _part(tree: Tree, prefix: str) -> Tree:
     return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
 
@@ -326,7 +344,9 @@ def _room(cohort: Cohort, batch: int) -> int:
     if cohort.device.type == "cpu":
         return 20
     model = sum(value[0].nbytes for value in cohort.states.values.values())
-    need = 6 * model + 1000 * batch * cohort.train.x[0].nbytes  # with gradients, momentum, copies; activations
+    drawn = sum(math.prod(layer.shape) for layer in cohort.dropped) * cohort.train.rows.shape[1]
+    # With gradients, momentum and copies; activations; what dropout keeps, of this round and the next.
+    need = 6 * model + 1000 * batch * cohort.train.x[0].nbytes + 3 * drawn
     return max(1, torch.cuda.mem_get_info(cohort.device)[0] // (2 * need))
 
 

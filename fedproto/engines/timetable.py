@@ -67,7 +67,7 @@ class Timetable:
         if cohort.border is not None:
             tree["crops"] = randomness.uniform(augment, 3 * longest).reshape(len(who), -1, 3)
             tree["border"] = cohort.border[here]
-        keep = dropout.draw(cohort.dropped, drop, longest, cohort.lr.dtype)
+        keep = dropout.draw(cohort.dropped, drop, longest)
         tree |= {f"keep.{name}": value.flatten(1, 2) for name, value in keep.items()}
         return tree | {"lr": cohort.lr[here], "momentum": cohort.momentum[here]}
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedproto.client import Training, steps_per_epoch
-from fedproto.engines import Chunk, Lot, Shard, chunk
+from fedproto.engines import Chunk, Lot, Shard, chunk, errors_named
 from fedproto.engines.cohorts import Cohort, Data, cohort_of, cohorts_of, grouped
 from fedproto.engines.layers import TABLE
 from fedproto.engines.stacks import Plan, Stack
@@ -40,8 +40,10 @@ class VectorisedEngine:
             cohort = stack.cohort
             key = cohort.federation, cohort.number
             for who in stack.chunks(picked[key].nonzero().flatten(), slow[key]):
-                received = _received(self.algorithm, servers, cohort, who)
-                yield from _by_federation(cohort, who, lots, *stack.train(round, who, received, slow[key][who]))
+                with errors_named(f"round {round}, {len(who)} clients of {cohort.model}, training"):
+                    received = _received(self.algorithm, servers, cohort, who)
+                    trained = stack.train(round, who, received, slow[key][who])
+                yield from _by_federation(cohort, who, lots, *trained)
 
     def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
         """Every client's accuracies with the server's present state."""
@@ -49,8 +51,10 @@ class VectorisedEngine:
         for stack in self.stacks:
             cohort = stack.cohort
             for who in torch.arange(len(cohort)).split(stack.room):
-                received = _received(self.algorithm, servers, cohort, who, everything=True)
-                for key, values in stack.evaluate(who, received).items():
+                with errors_named(f"{len(who)} clients of {cohort.model}, evaluation"):
+                    received = _received(self.algorithm, servers, cohort, who, everything=True)
+                    accuracies = stack.evaluate(who, received)
+                for key, values in accuracies.items():
                     for number, table in enumerate(tables):
                         mine = cohort.federation[who] == number
                         column = table.setdefault(key, torch.zeros(self.sizes[number], dtype=torch.float64))
@@ -120,7 +124,17 @@ def _mixes_samples(member: Member, ragged: bool) -> str | None:
             return f"normalises by the batch it is tested in ({type(layer).__name__} without running statistics)"
         if tracks and ragged and type(layer) not in TABLE:
             return f"gathers statistics of batches of unequal size ({type(layer).__name__})"
-    return None
+    return None if _scores_alone(member) else "scores an image differently in another batch"
+
+
+@torch.no_grad()
+def _scores_alone(member: Member) -> bool:
+    """Whether the first two images get the same embedding with a third one beside them."""
+    images = member.train.x[member.train.rows[:1]].repeat_interleave(3, 0)
+    images[1:] = member.train.x[member.train.rows[-2:]][: len(images) - 1] * 0.5
+    member.module.eval()
+    two, three = (functional_call(member.module, dict(member.initial), (images[:size],))[0] for size in (2, 3))
+    return torch.allclose(two, three[:2], rtol=1e-3, atol=1e-4)
 
 
 def _shortened(cohort: Cohort, batch: int) -> Cohort:
