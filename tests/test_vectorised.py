@@ -643,6 +643,21 @@ def test_a_model_whose_convolutions_are_columns_is_the_reference_engines(monkeyp
     assert_engines_agree("fedproto", modules=modules, data=clients_of(RAGGED))
 
 
+def test_the_gpus_convolution_has_the_gradients_of_the_columns():
+    """Its operations have a plain form for the CPU; what is tested here is how they are put together."""
+    from fedproto.engines.implicit import StackedConvolution
+
+    leaves = [
+        torch.rand(shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((3, 2, 2, 6, 5), (3, 4, 2, 3, 2), (3, 4))
+    ]
+    ours, theirs = StackedConvolution.apply(*leaves), stacked.convolve(*leaves, (1, 1), (0, 0))
+    assert torch.allclose(ours, theirs)
+    weights = torch.rand_like(ours)
+    pairs = zip(*(torch.autograd.grad((out * weights).sum(), leaves) for out in (ours, theirs)), strict=True)
+    assert all(torch.allclose(a, b) for a, b in pairs)
+
+
 # --- the step, traced
 
 

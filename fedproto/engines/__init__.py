@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
@@ -57,6 +58,11 @@ def errors_named(where: str) -> Iterator[None]:
         ) from error
     except Exception as error:
         raise TrainingError(f"{where}: {error}") from error
+
+
+def evenly(count: int, most: int) -> int:
+    """The size of a part, when as few as possible of at most `most` are made as equal as possible."""
+    return math.ceil(count / math.ceil(count / most))
 
 
 class Shard(NamedTuple):

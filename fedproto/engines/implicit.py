@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from fedproto.engines import evenly
+
 PROCESSORS = 132  # of an H200; a grid of a few times as many programs keeps them busy
 REGISTERS = 96  # sums a lane holds in a direct convolution
 TILE = 24  # channels a program of a direct convolution makes at most
@@ -195,11 +197,6 @@ def _power(a: int) -> int:
     return 1 << (a - 1).bit_length()
 
 
-def _even(channels: int, most: int) -> int:
-    """The channels of a tile, when as few tiles as possible of at most `most` are made as equal as possible."""
-    return _cdiv(channels, _cdiv(channels, most))
-
-
 def _convolve(source: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, adjoint: bool) -> None:
     """Fills target (n, b, co, ho, wo) from source (n, b, ci, hi, wi)."""
     n, batch, outputs, height, width = target.shape
@@ -224,11 +221,11 @@ def _blocks(n: int, places: int, outputs: int) -> tuple[int, int, int]:
     def few() -> bool:
         return n * _cdiv(outputs, channels) * _cdiv(places, 32 * each) < 8 * PROCESSORS
 
-    each, channels = 8, _even(outputs, TILE)
+    each, channels = 8, evenly(outputs, TILE)
     while each > 1 and (each * channels > REGISTERS or few()):
         each //= 2
     while channels > 4 and few():
-        channels = _even(outputs, channels // 2)
+        channels = evenly(outputs, channels // 2)
     warps = 4
     while warps > 1 and _cdiv(places, 32 * each * warps) * 32 * each * warps > 1.125 * places:
         warps //= 2

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from fedproto.client import Training, crop_and_flip, draws_of_its_own
+from fedproto.engines import evenly
 from fedproto.engines.cohorts import Cohort, Data, Place
 from fedproto.engines.graphs import STEP, Replay, fused
 from fedproto.engines.layers import stackable
@@ -53,7 +54,7 @@ class Stack:
         self.buffers = [name for name, _ in cohort.module.named_buffers()]
         self.phases = [phase for phase in algorithm.phases if any(map(phase.trains, self.parameters))]
         self.timetable = Timetable(cohort, self.phases, training, collecting=algorithm.collects == "during")
-        self.room = _even(len(cohort), plan.stack or _room(cohort, training.batch))
+        self.room = evenly(len(cohort), plan.stack or _room(cohort, training.batch))
         self.slots: dict[int, Tree] = {}
         self.steps: dict[tuple[int, int], Replay] = {}
         self.pool = torch.cuda.graph_pool_handle() if cohort.device.type == "cuda" else None
@@ -348,8 +349,3 @@ def _room(cohort: Cohort, batch: int) -> int:
     # With gradients, momentum and copies; activations; what dropout keeps, of this round and the next.
     need = 6 * model + 1000 * batch * cohort.train.x[0].nbytes + 3 * drawn
     return max(1, torch.cuda.mem_get_info(cohort.device)[0] // (2 * need))
-
-
-def _even(clients: int, most: int) -> int:
-    """The size of a chunk, when as few as possible of at most `most` are made as equal as possible."""
-    return math.ceil(clients / math.ceil(clients / most))
