@@ -474,7 +474,7 @@ except Interrupted:
     os.killpg(running.pid, signal.SIGINT)
     out, stderr = running.communicate(timeout=20)
     assert stderr == "" and running.returncode == 0
-    *_, rounds, last = ["0", *out.splitlines()]
+    *_, rounds, last = ["1", *out.splitlines()]
     assert last.split()[0] == "closed" and last.split()[2] == "24" and rounds == last.split()[1]
 
 
