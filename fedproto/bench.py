@@ -28,8 +28,8 @@ from fedproto import randomness, registry
 from fedproto.client import Training
 from fedproto.config import configure
 from fedproto.data import DIGITS, Places, Source, Split
-from fedproto.engines import Engine, Shard
-from fedproto.engines.choice import on_one_core
+from fedproto.engines import Engine
+from fedproto.engines.choice import builder, on_one_core
 from fedproto.engines.cohorts import Cohort, Data, Store
 from fedproto.engines.distributed import processes, refuse_torchrun
 from fedproto.engines.reference import ReferenceEngine
@@ -118,16 +118,14 @@ def virtual(source: Source, clients: int, seed: int = 0, tests: int | None = 10)
 
 
 def federation_of(work: Work, source: Source, clients: int, seed: int = 0, tests: int | None = 10) -> Federation:
-    models = [Part(work.model)] * clients
-    dtype = torch.float64 if work.precision == "float64" else torch.float32
     return assemble(
         [source] * clients,
         virtual(source, clients, seed, tests),
-        models,
+        [Part(work.model)] * clients,
         dim=None,
         seed=seed,
         device=torch.device(work.device),
-        dtype=dtype,
+        dtype=torch.float32,
     )
 
 
@@ -242,13 +240,8 @@ def contenders(work: Work, source: Source) -> dict[str, tuple[int, Iterator[None
 
 def _two_processes(federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]) -> Engine:
     """What `auto` is on a machine of two cores without a GPU."""
-
-    def build(shard: Shard) -> Engine:
-        if on_one_core(federations) == "vectorised":
-            return VectorisedEngine(federations, algorithm, trainings, Plan(), shard)
-        return ReferenceEngine(federations, algorithm, trainings, shard)
-
-    return processes(build, algorithm, workers=2)
+    plan = Plan(stacked=on_one_core(federations) == "vectorised")
+    return processes(builder(plan, federations, algorithm, trainings), algorithm, workers=2)
 
 
 def measure(work: Work, places: Places, rounds: int) -> list[Row]:
@@ -347,7 +340,7 @@ class _CrowdFederation(Federation):
 
 class _CrowdEngine(VectorisedEngine):
     def __init__(self, cohort: Cohort, algorithm: Algorithm, training: Training, plan: Plan) -> None:
-        self.algorithm, self.sizes, self.cohorts = algorithm, [len(cohort)], [cohort]
+        self.algorithm, self.sizes = algorithm, [len(cohort)]
         self.stacks = [Stack(cohort, algorithm, training, plan)]
 
 

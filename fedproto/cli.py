@@ -38,8 +38,7 @@ def _flag(name: str, metavar: str, text: str) -> Any:
 
 @app.command(
     epilog="Keys that only --set and TOML know: dim, epochs, momentum, last_batch, precision, threads, workers, stack, "
-    "states, compile, and the options "
-    "that `fedproto list` shows."
+    "states, compile, and the options that `fedproto list` shows."
 )
 def run(
     config: Annotated[

@@ -62,9 +62,14 @@ def train(
 @contextmanager
 def draws_of_its_own(seed: int, round: int, client: int, device: torch.device) -> Iterator[None]:
     """What a module draws for itself, as by calling `F.dropout`, depends on seed, round and client: runs repeat."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with randomness.torchs_own_put_aside(device):
         torch.manual_seed(int(randomness.key(seed, "a module's own", round, client)))
         yield
+
+
+def normalises(module: nn.Module) -> bool:
+    """Whether it has BatchNorm."""
+    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
 
 
 def steps_per_epoch(member: Member, training: Training) -> int:
@@ -74,8 +79,7 @@ def steps_per_epoch(member: Member, training: Training) -> int:
     image do not exist). A client with less than a full batch keeps what it has.
     """
     full, rest = divmod(len(member.train), training.batch)
-    normalises = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in member.module.modules())
-    drop = training.last_batch == "drop" or (training.last_batch == "auto" and normalises)
+    drop = training.last_batch == "drop" or (training.last_batch == "auto" and normalises(member.module))
     return full if not rest or (drop and full) else full + 1
 
 

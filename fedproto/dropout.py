@@ -70,6 +70,8 @@ def hand_in_dropout(module: nn.Module, sample: Tensor) -> tuple[nn.Module, tuple
 
 def _shapes_at_dropout(module: nn.Module, sample: Tensor) -> dict[str, tuple[int, ...]]:
     """The shape for which each dropout layer that runs exactly once draws, for one sample."""
+    if not any(type(layer) in _DRAWN_AXES for layer in module.modules()):
+        return {}
     found = [_seen_at_dropout(copy.deepcopy(module), sample.expand(size, *sample.shape[1:])) for size in (2, 3)]
     once = [{name: shapes[0] for name, shapes in seen.items() if len(shapes) == 1} for seen in found]
     return {
@@ -88,7 +90,7 @@ def _seen_at_dropout(module: nn.Module, batch: Tensor) -> dict[str, list[tuple[i
             layer.register_forward_hook(
                 lambda layer, args, out, name=name: seen.setdefault(name, []).append(tuple(out.shape))
             )
-    with torch.random.fork_rng(devices=[batch.device] if batch.is_cuda else []):
+    with randomness.torchs_own_put_aside(batch.device):
         module.train()(batch)
     return seen
 

@@ -266,7 +266,7 @@ class _Modules:
         return self.built[name]
 
     def _build(self, model: Part, shape: tuple[int, ...]) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
+        with randomness.torchs_own_put_aside(torch.device("cpu")):
             torch.manual_seed(int(randomness.key(self.seed, "initial weights")))
             try:
                 return registry.build("model", model, Fit(shape, self.classes, self.dim))

@@ -7,6 +7,7 @@ run therefore see the same shuffles, crops and samples.
 
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -77,6 +78,11 @@ def permutation(keys: Tensor, count: int, lengths: Tensor | None = None) -> Tens
 def sample(key: Tensor, population: int, count: int) -> Tensor:
     """`count` of 0 .. population-1, sorted: those that would come first in a permutation, found without sorting all."""
     return bits(key, population).topk(count, largest=False, sorted=False).indices.sort().values
+
+
+def torchs_own_put_aside(device: torch.device) -> AbstractContextManager[None]:
+    """Within it torch's own generators may be seeded and asked; afterwards they are as before."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

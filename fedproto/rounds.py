@@ -16,7 +16,7 @@ from fedproto import randomness, wire
 from fedproto.engines import Chunk, Engine, Lot
 from fedproto.errors import TrainingError
 from fedproto.federation import Federation
-from fedproto.trees import moved, rows_of, total
+from fedproto.trees import join, moved, rows_of, total
 from fedproto.types import Algorithm, Tree, Upload
 
 
@@ -184,7 +184,7 @@ class _Tally:
         if self.algorithm.remembers:
             self.course.progress.memory.store(chunk.speakers, chunk.uploads, self.round)
             return
-        joined = chunk.uploads if self.uploads is None else _join(self.uploads, chunk.uploads)
+        joined = chunk.uploads if self.uploads is None else join([self.uploads, chunk.uploads])
         self.uploads = total(joined) if self.algorithm.additive else joined
 
     def aggregate(self) -> None:
@@ -234,10 +234,6 @@ class _Tally:
         wrong = [f"the {name} loss is {value}" for name, value in values.items() if not math.isfinite(value)]
         what, client = wrong[0] if wrong else "its parameters or its upload are not finite", int(trained[position])
         raise TrainingError(f"round {self.round}, client {client}, training: {what}; the lr may be too high")
-
-
-def _join(first: Upload, second: Upload) -> Upload:
-    return Upload(*({n: torch.cat([a[n], b[n]]) for n in a} for a, b in zip(first, second, strict=True)))
 
 
 def draw(clients: int, schedule: Schedule, round: int) -> Lot:

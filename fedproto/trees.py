@@ -39,6 +39,17 @@ def stack(uploads: Sequence[Upload]) -> Upload:
     return Upload(stacked([u.sums for u in uploads]), stacked([u.weights for u in uploads]))
 
 
+def append(trees: Sequence[Tree]) -> Tree:
+    """Rows of trees after each other; a tree may be empty."""
+    some = [tree for tree in trees if tree]
+    return {name: torch.cat([tree[name] for tree in some]) for name in some[0]} if some else {}
+
+
+def join(uploads: Sequence[Upload]) -> Upload:
+    """Uploads with a leading axis over speakers as one, with all of them."""
+    return Upload(*(append(trees) for trees in zip(*uploads, strict=True)))
+
+
 def total(uploads: Upload) -> Upload:
     """The sum over the speakers' axis, which stays, with length 1: a sum of uploads is again uploads."""
 

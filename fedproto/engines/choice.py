@@ -8,7 +8,7 @@ a stopwatch: the same run gets the same engine on every such machine.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -106,6 +106,19 @@ def _fitting(
     return plan, why_not
 
 
+def builder(
+    plan: Plan, federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]
+) -> Callable[[Shard], Engine]:
+    """What makes the engine of one process's share of the clients."""
+
+    def build(shard: Shard) -> Engine:
+        if plan.stacked:
+            return VectorisedEngine(federations, algorithm, trainings, plan, shard)
+        return ReferenceEngine(federations, algorithm, trainings, shard)
+
+    return build
+
+
 def build_engine(
     config: Config,
     plan: Plan,
@@ -114,12 +127,7 @@ def build_engine(
     trainings: Sequence[Training],
 ) -> Engine:
     """The engine of a resolved configuration."""
-
-    def build(shard: Shard) -> Engine:
-        if plan.stacked:
-            return VectorisedEngine(federations, algorithm, trainings, plan, shard)
-        return ReferenceEngine(federations, algorithm, trainings, shard)
-
+    build = builder(plan, federations, algorithm, trainings)
     if distributed.under_torchrun():
         return distributed.join(build, algorithm, federations[0].device)
     if config.engine == "processes":

@@ -36,7 +36,8 @@ from torch import Tensor
 
 from fedproto.engines import Chunk, Engine, Lot, Shard
 from fedproto.errors import ConfigError, KnownToAllError, LostProcessError, TrainingError
-from fedproto.trees import total
+from fedproto.trees import append, total
+from fedproto.trees import join as join_uploads
 from fedproto.types import Algorithm, Tree, Upload
 
 Build = Callable[[Shard], Engine]  # the inner engine of the clients a rank holds
@@ -159,7 +160,7 @@ def _bring_together(layouts: Sequence[Layout], tree: Tree) -> list[Tree]:
 
 def _stack_up(layouts: Sequence[Layout], tree: Tree) -> Tree:
     """The rows of every rank's tree, by rank, on rank 0."""
-    return _append(_bring_together(layouts, tree))
+    return append(_bring_together(layouts, tree))
 
 
 def _receive(rank: int, layout: Layout) -> Tree:
@@ -251,14 +252,14 @@ class _Share:
         self.chunks.append(chunk._replace(uploads=Upload({}, {})))
         if len(chunk.speakers) and chunk.uploads.sums:
             self.uploads.append(chunk.uploads)
-            self.uploads = [total(_join(self.uploads))] if self.additive else self.uploads
+            self.uploads = [total(join_uploads(self.uploads))] if self.additive else self.uploads
 
     @cached_property
     def tree(self) -> Tree:
         """The uploads; to be asked for when all are there."""
         if not self.uploads:
             return {}
-        sums, weights = _join(self.uploads)
+        sums, weights = join_uploads(self.uploads)
         return {f"sums.{name}": v for name, v in sums.items()} | {f"weights.{name}": v for name, v in weights.items()}
 
     def report(self) -> tuple[Chunk, Layout]:
@@ -272,22 +273,12 @@ def _on_cpu(chunk: Chunk) -> Chunk:
     return chunk._replace(sizes=chunk.sizes.cpu(), loss=loss, sound=chunk.sound.cpu())
 
 
-def _join(uploads: Sequence[Upload]) -> Upload:
-    return Upload(*(_append(trees) for trees in zip(*uploads, strict=True)))
-
-
-def _append(trees: Sequence[Tree]) -> Tree:
-    """Rows of trees after each other; a tree may be empty."""
-    some = [tree for tree in trees if tree]
-    return {name: torch.cat([tree[name] for tree in some]) for name in some[0]} if some else {}
-
-
 def _one(chunks: Sequence[Chunk]) -> Chunk:
     """Chunks of one federation as one, but for their uploads."""
     clients, sizes, sound, speakers = (
         torch.cat([getattr(chunk, name) for chunk in chunks]) for name in ("clients", "sizes", "sound", "speakers")
     )
-    loss = _append([chunk.loss for chunk in chunks])
+    loss = append([chunk.loss for chunk in chunks])
     return Chunk(chunks[0].federation, clients, sizes, loss, sound, speakers, Upload({}, {}))
 
 

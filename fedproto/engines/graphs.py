@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fedproto.engines.layers import fusing
+from fedproto.randomness import torchs_own_put_aside
 from fedproto.types import Tree
 
 InPlace = Callable[[Tree], None]
@@ -40,7 +41,7 @@ class Replay:
         """Warming up and compiling work on copies, and draw nothing: both would be steps that nobody asked for."""
         aside = {name: value.clone() for name, value in tensors.items()}
         device = next(iter(tensors.values())).device
-        with torch.random.fork_rng(devices=[device]):
+        with torchs_own_put_aside(device):
             function = self._warmed_up(aside)
         del aside
         graph = torch.cuda.CUDAGraph()

@@ -22,6 +22,7 @@ from fedproto.engines.cohorts import Cohort, Data, Place
 from fedproto.engines.graphs import STEP, Replay, fused
 from fedproto.engines.layers import stackable
 from fedproto.engines.timetable import Timetable
+from fedproto.randomness import torchs_own_put_aside
 from fedproto.trees import moved, over_rows
 from fedproto.types import Algorithm, Batch, Step, Tree, Upload
 
@@ -162,7 +163,7 @@ class Stack:
         if self.outline is None:
             one = {name: value[:1].clone() for name, value in values.items()}
             one[STEP] = torch.zeros(1, dtype=torch.int64, device=self.cohort.device)
-            with torch.random.fork_rng(devices=_cuda(self.cohort.device)):  # a look, not a step: it draws nothing
+            with torchs_own_put_aside(self.cohort.device):  # a look, not a step: it draws nothing
                 terms, seen, _ = self._forward(one, _part(one, "state."))
             self.outline = list(terms), seen.shape[-1]
         return self.outline
@@ -303,10 +304,6 @@ class Stack:
             for name, found in _right(scores, y[:, part], foreign).items():
                 right[name] = right.get(name, 0) + (found & inside).sum(1)
         return {name: (count.double() / lengths).cpu() for name, count in right.items()}
-
-
-def _cuda(device: torch.device) -> list[torch.device]:
-    return [device] if device.type == "cuda" else []
 
 
 def _part(tree: Tree, prefix: str) -> Tree:

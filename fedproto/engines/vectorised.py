@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from fedproto.client import Training, steps_per_epoch
+from fedproto.client import Training, normalises, steps_per_epoch
 from fedproto.engines import Chunk, Lot, Shard, chunk, errors_named
 from fedproto.engines.cohorts import Cohort, Data, cohort_of, cohorts_of, grouped
 from fedproto.engines.layers import TABLE
@@ -30,8 +30,12 @@ class VectorisedEngine:
         shard: Shard = Shard(),  # noqa: B008 (a constant)
     ) -> None:
         self.algorithm, self.sizes = algorithm, [len(each.members) for each in federations]
-        self.cohorts = cohorts_of(federations, trainings, plan.place, shard)
-        self.stacks = [Stack(cohort, algorithm, trainings[0], plan) for cohort in self.cohorts]
+        cohorts = cohorts_of(federations, trainings, plan.place, shard)
+        self.stacks = [Stack(cohort, algorithm, trainings[0], plan) for cohort in cohorts]
+
+    @property
+    def cohorts(self) -> list[Cohort]:
+        return [stack.cohort for stack in self.stacks]
 
     def train(self, round: int, servers: Sequence[Tree], lots: Sequence[Lot]) -> Iterator[Chunk]:
         """Train the picked clients, a cohort after the other, in chunks that fit, and keep their new states."""
@@ -88,13 +92,11 @@ def obstacle(
     for group in grouped(federations, Shard()):
         number, member = group[0]
         ragged = any(len(m.train) % trainings[n].batch for n, m in group)
-        mixing = _mixes_samples(member, ragged) or (
-            _has_norm(member.module)
-            and any(_leaves_one(m, trainings[n]) for n, m in group)
-            and "has BatchNorm, and a client's last batch has one image"
-        )
+        mixing = _mixes_samples(member, ragged)
         if mixing:
             return f"{member.model} {mixing}"
+        if normalises(member.module) and any(_leaves_one(m, trainings[n]) for n, m in group):
+            return f"{member.model} has BatchNorm, and a client's last batch has one image"
         try:
             few = _shortened(cohort_of(group[:2], federations, trainings, "device"), trainings[number].batch)
             _try(few, algorithm, algorithm.init(member.initial, federations[number].task), trainings[number], plan)
@@ -110,10 +112,6 @@ def _try(few: Cohort, algorithm: Algorithm, server: Tree, training: Training, pl
     servers = [server] * (1 + int(few.federation.max()))
     stack.train(1, who, _received(algorithm, servers, few, who), torch.zeros(len(who), dtype=torch.bool))
     stack.evaluate(who, _received(algorithm, servers, few, who, everything=True))
-
-
-def _has_norm(module: nn.Module) -> bool:
-    return any(isinstance(layer, _BatchNorm) for layer in module.modules())
 
 
 def _mixes_samples(member: Member, ragged: bool) -> str | None:
