@@ -37,8 +37,8 @@ def _flag(name: str, metavar: str, text: str) -> Any:
 
 
 @app.command(
-    epilog="Keys that only --set and TOML know: dim, epochs, momentum, last_batch, precision, threads, workers, stack, "
-    "states, compile, and the options that `fedproto list` shows."
+    epilog="Keys that only --set and TOML know: dim, start, epochs, momentum, last_batch, precision, threads, workers, "
+    "stack, states, compile, and the options that `fedproto list` shows."
 )
 def run(
     config: Annotated[
@@ -147,6 +147,46 @@ def sweep(
     _say(f"written to {target}")
     if None in results:
         raise typer.Exit(2)
+
+
+@app.command()
+def reproduce(
+    target: Annotated[
+        str,
+        typer.Argument(help="table-mnist, table-femnist, table-cifar10, fig-tsne, fig-shots, fig-lambda, ... or all"),
+    ],
+    quick: Annotated[bool, typer.Option("--quick", help="a small version: minutes on a CPU, no data needed")] = False,
+    seeds: Annotated[int | None, typer.Option(help="how many [the target's]", min=1, show_default=False)] = None,
+    rounds: Annotated[int | None, typer.Option(help="of every run [the target's]", min=1, show_default=False)] = None,
+    methods: Annotated[str | None, typer.Option(help="only these, with commas [all]", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto [auto]", show_default=False)] = None,
+    data_dir: Annotated[str | None, typer.Option(help="where data files lie [$FEDPROTO_DATA]")] = None,
+    out: Annotated[Path | None, typer.Option(help="[runs/reproduce, or runs/quick]", show_default=False)] = None,
+    archive: Annotated[
+        Path | None, typer.Option(help="finished cells are taken from this file, and put there", show_default=False)
+    ] = None,
+) -> None:
+    """Make the paper's tables and figures, and studies it lacks; run again, it goes on where it stopped."""
+    from fedproto.console import sweep_bar
+    from fedproto.engines.distributed import refuse_torchrun
+    from fedproto.reproduce.make import make
+    from fedproto.reproduce.plan import Narrowed
+
+    refuse_torchrun("reproduce")
+    given = {"device": device, "data_dir": data_dir}
+    computed = tuple((key, value) for key, value in given.items() if value is not None)
+    narrowed = Narrowed(quick, seeds, rounds, tuple(methods.split(",")) if methods else (), computed)
+    target_folder = out or Path("runs") / ("quick" if quick else "reproduce")
+    flags = {"--seeds": seeds, "--rounds": rounds, "--methods": methods}
+    said = "".join(f" {flag} {value}" for flag, value in flags.items() if value is not None)
+    command = f"fedproto reproduce {target}{' --quick' if quick else ''}{said}"
+    console = Console()
+    try:
+        for path in make(target, narrowed, target_folder, archive, command, lambda *w: sweep_bar(console, *w)):
+            _say(f"written to {path}")
+    except KeyboardInterrupt:
+        _say(f"stopped; `{command}{f' --out {out}' if out else ''}` goes on", stderr=True)
+        raise typer.Exit(130) from None
 
 
 @app.command()
@@ -270,6 +310,22 @@ def resume(run: Annotated[Path, typer.Argument(help="A run folder, or a folder o
     done = [result or _execute(*reopen(folder), of=run) for folder, result in zip(folders, results, strict=True)]
     labels = [folder.path.name for folder in folders] if len(folders) > 1 else [done[0]["algorithm"]]
     _show(done, labels)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Finished run folders, or folders of them, to compare.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="FILE.html, or a folder [report.html in the run, or here for several]", show_default=False),
+    ] = None,
+) -> None:
+    """Turn finished runs into one page with tables and figures, which opens anywhere."""
+    from fedproto.report import write
+
+    _say(f"written to {write(runs, out, notice=_say)}")
 
 
 @app.command("list")

@@ -196,6 +196,12 @@ def _evaluation_pass(
     return features, logits, Batch(features.new_empty(0), y, features.new_ones(len(y))), received
 
 
+def embed(module: nn.Module, state: Tree, examples: Examples) -> tuple[Tensor, Tensor]:
+    """The embeddings of all examples in eval mode, and their classes."""
+    features, _, batch, _ = _evaluation_pass(module, state, examples, {})
+    return features, batch.y
+
+
 def _mean_loss(seen: list[tuple[Step, Tree]]) -> Tree:
     """Each term's mean over the samples that passed."""
     sizes = torch.stack([step.batch.mask.sum() for step, _ in seen])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import platform
 import signal
 import threading
 import warnings
@@ -42,7 +43,7 @@ class Result:
 
     data: dict[str, Any] = field(repr=False)
     metrics: list[dict[str, Any]] = field(repr=False)  # a line a round
-    prototypes: Tree = field(repr=False)  # `prototypes` (C, d) and `known` (C,), where the algorithm has them
+    prototypes: Tree = field(repr=False)  # the server's: `prototypes` (C, d) and `known` (C,), where it has them
     states: list[Tree] = field(repr=False)  # each client's own parameters and buffers, by name
     folder: Path | None = None
 
@@ -154,15 +155,17 @@ class Experiment:
         has_prototypes = "prototypes" in self.progress.server
         prototypes = {name: value.cpu() for name, value in self.progress.server.items()} if has_prototypes else {}
         path = folder.path if folder else None
-        result = Result(self._contents(lines, clients), lines, prototypes, self._states(), path)
+        result = Result(self._contents(lines, clients), lines, prototypes, self.client_states(), path)
         if folder:
             if prototypes:
                 metadata = {"classes": "\n".join(self.federation.classes)}
-                folder.write_tensors("prototypes.safetensors", prototypes, metadata)
+                local = self.progress.memory.local_prototypes()
+                folder.write_tensors("prototypes.safetensors", prototypes | local, metadata)
             folder.write_json("result.json", result.data)
         return result
 
-    def _states(self) -> list[Tree]:
+    def client_states(self) -> list[Tree]:
+        """Each client's own parameters and buffers, by name."""
         states: list[Tree] = [{} for _ in self.federation.members]
         for key, value in self.engine.export(self.place).items():
             client, _, name = key.partition(".")
@@ -179,8 +182,8 @@ class Experiment:
             "classes": list(self.federation.classes),
             "partition": self.federation.partition["sha256"],
             "clients": [
-                self._client(number, {name: float(value[number]) for name, value in clients.items()})
-                for number in range(len(self.federation.members))
+                self._client(number, {name: float(value[number]) for name, value in clients.items()}, images)
+                for number, images in enumerate(self._images())
             ],
             "accuracy": summary(clients),
             "communication": {
@@ -189,9 +192,17 @@ class Experiment:
                 "bytes_down": traffic["bytes_down"],
             },
             "seconds": {"total": seconds, "per_round": seconds / self.config.rounds},
+            "machine": _machine(self.federation.device),
         }
 
-    def _client(self, number: int, accuracy: dict[str, float]) -> dict[str, Any]:
+    def _images(self) -> list[list[int]]:
+        """For each member how many training images it has of each of its classes; one wait for the device."""
+        members, classes = self.federation.members, len(self.federation.classes)
+        cells = torch.cat([m.train.y[m.train.rows] + m.id * classes for m in members])
+        counts = torch.bincount(cells, minlength=len(members) * classes).view(len(members), classes).tolist()
+        return [[row[label] for label in member.classes] for member, row in zip(members, counts, strict=True)]
+
+    def _client(self, number: int, accuracy: dict[str, float], images: list[int]) -> dict[str, Any]:
         member = self.federation.members[number]
         last_upload = {"last_upload": int(self.progress.memory.last[number])} if self.algorithm.remembers else {}
         return {
@@ -199,6 +210,7 @@ class Experiment:
             "dataset": member.dataset,
             "model": member.model,
             "classes": [self.federation.classes[label] for label in member.classes],
+            "images": images,  # training images of each of these classes
             "train": len(member.train),
             "test": len(member.test),
             "accuracy": accuracy,
@@ -317,6 +329,7 @@ def _federation(
         seed=config.seed,
         device=device_of(config.device),
         dtype=torch.float64 if config.precision == "float64" else torch.float32,
+        start=config.start,
     )
     _refuse_mixed(federation, algorithm)
     return federation, config
@@ -397,6 +410,12 @@ def follow(experiments: Sequence[Experiment]) -> None:
     for each in experiments:
         with settings(each.config.threads, each.config.precision):
             each.engine.serve()  # type: ignore[attr-defined]
+
+
+def _machine(device: torch.device) -> dict[str, str]:
+    """What computed a run: with other versions or another device its last digits differ."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {"device": name, "torch": f"torch {torch.__version__}", "python": f"Python {platform.python_version()}"}
 
 
 def device_of(name: str) -> torch.device:

@@ -142,12 +142,13 @@ def assemble(
     seed: int,
     device: torch.device,
     dtype: torch.dtype,
+    start: str = "shared",
 ) -> Federation:
     """The federation of clients given by their source, rows and model, in order."""
     names = tuple(dict.fromkeys(name for source in sources for name in source.classes))
     trains = _examples(sources, [p.train for p in portions], "train", names, device, dtype)
     tests = _examples(sources, [p.test for p in portions], "test", names, device, dtype)
-    modules = _Modules(dim, len(names), seed, device, dtype)
+    modules = _Modules(dim, len(names), seed, device, dtype, start)
     members = []
     for number, (source, train, test, model) in enumerate(zip(sources, trains, tests, models, strict=True)):
         for part, examples in (("training", train), ("test", test)):
@@ -241,10 +242,13 @@ def _twin(layer: nn.Module) -> nn.Module:
 
 
 class _Modules:
-    """Builds each architecture once: its clients share the module and one draw of initial weights."""
+    """Builds each architecture once: its clients share the module and, unless `start` is own, its initial weights."""
 
-    def __init__(self, dim: int | None, classes: int, seed: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, dim: int | None, classes: int, seed: int, device: torch.device, dtype: torch.dtype, start: str
+    ) -> None:
         self.dim, self.classes, self.seed, self.device, self.dtype = dim, classes, seed, device, dtype
+        self.start = start
         self.built: dict[Any, tuple[nn.Module, tuple[Dropped, ...], Tree]] = {}
         self.dims: dict[nn.Module, int] = {}
 
@@ -263,11 +267,14 @@ class _Modules:
             module, dropped = hand_in_dropout(module, examples.x[examples.rows[:1]])
             self.dims[module] = dim
             self.built[name] = module, dropped, initial
+        if self.start == "own" and isinstance(model, Part):
+            return *self.built[name][:2], _state(self._build(model, shape, client).to(self.device, self.dtype))
         return self.built[name]
 
-    def _build(self, model: Part, shape: tuple[int, ...]) -> nn.Module:
+    def _build(self, model: Part, shape: tuple[int, ...], *client: int) -> nn.Module:
+        """The model with its initial weights: those of its architecture, or a client's own."""
         with randomness.torchs_own_put_aside(torch.device("cpu")):
-            torch.manual_seed(int(randomness.key(self.seed, "initial weights")))
+            torch.manual_seed(int(randomness.key(self.seed, "initial weights", *client)))
             try:
                 return registry.build("model", model, Fit(shape, self.classes, self.dim))
             except RuntimeError as error:  # torch's, for a layer larger than the memory

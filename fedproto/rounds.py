@@ -19,6 +19,9 @@ from fedproto.federation import Federation
 from fedproto.trees import join, moved, rows_of, total
 from fedproto.types import Algorithm, Tree, Upload
 
+#: Values of all clients' prototypes together that are still written beside the global ones.
+LARGEST_LOCAL = 2**22
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -36,6 +39,7 @@ class RoundResult:
 
     round: int
     loss: dict[str, float]
+    loss_std: dict[str, float]  # over the clients that trained
     accuracy: dict[str, dict[str, float]] | None  # None where this round was not evaluated
     bytes_up: int
     bytes_down: int
@@ -85,6 +89,15 @@ class Memory:
             for name, value in new.items():
                 kept[name].index_copy_(0, moved(clients, value.device), value)
         self.last[clients] = round
+
+    def local_prototypes(self) -> Tree:
+        """`local` (clients, C, d) and `held` (clients, C), its weights: zeros where a client never spoke of a class."""
+        if self.uploads is None or "prototypes" not in self.uploads.sums or "weight" not in self.uploads.weights:
+            return {}
+        sums, held = self.uploads.sums["prototypes"], self.uploads.weights["weight"]
+        if sums.numel() > LARGEST_LOCAL or held.shape != sums.shape[:-1]:
+            return {}
+        return {"local": torch.where(held[..., None] > 0, sums / held[..., None], 0), "held": held}
 
     def recall(self) -> Upload | None:
         """The last uploads of all who ever spoke."""
@@ -208,9 +221,11 @@ class _Tally:
         self.course.progress.ledger.up(trained, up)
         self.course.progress.ledger.down(self.lot.picked, down)
         del columns["sound"]
+        none = {"supervised": 0.0, "regulariser": 0.0}
         return RoundResult(
             round=self.round,
-            loss={"supervised": 0.0, "regulariser": 0.0} | {n: float(v.mean()) for n, v in columns.items()},
+            loss=none | {n: float(v.mean()) for n, v in columns.items()},
+            loss_std=none | {n: float(v.std(correction=0)) for n, v in columns.items()},
             accuracy=summary(clients) if clients else None,
             bytes_up=int(up[:, 1].sum()),
             bytes_down=int(down[:, 1].sum()),

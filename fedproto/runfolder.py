@@ -4,7 +4,7 @@ config.toml             everything needed to run again
 partition.json          who has which rows, stamped with a SHA-256
 metrics.jsonl           a line a round
 result.json             when the run has finished
-prototypes.safetensors  the global prototypes, where the algorithm has any
+prototypes.safetensors  the global prototypes, where the algorithm has any, and the clients' own it remembers
 checkpoint/             the newest state of server and clients
 """
 

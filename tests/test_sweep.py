@@ -229,8 +229,10 @@ def test_each_federation_is_what_it_is_alone(algorithm, tmp_path):
         assert ours.keys() == theirs.keys()
         assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-10) for name in ours)
         for line, same in zip(RunFolder(folder).metrics(), expected.metrics, strict=True):
-            assert line["loss"] == pytest.approx(same["loss"], rel=0, abs=1e-10)
-            assert {**line, "loss": 0, "seconds": 0} == {**same, "loss": 0, "seconds": 0}
+            for key in ("loss", "loss_std"):
+                assert line[key] == pytest.approx(same[key], rel=0, abs=1e-10)
+            measured = {"loss": 0, "loss_std": 0, "seconds": 0}
+            assert {**line, **measured} == {**same, **measured}
         assert result["clients"] == expected.clients
         assert {**result, "seconds": 0} == {**json.loads(json.dumps(expected.data)), "seconds": 0}
         files = [tmp_path / of / cell.name / "config.toml" for of in ("out", "alone")]

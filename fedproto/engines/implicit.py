@@ -12,36 +12,19 @@ Nothing is added atomically: results repeat.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from fedproto.engines import evenly
+from fedproto.engines.kernels import Value, constexpr, jit, operation, tl, triton
 
 PROCESSORS = 132  # of an H200; a grid of a few times as many programs keeps them busy
 REGISTERS = 96  # sums a lane holds in a direct convolution
 TILE = 24  # channels a program of a direct convolution makes at most
-
-triton: Any = None
-tl: Any = None
-if importlib.util.find_spec("triton") is not None:  # it is not there on machines without a GPU
-    triton = importlib.import_module("triton")
-    tl = importlib.import_module("triton.language")
-if TYPE_CHECKING:
-    Value: TypeAlias = Any  # what a kernel works on
-    constexpr: TypeAlias = Any  # what is known when it is compiled
-elif triton is not None:
-    Value, constexpr = tl.tensor, tl.constexpr
-
-
-def _jit(function: Callable[..., Any]) -> Any:
-    return function if triton is None else triton.jit(function)
 
 
 def usable(x: Tensor, weight: Tensor) -> bool:
@@ -60,7 +43,7 @@ def usable(x: Tensor, weight: Tensor) -> bool:
 # The kernels ----------------------------------------------------------------------------------------------------------
 
 
-@_jit
+@jit
 def _places(start: Value, places: Value, BLOCK: constexpr, HEIGHT: constexpr, WIDTH: constexpr) -> Value:
     """Image, row and column of BLOCK positions from `start` on, and which of them there are; the others are clamped."""
     place = start + tl.arange(0, BLOCK)
@@ -71,7 +54,7 @@ def _places(start: Value, places: Value, BLOCK: constexpr, HEIGHT: constexpr, WI
     return image, spot // WIDTH, spot % WIDTH, there
 
 
-@_jit
+@jit
 def _convolution_kernel(
     source: Value,
     weight: Value,
@@ -134,7 +117,7 @@ def _convolution_kernel(
         tl.store(lanes + o * (HO * WO), total, mask=there & (o < CO))
 
 
-@_jit
+@jit
 def _weights_kernel(
     dy: Value,
     source: Value,
@@ -299,24 +282,15 @@ def _output_shape(x: Tensor, weight: Tensor) -> tuple[int, ...]:
 
 def _register() -> SimpleNamespace:
     """The three as operations that a tracer records and a compiler leaves alone."""
-
-    def register(name: str, schema: str, kernel: Any, plain: Any, fake: Any) -> Any:
-        operation = torch.library.custom_op(
-            f"fedproto::{name}", kernel, mutates_args=(), device_types="cuda", schema=schema
-        )
-        operation.register_kernel("cpu")(plain)
-        operation.register_fake(fake)
-        return operation
-
     return SimpleNamespace(
-        forward=register(
+        forward=operation(
             "convolution",
             "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
             _forward,
             _forward_plain,
             lambda x, weight, bias: x.new_empty(_output_shape(x, weight)),
         ),
-        weight_gradient=register(
+        weight_gradient=operation(
             "convolution_weight_gradient",
             "(Tensor dy, Tensor x, int rows, int columns, bool tf32) -> (Tensor, Tensor)",
             _weight_gradient,
@@ -326,7 +300,7 @@ def _register() -> SimpleNamespace:
                 dy.new_empty((dy.shape[0], dy.shape[2])),
             ),
         ),
-        input_gradient=register(
+        input_gradient=operation(
             "convolution_input_gradient",
             "(Tensor dy, Tensor weight, int height, int width) -> Tensor",
             _input_gradient,

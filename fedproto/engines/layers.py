@@ -4,7 +4,8 @@ A model is an ordinary module, run for all clients of a stack by `vmap`; some la
 Which way is fastest was measured (benchmarks/RESULTS.md). On a CPU the clients of a stack stand side by side as
 channels of one channels-last image, for convolutions (with a group a client) and pooling alike. On a GPU a small
 convolution has kernels of its own (`implicit.py`), or is one batched matrix product over its input's columns; a large
-one is a grouped convolution, too. BatchNorm learns to leave padding out.
+one is a batched product, too, of windows that lie as BatchNorm likes them (`windows.py`). BatchNorm learns to leave
+padding out.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedproto.engines import windows
+from fedproto.engines.passes import Normalised
+
 ROWS = "rows"
-SMALL = 1024  # channels in × channels out up to which a GPU prefers columns to groups
+SMALL = 8192  # weights up to which a GPU has kernels of its own for a convolution at stride 1
 MANY = 64  # clients from which on kernels without columns beat columns that a compiler has fused with their neighbours
 _fusing = False  # whether the backward pass is being traced for a compiler, which fuses many small additions into one
 
@@ -34,6 +38,14 @@ def fusing() -> Iterator[None]:
         yield
     finally:
         _fusing = False
+
+
+def whether_fusing() -> bool:
+    return _fusing
+
+
+def on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 def stackable(module: nn.Module, tidy: bool = False) -> tuple[nn.Module, list[str]]:
@@ -107,8 +119,8 @@ class _PerChannel(_Stacked):
     def vmap(info: Any, in_dims: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
         if x.device.type == "cpu" or in_dims[0] == 1:  # as a grouped convolution leaves it
             return function(_as_channels(x, in_dims[0])).unflatten(1, (info.batch_size, -1)), 1
-        x = x.movedim(in_dims[0], 0)
-        return function(x.flatten(0, 1)).unflatten(0, x.shape[:2]), 0
+        rows = x.movedim(in_dims[0], 0).transpose(1, 2)  # as our own convolutions leave it
+        return function(rows.flatten(0, 1)).unflatten(0, rows.shape[:2]).transpose(1, 2), 0
 
 
 class _Convolution(_Stacked):
@@ -121,13 +133,31 @@ class _Convolution(_Stacked):
         stride, padding, dilation, groups = how
         if in_dims[0] is None:
             x, in_dims = x.expand(info.batch_size, *x.shape), (0, *in_dims[1:])
-        small = weight.shape[1] * weight.shape[2] <= SMALL
-        if x.device.type == "cuda" and small and groups == 1 and set(dilation) == {1}:
-            return convolve(x.movedim(in_dims[0], 0), weight, bias, stride, padding), 0
+        if on_gpu(x) and groups == 1 and set(dilation) == {1}:
+            small = weight[0].numel() <= SMALL and set(stride) == {1}
+            way = convolve if small else windows.convolve
+            return way(x.movedim(in_dims[0], 0), weight, bias, stride, padding), 0
         flat = None if bias is None else bias.flatten()
         x = _as_channels(x, in_dims[0])
         out = F.conv2d(x, weight.flatten(0, 1), flat, stride, padding, dilation, groups * info.batch_size)
         return out.unflatten(1, (info.batch_size, -1)), 1
+
+
+class _Normalisation(_Stacked):
+    """BatchNorm in training on a GPU: the output, and mean and variance of each channel."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        rows = x.transpose(0, 1)
+        out, mean, variance = Normalised.apply(rows.reshape(len(rows), -1), weight, bias, eps)
+        return out.view_as(rows).transpose(0, 1), mean, variance
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Any, Any]:
+        rows = x.movedim(in_dims[0], 0).transpose(1, 2)
+        flat = weight.flatten(), bias.flatten()
+        out, mean, variance = Normalised.apply(rows.reshape(rows.shape[0] * rows.shape[1], -1), *flat, eps)
+        return (out.view_as(rows).transpose(1, 2), mean.view_as(weight), variance.view_as(weight)), (0, 0, 0)
 
 
 def _as_channels(x: Tensor, clients: int) -> Tensor:
@@ -186,10 +216,10 @@ class _MaskedNorm(_BatchNorm):
     rows: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
-        by_hand = (
-            self.momentum is None and self.running_mean is not None
-        )  # torch's would ask how many batches there were
-        if not self.training or (self.rows is None and not by_hand):
+        if self.affine and x.dim() == 4 and on_gpu(x) and not (self.training and self.rows is not None):
+            return self._by_row(x) if self.training else self._by_statistics(x)
+        counting = self.momentum is None and self.running_mean is not None  # torch's would ask for the count's value
+        if not self.training or (self.rows is None and not counting):
             return super().forward(x)
         given, x = x.dtype, x.float() if x.dtype == torch.bfloat16 else x  # counts and means want more digits
         axes = [axis for axis in range(x.dim()) if axis != 1]
@@ -204,6 +234,21 @@ class _MaskedNorm(_BatchNorm):
             shape = [-1 if axis == 1 else 1 for axis in range(x.dim())]
             out = out * self.weight.reshape(shape) + self.bias.reshape(shape)
         return out.to(given)
+
+    def _by_row(self, x: Tensor) -> Tensor:
+        """The same in the layout that a large convolution leaves on a GPU, and by kernels for many channels."""
+        out, mean, variance = _Normalisation.apply(x, self.weight, self.bias, self.eps)
+        count = x.numel() // x.shape[1]
+        self._remember(mean, variance * (count / max(1, count - 1)))
+        return out
+
+    def _by_statistics(self, x: Tensor) -> Tensor:
+        """In evaluation: one multiplication and one addition a value, in whatever layout."""
+        if self.running_mean is None or self.running_var is None:
+            return super().forward(x)
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return torch.addcmul(shift[:, None, None].to(x.dtype), x, scale[:, None, None].to(x.dtype))
 
     @torch.no_grad()
     def _remember(self, mean: Tensor, variance: Tensor) -> None:

@@ -20,7 +20,8 @@ from fedproto.client import Training, crop_and_flip, draws_of_its_own
 from fedproto.engines import evenly
 from fedproto.engines.cohorts import Cohort, Data, Place
 from fedproto.engines.graphs import STEP, Replay, fused
-from fedproto.engines.layers import stackable
+from fedproto.engines.layers import stackable, whether_fusing
+from fedproto.engines.passes import descend
 from fedproto.engines.timetable import Timetable
 from fedproto.randomness import torchs_own_put_aside
 from fedproto.trees import moved, over_rows
@@ -49,7 +50,7 @@ class Stack:
     def __init__(self, cohort: Cohort, algorithm: Algorithm, training: Training, plan: Plan) -> None:
         self.cohort, self.algorithm, self.training, self.plan = cohort, algorithm, training, plan
         self.module, told = stackable(cohort.module, plan.tidy)
-        ragged = (cohort.train.lengths % training.batch != 0).any()
+        ragged = (cohort.per_epoch.to(cohort.train.lengths.device) * training.batch > cohort.train.lengths).any()
         self.told = told if ragged else []  # which layers must know what pads a batch
         self.parameters = [name for name, value in cohort.module.named_parameters() if value.requires_grad]
         self.buffers = [name for name, _ in cohort.module.named_buffers()]
@@ -202,15 +203,20 @@ class Stack:
             slots["count"].add_(count)
             rate = (count > 0) * slots["lr"]
             for name, gradient in zip(trained, gradients, strict=True):
-                speed = slots[f"velocity.{name}"]
-                speed.mul_(over_rows(slots["momentum"], speed)).add_(gradient)
-                state[name].addcmul_(speed, over_rows(rate, speed), value=-1)
+                self._move(state[name], slots[f"velocity.{name}"], gradient, slots["momentum"], rate)
             for name, value in buffers.items():
                 state[name].copy_(torch.where(over_rows(count > 0, value), value, state[name]))
             if "slot" in slots:
                 slot = slots["slot"].index_select(1, slots[STEP])[:, 0, :, None].expand_as(seen)
                 slots["collected"].scatter_(1, slot, seen.detach())
             slots[STEP].add_(1)
+
+    def _move(self, value: Tensor, speed: Tensor, gradient: Tensor, momentum: Tensor, rate: Tensor) -> None:
+        if value.is_cuda and not whether_fusing():
+            descend(value, speed, gradient, momentum, rate)
+        else:
+            speed.mul_(over_rows(momentum, speed)).add_(gradient)
+            value.addcmul_(speed, over_rows(rate, speed), value=-1)
 
     def _forward(self, slots: Tree, state: Tree) -> tuple[Tree, Tensor, Tensor]:
         """The loss's terms (m,), embeddings and logits side by side (m, b, d + C), and the mask (m, b) of a step."""

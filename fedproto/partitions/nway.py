@@ -29,28 +29,35 @@ def nway(
     if shots is not None and shots > len(pool.train):  # refused here, since no generator draws numbers of any size
         enough(pool, 0, int((pool.train == 0).sum()), shots, "training")
     spread = stdev if shots_stdev is None else shots_stdev
-    ns = _around(pool, ways, stdev, noise, low=min(2, ways), high=total)
-    ks = _around(pool, shots or pool.shots, spread, noise, low=1, high=len(pool.train))
-    classes = [pool.generator.permutation(total)[:n] for n in ns]
-    return portions(pool, _deal(pool, classes, ks), test_shots)
+    # A stream for each purpose, and client or class: one setting does not change what another one draws.
+    for_n, for_k, for_classes, for_rows, for_tests = pool.generator.spawn(5)
+    ns = _around(for_n, pool.clients, ways, stdev, noise, low=min(2, ways), high=total)
+    ks = _around(for_k, pool.clients, shots or pool.shots, spread, noise, low=1, high=len(pool.train))
+    draws = for_classes.spawn(pool.clients)
+    classes = [generator.permutation(total)[:n] for generator, n in zip(draws, ns, strict=True)]
+    return portions(pool._replace(generator=for_tests), _deal(pool, for_rows.spawn(total), classes, ks), test_shots)
 
 
-def _around(pool: Pool, centre: int, spread: float, noise: str, low: int, high: int) -> np.ndarray:
+def _around(
+    generator: np.random.Generator, clients: int, centre: int, spread: float, noise: str, low: int, high: int
+) -> np.ndarray:
     """One whole number a client around `centre`, between `low` and `high`."""
     if noise == "normal":
-        return np.rint(pool.generator.normal(centre, spread, pool.clients)).clip(low, high).astype(int)
+        return np.rint(generator.normal(centre, spread, clients)).clip(low, high).astype(int)
     if not float(spread).is_integer():
         raise ConfigError(f"stdev is {spread:g}, but uniform noise is in whole numbers: round it, or set noise=normal")
     first, last = max(low, centre - int(spread)), min(high, centre + int(spread))
-    return pool.generator.integers(first, max(first, last) + 1, pool.clients)
+    return generator.integers(first, max(first, last) + 1, clients)
 
 
-def _deal(pool: Pool, classes: list[np.ndarray], ks: np.ndarray) -> list[np.ndarray]:
+def _deal(
+    pool: Pool, generators: list[np.random.Generator], classes: list[np.ndarray], ks: np.ndarray
+) -> list[np.ndarray]:
     """The training rows of each client: k of each of its classes, from shuffled stacks that no two clients share."""
     hands: list[list[np.ndarray]] = [[] for _ in classes]
-    for label in range(len(pool.names)):
+    for label, generator in enumerate(generators):
         holders = [client for client, labels in enumerate(classes) if label in labels]
-        stack = pool.generator.permutation(np.flatnonzero(pool.train == label))
+        stack = generator.permutation(np.flatnonzero(pool.train == label))
         ends = np.cumsum([0] + [ks[client] for client in holders])
         enough(pool, label, len(stack), int(ends[-1]), "training")
         for client, start, end in zip(holders, ends[:-1], ends[1:], strict=True):

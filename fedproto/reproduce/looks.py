@@ -1,0 +1,110 @@
+"""What is asked of trained models, once a run is over: its folder's checkpoint is opened again."""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import closing
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedproto.client import embed
+from fedproto.experiment import Experiment, reopen, settings
+from fedproto.prototypes import class_means, nearest
+from fedproto.runfolder import RunFolder, write_atomically
+from fedproto.types import Tree
+
+EACH = 20  # test images a class and client whose embeddings are kept
+
+
+def look(folder: RunFolder, after: dict[str, bool]) -> None:
+    """Make what is wanted of a finished run and is not there yet."""
+    wanted = {"embeddings": ("embeddings.npz", _embeddings), "travel": ("travel.json", _travel)}
+    for name, (file, make) in wanted.items():
+        if after.get(name) and not (folder.path / file).exists():
+            experiment, _ = reopen(folder)
+            with closing(experiment.engine), settings(experiment.config.threads, experiment.config.precision):
+                write_atomically(folder.path / file, make(experiment))
+
+
+def _states(experiment: Experiment) -> list[Tree]:
+    """Each client's model as it is evaluated: its own, or with what its server sends."""
+    received = [experiment.algorithm.send(experiment.progress.server, own) for own in experiment.federation.own_classes]
+    pairs = zip(experiment.client_states(), received, strict=True)
+    return [experiment.algorithm.adopt(_on(own, experiment), some) for own, some in pairs]
+
+
+def _on(state: Tree, experiment: Experiment) -> Tree:
+    return {name: value.to(experiment.federation.device) for name, value in state.items()}
+
+
+def _embeddings(experiment: Experiment) -> bytes:
+    """Some test images' embeddings by each client's model, with the client's class means over its training images."""
+    found: dict[str, list[np.ndarray]] = {
+        "x": [],
+        "y": [],
+        "client": [],
+        "local": [],
+        "local_y": [],
+        "local_client": [],
+    }
+    classes = len(experiment.federation.classes)
+    for member, state in zip(experiment.federation.members, _states(experiment), strict=True):
+        x, y = embed(member.module, state, member.test)
+        keep = torch.cat([(y == label).nonzero().flatten()[:EACH] for label in member.classes])
+        trained, labels = embed(member.module, state, member.train)
+        means, counts = class_means(trained, labels, torch.ones_like(trained[:, 0]), classes)
+        held = (counts > 0).nonzero().flatten()
+        for name, value in {"x": x[keep], "y": y[keep], "local": means[held], "local_y": held}.items():
+            found[name].append(value.cpu().numpy())
+        found["client"].append(np.full(len(keep), member.id))
+        found["local_client"].append(np.full(len(held), member.id))
+    file = io.BytesIO()
+    np.savez_compressed(file, **{name: np.concatenate(parts) for name, parts in found.items()}, **_global(experiment))  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def _global(experiment: Experiment) -> dict[str, np.ndarray]:
+    server = experiment.progress.server
+    return {name: server[name].cpu().numpy() for name in ("prototypes", "known") if name in server}
+
+
+def _travel(experiment: Experiment) -> bytes:
+    """Each client's nearest-prototype accuracy among its own classes, with and without its share of the prototypes.
+
+    A class that nobody else holds has no prototype then, and its images count as wrong; `covered` is the share of the
+    client's classes that somebody else holds.
+    """
+    uploads, server = experiment.progress.memory.uploads, experiment.progress.server
+    assert uploads is not None, "FedProto remembers its members' last uploads"
+    sums, weights = uploads.sums["prototypes"], uploads.weights["weight"]
+    clients = []
+    for member, state in zip(experiment.federation.members, _states(experiment), strict=True):
+        seen = embed(member.module, state, member.test)
+        others = _without(sums, weights, member.id)
+        clients.append(
+            {
+                "id": member.id,
+                "with_own": _right(*seen, server, member.classes),
+                "without_own": _right(*seen, others, member.classes),
+                "covered": float(others["known"][list(member.classes)].mean()),
+            }
+        )
+    return json.dumps({"clients": clients}).encode()
+
+
+def _right(features: Tensor, y: Tensor, server: Tree, classes: tuple[int, ...]) -> float:
+    """The share of images whose nearest prototype, among these classes, is their own's."""
+    own = torch.zeros_like(server["known"])
+    own[list(classes)] = 1
+    known = server["known"] * own
+    return float(((nearest(features, server["prototypes"], known) == y) & (known[y] > 0)).double().mean())
+
+
+def _without(sums: Tensor, weights: Tensor, client: int) -> Tree:
+    """The global prototypes of all but one."""
+    rest = torch.arange(len(sums), device=sums.device) != client
+    weight = weights[rest].sum(0)
+    return {"prototypes": sums[rest].sum(0) / weight.clamp(min=1e-12)[:, None], "known": (weight > 0).to(sums.dtype)}

@@ -1,0 +1,68 @@
+"""Run what a target still lacks, then write its table and figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from fedproto.errors import FedProtoError
+from fedproto.experiment import OnRound
+from fedproto.reproduce.archive import pack, unpack
+from fedproto.reproduce.looks import look
+from fedproto.reproduce.plan import Narrowed, Planned, Spec, plan, read_spec, targets
+from fedproto.reproduce.tables import gather, markdown
+from fedproto.runfolder import RunFolder, write_atomically
+from fedproto.sweep import Cell, run_sweep
+
+
+class Teller(Protocol):
+    """Tells a person how it goes."""
+
+    def batch(self, cells: Sequence[Cell], done: int, notices: Sequence[str]) -> OnRound: ...
+
+    def broken(self, cell: Cell, error: FedProtoError) -> None: ...
+
+
+Bar = Callable[[Sequence[Cell], Path], AbstractContextManager[Teller]]
+
+
+def named(target: str) -> list[str]:
+    return targets() if target == "all" else [target]
+
+
+def make(target: str, narrowed: Narrowed, out: Path, archive: Path | None, command: str, bar: Bar) -> Iterator[Path]:
+    """Make a target, or all; the files it wrote, one by one."""
+    runs = out / "runs"
+    if archive is not None and archive.exists():
+        unpack(archive, runs)
+    for name in named(target):
+        spec = read_spec(name, narrowed)
+        planned = plan(spec)
+        _run(spec, planned, runs, archive, bar)
+        yield from write(spec, planned, out, command.replace(" all", f" {name}"))
+
+
+def _run(spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | None, bar: Bar) -> None:
+    """All cells, a row at a time, so that what is finished is kept whatever happens to the rest."""
+    folder = runs / spec.name
+    with bar([each.cell for each in planned], folder) as teller:
+        for row in spec.rows:
+            cells = [each.cell for each in planned if each.row is row]
+            results = run_sweep(cells, folder, teller.batch, teller.broken)
+            if spec.after:
+                for cell, result in zip(cells, results, strict=True):
+                    if result is not None:
+                        look(RunFolder.open(folder / cell.name), spec.after)
+            if archive is not None:
+                pack(archive, runs)
+
+
+def write(spec: Spec, planned: Sequence[Planned], out: Path, command: str) -> Iterator[Path]:
+    """The JSON, the Markdown and the figure of a spec whose runs are finished."""
+    found = gather(spec, planned, out / "runs" / spec.name, command)
+    for path, text in ((f"{spec.name}.json", json.dumps(found) + "\n"), (f"{spec.name}.md", markdown(found))):
+        write_atomically(out / path, text.encode())
+        yield out / path

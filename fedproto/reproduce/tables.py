@@ -1,0 +1,225 @@
+"""The results of a spec's runs: every number as JSON, and what people read as Markdown."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from fedproto.reproduce.plan import Planned, Row, Spec
+from fedproto.runfolder import RunFolder
+
+ACCURACIES = ("head", "head_own", "prototype", "prototype_own")
+CLOSE = 0.99  # of the last round's accuracy: a method is there in the first evaluated round that has so much
+
+
+@cache
+def paper_rows() -> list[dict[str, Any]]:
+    return json.loads((Path(__file__).parent / "paper.json").read_text())["rows"]
+
+
+def gather(spec: Spec, planned: Sequence[Planned], runs: Path, command: str) -> dict[str, Any]:
+    """The content of `<name>.json`: enough to compute every number of the table again."""
+    cells = []
+    for row in spec.rows:
+        for column in row.columns:
+            there = [p for p in planned if (p.row, p.column) == (row, column)]
+            found = [_run(runs / p.cell.name, p.seed) for p in there]
+            cells.append(_cell(spec, row, column, [run for run in found if run]))
+    machines = sorted({", ".join(run["machine"].values()) for cell in cells for run in cell["runs"]})
+    seconds = sum(run["seconds"] for cell in cells for run in cell["runs"])
+    return {
+        "title": spec.title,
+        "command": command,
+        "settings": spec.settings,
+        "machines": machines,
+        "seconds": round(seconds, 1),  # of all runs; federations of one stack share theirs
+        "cells": cells,
+    }
+
+
+def _run(path: Path, seed: int) -> dict[str, Any] | None:
+    """What one federation gave, or None where it broke down."""
+    folder = RunFolder.open(path)
+    result = folder.result()
+    if result is None:
+        return None
+    metrics = folder.metrics()
+    evaluated = [line for line in metrics if line["accuracy"]]
+    extra = path / "travel.json"
+    return {
+        "seed": seed,
+        "rounds": result["rounds"],
+        "partition": result["partition"],
+        "machine": result["machine"],
+        "seconds": round(result["seconds"]["total"], 3),
+        "accuracy": {
+            key: [round(client["accuracy"][key], 5) for client in result["clients"]] for key in result["accuracy"]
+        },
+        "curve": {
+            "round": [line["round"] for line in evaluated],
+            **{
+                key: [round(line["accuracy"][key]["mean"], 5) for line in evaluated]
+                for key in result["accuracy"]
+                if not key.endswith("_own")
+            },
+        },
+        "loss": {name: round(value, 6) for name, value in metrics[-1]["loss"].items()},
+        "communication": result["communication"],
+        **({"travel": json.loads(extra.read_text())["clients"]} if extra.exists() else {}),
+    }
+
+
+def _cell(spec: Spec, row: Row, column: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    settings = row.settings | spec.columns[column]
+    cell: dict[str, Any] = {
+        "dataset": settings["dataset"],
+        "method": row.name,
+        "column": column,
+        "n": settings.get("ways", 3),
+        "stdev": settings.get("stdev", 2),
+        "rounds": settings.get("rounds", 100),
+        "seeds": [run["seed"] for run in runs],
+        "score": row.score,
+        "runs": runs,
+    }
+    if runs:
+        cell["accuracy"] = {key: summary([run["accuracy"][key] for run in runs]) for key in runs[0]["accuracy"]}
+        cell["rounds_to_99"] = [rounds_to_close(run["curve"], row.score) for run in runs]
+        per_round = [_per_round(run) for run in runs]
+        cell["communication"] = {key: statistics.fmean(each[key] for each in per_round) for key in per_round[0]}
+        cell["paper"] = _papers(spec, cell)
+    return cell
+
+
+def summary(clients: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Of one accuracy, a list of clients a seed: the mean over both, the mean over seeds of the deviation over clients,
+    and the half-width of the 95% interval of the mean over seeds (Student's t; nothing for one seed)."""
+    means = [statistics.fmean(each) for each in clients]
+    half = stats.t.ppf(0.975, len(means) - 1) * stats.sem(means) if len(means) > 1 else float("nan")
+    found = {"mean": statistics.fmean(means), "std_clients": statistics.fmean(np.std(each) for each in clients)}
+    return found | ({} if np.isnan(half) else {"interval": float(half)})
+
+
+def rounds_to_close(curve: dict[str, list[Any]], score: str) -> int:
+    """The first evaluated round with 99% of the last round's accuracy."""
+    enough = CLOSE * curve[score][-1]
+    return next(round for round, value in zip(curve["round"], curve[score], strict=True) if value >= enough)
+
+
+def _per_round(run: dict[str, Any]) -> dict[str, float]:
+    sent = run["communication"]
+    return {
+        "values_per_round": sent["values_per_round"],
+        "bytes_up_per_round": sent["bytes_up"] / run["rounds"],
+        "bytes_down_per_round": sent["bytes_down"] / run["rounds"],
+    }
+
+
+def _papers(spec: Spec, cell: dict[str, Any]) -> dict[str, Any] | None:
+    """The paper's row for the cell; the released profile is compared with its FedProto, which it made."""
+    method = "FedProto" if cell["method"] == "FedProto, released" else cell["method"]
+    for row in paper_rows():
+        if (row["dataset"], row["method"], row["n"], row["stdev"]) == (spec.paper, method, cell["n"], cell["stdev"]):
+            ours = 100 * cell["accuracy"][cell["score"]]["mean"]
+            return row | {"difference": round(ours - row["accuracy"], 2)}
+    return None
+
+
+# --- Markdown
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """A table of means, then a table a column with everything that was measured."""
+    cells = [cell for cell in found["cells"] if cell["runs"]]
+    columns = list(dict.fromkeys(cell["column"] for cell in cells))
+    seeds = sorted({seed for cell in cells for seed in cell["seeds"]})
+    parts = [
+        f"# {found['title']}",
+        f"Seeds {', '.join(map(str, seeds))}, fixed before looking; the last round is reported; nothing was selected "
+        "on test data. "
+        f"Made by `{found['command']}`: {found['seconds']:,.0f} s of runs on {', '.join(found['machines'])}.",
+        *([_overview(cells, columns)] if len(columns) > 1 else []),
+        _LEGEND,
+        *(f"## {column}\n\n{_details([c for c in cells if c['column'] == column])}" for column in columns),
+        "Partitions (SHA-256, first 12 digits): " + _partitions(cells) + ".",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+_LEGEND = (
+    "Accuracies in percent, mean over clients and seeds ± the deviation over clients (mean of the seeds') [± the "
+    "half-width of the 95% interval of the mean over seeds]. `head` and `prototype` choose among all classes, `own` "
+    "among the client's own. `difference` is ours, by what the method predicts with, minus the paper's. `to 99%` is "
+    "the first evaluated round with 99% of the last round's accuracy, mean over seeds. Values and bytes are uploads of "
+    "all clients in a round. The paper's own ± cannot be compared with ours: the code that made FedProto's did not "
+    "reset its counters between clients."
+)
+
+
+def _overview(cells: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
+    methods = list(dict.fromkeys(cell["method"] for cell in cells))
+    lines = ["| method | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for method in methods:
+        mine = {cell["column"]: cell for cell in cells if cell["method"] == method}
+        lines.append(f"| {method} | " + " | ".join(_short(mine.get(column)) for column in columns) + " |")
+    return "\n".join(lines)
+
+
+def _short(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return ""
+    found, paper = cell["accuracy"][cell["score"]], cell["paper"]
+    beside = f" ({paper['accuracy']:.2f})" if paper else ""
+    return f"{100 * found['mean']:.2f}{_half(found)}{beside}"
+
+
+def _half(found: dict[str, float]) -> str:
+    return f" ± {100 * found['interval']:.2f}" if "interval" in found else ""
+
+
+def _details(cells: Sequence[dict[str, Any]]) -> str:
+    there = [key for key in ACCURACIES if any(key in cell["accuracy"] for cell in cells)]
+    papers = any(cell["paper"] for cell in cells)
+    heads = [
+        "method",
+        *(key.replace("_own", ", own") for key in there),
+        *(["paper", "difference"] if papers else []),
+        "seeds",
+        "rounds",
+        "to 99%",
+        "values a round",
+        *(["paper's"] if papers else []),
+        "bytes a round",
+    ]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for cell in cells:
+        paper = cell["paper"] or {}
+        numbers = [_full(cell["accuracy"].get(key)) for key in there]
+        if papers:
+            numbers += [f"{paper['accuracy']:.2f}", f"{paper['difference']:+.2f}"] if paper else ["", ""]
+        numbers += [str(len(cell["seeds"])), str(cell["rounds"]), f"{statistics.fmean(cell['rounds_to_99']):.0f}"]
+        numbers.append(f"{cell['communication']['values_per_round']:,.0f}")
+        if papers:
+            numbers.append(f"{paper['params_per_round']:,}" if paper else "")
+        numbers.append(f"{cell['communication']['bytes_up_per_round']:,.0f}")
+        lines.append(f"| {cell['method']} | " + " | ".join(numbers) + " |")
+    return "\n".join(lines)
+
+
+def _full(found: dict[str, float] | None) -> str:
+    if found is None:
+        return "–"
+    half = f" [± {100 * found['interval']:.2f}]" if "interval" in found else ""
+    return f"{100 * found['mean']:.2f} ± {100 * found['std_clients']:.2f}{half}"
+
+
+def _partitions(cells: Sequence[dict[str, Any]]) -> str:
+    stamps = {(cell["column"], run["seed"]): run["partition"][:12] for cell in cells for run in cell["runs"]}
+    return "; ".join(f"{column}, seed {seed}: {stamp}" for (column, seed), stamp in stamps.items())
