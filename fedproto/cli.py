@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,9 +16,11 @@ from fedproto.errors import ConfigError, FedProtoError, unknown
 
 if TYPE_CHECKING:
     from fedproto.config import Config
+    from fedproto.console import SweepTeller
     from fedproto.data import Source
     from fedproto.experiment import Experiment
     from fedproto.runfolder import RunFolder
+    from fedproto.sweep import Cell
 
 app = typer.Typer(
     help="Federated learning by class prototypes, for members that share nothing but the names of their classes.",
@@ -180,13 +183,19 @@ def reproduce(
     flags = {"--seeds": seeds, "--rounds": rounds, "--methods": methods}
     said = "".join(f" {flag} {value}" for flag, value in flags.items() if value is not None)
     command = f"fedproto reproduce {target}{' --quick' if quick else ''}{said}"
-    console = Console()
+    broken: list[str] = []
+
+    def bar(cells: Sequence[Cell], folder: Path) -> AbstractContextManager[SweepTeller]:
+        return sweep_bar(Console(), cells, folder, broken)
+
     try:
-        for path in make(target, narrowed, target_folder, archive, command, lambda *w: sweep_bar(console, *w)):
+        for path in make(target, narrowed, target_folder, archive, command, bar):
             _say(f"written to {path}")
     except KeyboardInterrupt:
         _say(f"stopped; `{command}{f' --out {out}' if out else ''}` goes on", stderr=True)
         raise typer.Exit(130) from None
+    if broken:
+        raise typer.Exit(2)
 
 
 @app.command()

@@ -45,18 +45,21 @@ def progress_bar(console: Console, name: str, done: int, rounds: int) -> Iterato
 
 
 @contextmanager
-def sweep_bar(console: Console, cells: Sequence[Cell], out: Path) -> Iterator[SweepTeller]:
-    """A bar over the rounds of all federations that are not finished yet."""
+def sweep_bar(
+    console: Console, cells: Sequence[Cell], out: Path, broken: list[str] | None = None
+) -> Iterator[SweepTeller]:
+    """A bar over the rounds of all federations that are not finished yet; `broken` collects those that broke down."""
     todo = [cell for batch in batches(cells, out) for cell, _ in batch]
     with _bar(console, "rounds of all, left") as bar:
-        yield SweepTeller(console, bar, bar.add_task("sweep", total=sum(cell.config.rounds for cell in todo)))
+        task = bar.add_task("sweep", total=sum(cell.config.rounds for cell in todo))
+        yield SweepTeller(console, bar, task, [] if broken is None else broken)
 
 
 class SweepTeller:
     """Tells a person how a sweep goes."""
 
-    def __init__(self, console: Console, bar: Progress, task: TaskID) -> None:
-        self.console, self.bar, self.task = console, bar, task
+    def __init__(self, console: Console, bar: Progress, task: TaskID, broken: list[str]) -> None:
+        self.console, self.bar, self.task, self.names_of_broken = console, bar, task, broken
 
     def batch(self, cells: Sequence[Cell], done: int, notices: Sequence[str]) -> OnRound:
         many = f"{len(cells)} federations together" if len(cells) > 1 else cells[0].name
@@ -68,6 +71,7 @@ class SweepTeller:
         return lambda result: self.bar.advance(self.task)
 
     def broken(self, cell: Cell, error: FedProtoError) -> None:
+        self.names_of_broken.append(cell.name)
         self._say(f"{cell.name} broke down: {error}", "red")
 
     def _say(self, sentence: str, style: str = "") -> None:

@@ -61,7 +61,7 @@ class RunFolder:
         cls.refuse_used(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with _whole_folder(path) as temporary:
+            with whole_folder(path) as temporary:
                 write_atomically(temporary / "config.toml", config.encode())
                 write_atomically(temporary / "partition.json", json.dumps(partition).encode())
                 (temporary / "metrics.jsonl").touch()
@@ -164,7 +164,7 @@ def _apart(tree: Tree) -> Tree:
 
 
 @contextmanager
-def _whole_folder(path: Path) -> Iterator[Path]:
+def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to fill that becomes `path` if all goes well, and else goes away."""
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:

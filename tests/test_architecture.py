@@ -29,6 +29,7 @@ LAYERS = [
     {"experiment"},
     {"bench", "sweep"},
     {"report"},
+    {"reproduce"},
     {"__init__"},
     {"console"},
     {"cli"},

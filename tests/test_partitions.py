@@ -227,6 +227,94 @@ def test_nway_with_more_ways_than_classes_is_refused():
         divide("nway", a_pool(), ways=7)
 
 
+# --- nway: one setting does not change what another one draws ---------------------------------------------------------
+
+
+def plenty(clients=20, seed=0):
+    """A pool that never runs out."""
+    train, test = (np.tile(np.arange(CLASSES), each) for each in (2000, 60))
+    return a_pool(clients, seed, train=train, test=test, train_writer=None)
+
+
+def classes_of(pool, portions):
+    return [np.unique(pool.train[portion.train]).tolist() for portion in portions]
+
+
+def shots_of(pool, portions):
+    return [int(counts_of(pool, portion)[1][0]) for portion in portions]
+
+
+other_settings = st.fixed_dictionaries(
+    {},
+    optional={
+        "shots": st.integers(1, 40),
+        "shots_stdev": st.integers(0, 20),
+        "test_shots": st.none() | st.integers(1, 30),
+    },
+)
+
+
+@given(seed=seeds, changed=other_settings)
+@quickly
+def test_who_holds_which_classes_depends_on_nothing_said_of_images(seed, changed):
+    before = {"ways": 3, "stdev": 2, "shots": 10, "shots_stdev": 2, "test_shots": None}
+    first, other = (
+        classes_of(plenty(seed=seed), divide("nway", plenty(seed=seed), **how)) for how in (before, before | changed)
+    )
+    assert first == other
+
+
+@pytest.mark.parametrize("noise", ["uniform", "normal"])
+@given(seed=seeds, spread=st.integers(1, 9))
+@quickly
+def test_the_noise_of_k_does_not_change_who_holds_which_classes(noise, seed, spread):
+    fixed = {"ways": 3, "stdev": 0, "shots": 12}  # every n is 3, whatever the kind of noise
+    portions = divide("nway", plenty(seed=seed), **fixed, shots_stdev=spread, noise=noise)
+    still = divide("nway", plenty(seed=seed), **fixed)
+    assert classes_of(plenty(), portions) == classes_of(plenty(), still)
+    assert len(set(shots_of(plenty(), portions))) > 1
+
+
+@pytest.mark.parametrize("noise", ["uniform", "normal"])
+@given(seed=seeds, clients=st.integers(1, 20), test_shots=st.none() | st.integers(1, 9))
+@quickly
+def test_another_client_changes_nothing_for_those_before(noise, seed, clients, test_shots):
+    options = {"ways": 3, "stdev": 2, "shots": 10, "shots_stdev": 4, "noise": noise, "test_shots": test_shots}
+    fewer, more = (rows_of(divide("nway", plenty(n, seed), **options)) for n in (clients, clients + 1))
+    assert more[:-1] == fewer
+
+
+@given(seed=seeds, test_shots=st.none() | st.integers(1, 59))
+@quickly
+def test_test_images_do_not_change_training_rows(seed, test_shots):
+    fewer, more = (
+        [portion.train.tolist() for portion in divide("nway", plenty(seed=seed), test_shots=n)]
+        for n in (test_shots, (test_shots or 0) + 1)
+    )
+    assert fewer == more
+
+
+@given(seed=seeds, ways=st.integers(2, CLASSES - 1), stdev=st.integers(0, 3))
+@quickly
+def test_who_holds_more_classes_holds_the_old_ones_too(seed, ways, stdev):
+    """And as many images of each: n is drawn apart from which classes, and from k."""
+    options = {"shots": 10, "shots_stdev": 4}
+    few = divide("nway", plenty(seed=seed), ways=ways, stdev=0, **options)
+    more = divide("nway", plenty(seed=seed), ways=ways + 1, stdev=0, **options)
+    pairs = zip(classes_of(plenty(), few), classes_of(plenty(), more), strict=True)
+    assert all(set(old) < set(new) for old, new in pairs)
+    noisy = divide("nway", plenty(seed=seed), ways=ways, stdev=stdev, **options)
+    for old, new in zip(classes_of(plenty(), few), classes_of(plenty(), noisy), strict=True):
+        assert set(old) <= set(new) or set(new) <= set(old)
+    assert shots_of(plenty(), few) == shots_of(plenty(), more) == shots_of(plenty(), noisy)
+
+
+def test_clients_draw_other_classes():
+    held = classes_of(plenty(), divide("nway", plenty(), ways=3, stdev=0))
+    assert len({tuple(each) for each in held}) > 10  # of 20 possible sets
+    assert {label for each in held for label in each} == set(range(CLASSES))
+
+
 # --- iid and dirichlet ------------------------------------------------------------------------------------------------
 
 

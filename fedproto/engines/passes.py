@@ -212,6 +212,7 @@ class Normalised(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        x = x.contiguous()  # a row's values are read one after the other
         y, mean, variance = normalise(x, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.eps = eps

@@ -151,38 +151,38 @@ def _folded(windows: Tensor, batch: int, how: Shape) -> tuple[int, ...]:
 
 
 def _seen(how: Shape, i: int, j: int) -> tuple[slice, slice]:
-    """The pixels of an image with a wide enough border that tap (i, j) of the windows looks at."""
-    down, right = how.taps_down + i - how.up, how.taps_right + j - how.left
+    """The pixels of an image with its border that tap (i, j) of the windows looks at."""
     return (
-        slice(down, down + how.rows * how.stride_down, how.stride_down),
-        slice(right, right + how.columns * how.stride_right, how.stride_right),
+        slice(i, i + how.rows * how.stride_down, how.stride_down),
+        slice(j, j + how.columns * how.stride_right, how.stride_right),
     )
 
 
-def _bordered(like: Tensor, how: Shape, *leading: int) -> Tensor:
-    """Zeros, with room around the image for every window."""
-    height = how.height + 2 * how.taps_down + how.rows * how.stride_down
-    return like.new_zeros(*leading, height, how.width + 2 * how.taps_right + how.columns * how.stride_right)
+def _bordered(like: Tensor, how: Shape, *leading: int) -> tuple[Tensor, Tensor]:
+    """Zeros, with room around the image for every window; and the image in them."""
+    height = max(how.up + how.height, (how.rows - 1) * how.stride_down + how.taps_down)
+    width = max(how.left + how.width, (how.columns - 1) * how.stride_right + how.taps_right)
+    zeros = like.new_zeros(*leading, height, width)
+    return zeros, zeros[..., how.up : how.up + how.height, how.left : how.left + how.width]
 
 
 def _unfold_plain(x: Tensor, shape: list[int]) -> Tensor:
     how = Shape(*shape)
-    image = _bordered(x, how, *x.shape[:3])
-    image[..., how.taps_down : how.taps_down + how.height, how.taps_right : how.taps_right + how.width] = x
-    taps = [image[..., *_seen(how, i, j)] for i in range(how.taps_down) for j in range(how.taps_right)]
+    bordered, image = _bordered(x, how, *x.shape[:3])
+    image.copy_(x)
+    taps = [bordered[..., *_seen(how, i, j)] for i in range(how.taps_down) for j in range(how.taps_right)]
     return torch.stack(taps, -1).permute(0, 1, 3, 4, 2, 5).reshape(_unfolded(x, how))
 
 
 def _fold_plain(windows: Tensor, batch: int, shape: list[int]) -> Tensor:
     how = Shape(*shape)
-    image = _bordered(windows, how, len(windows), batch, how.channels)
+    bordered, image = _bordered(windows, how, len(windows), batch, how.channels)
     parts = windows.reshape(
         len(windows), batch, how.rows, how.columns, how.channels, how.taps_down, how.taps_right
     ).permute(0, 1, 4, 2, 3, 5, 6)
     for i in range(how.taps_down):
         for j in range(how.taps_right):
-            image[..., *_seen(how, i, j)] += parts[..., i, j]
-    image = image[..., how.taps_down : how.taps_down + how.height, how.taps_right : how.taps_right + how.width]
+            bordered[..., *_seen(how, i, j)] += parts[..., i, j]
     return image.transpose(1, 2).contiguous()
 
 

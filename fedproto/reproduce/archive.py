@@ -6,15 +6,18 @@ the models afterwards. Partitions, which the methods of a table share, are store
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import tarfile
+import zlib
 from pathlib import Path, PurePosixPath
 
 from fedproto.errors import RunFolderError
-from fedproto.runfolder import write_atomically
+from fedproto.runfolder import RunFolder, whole_folder, write_atomically
 
-KEPT = ("config.toml", "metrics.jsonl", "result.json", "embeddings.npz", "travel.json")
+NEEDED = ("config.toml", "metrics.jsonl", "result.json")
+LOOKS = ("embeddings.npz", "travel.json")
 PARTITIONS = "partitions"
 
 
@@ -24,39 +27,56 @@ def pack(archive: Path, runs: Path) -> None:
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
         for result in sorted(runs.glob("*/*/result.json")):
             cell = result.parent
-            for name in KEPT:
+            if not any((cell / name).exists() for name in LOOKS) and RunFolder(cell).checkpoint_round():
+                continue  # its models have not been looked at yet, and do not travel
+            for name in (*NEEDED, *LOOKS):
                 if (cell / name).exists():
                     tar.add(cell / name, f"{cell.parent.name}/{cell.name}/{name}")
             stamp = json.loads(result.read_text())["partition"]
             if stamp not in known:
-                tar.add(cell / "partition.json", f"{PARTITIONS}/{stamp}.json")
+                tar.add(cell / "partition.json", str(_partition(stamp)))
                 known.add(stamp)
-    write_atomically(archive, buffer.getvalue())
+    try:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(archive, buffer.getvalue())
+    except OSError as error:
+        raise RunFolderError(f"{archive} cannot be written: {error}") from error
 
 
 def unpack(archive: Path, runs: Path) -> int:
     """Put the archive's cells where there are none yet; how many were new."""
-    try:
-        with tarfile.open(archive) as tar:
-            files = {PurePosixPath(member.name): tar.extractfile(member).read() for member in tar if member.isfile()}  # type: ignore[union-attr]
-    except (OSError, tarfile.TarError, EOFError) as error:
-        raise RunFolderError(f"{archive} is no archive of finished cells: {error}") from error
-    new = 0
+    files, new = _files(archive), 0
     for path in files:
-        if path.name != "result.json" or len(path.parts) != 3 or ".." in path.parts:
+        if path.name != "result.json" or len(path.parts) != 3 or ".." in path.parts or path.is_absolute():
             continue
-        target = runs / path.parent
-        if not (target / "result.json").exists() and not (target / "config.toml").exists():
-            _place(target, path.parent, files)
+        if not (runs / path.parent).exists():
+            try:
+                _place(runs / path.parent, path.parent, files)
+            except (KeyError, TypeError, ValueError) as error:
+                raise RunFolderError(f"{archive} does not hold all of {path.parent}: {error}") from error
             new += 1
     return new
 
 
+def _files(archive: Path) -> dict[PurePosixPath, bytes]:
+    try:
+        content = io.BytesIO(gzip.decompress(archive.read_bytes()))  # all of it: its checksum comes last
+        with tarfile.open(fileobj=content, mode="r:") as tar:
+            return {PurePosixPath(member.name): tar.extractfile(member).read() for member in tar if member.isfile()}  # type: ignore[union-attr]
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+        raise RunFolderError(f"{archive} is no archive of finished cells: {error}") from error
+
+
 def _place(target: Path, cell: PurePosixPath, files: dict[PurePosixPath, bytes]) -> None:
-    """One cell; its result comes last, so that a folder with a result is complete."""
+    """One cell, whole or not at all."""
     stamp = json.loads(files[cell / "result.json"])["partition"]
-    target.mkdir(parents=True, exist_ok=True)
-    write_atomically(target / "partition.json", files[PurePosixPath(PARTITIONS) / f"{stamp}.json"])
-    for name in sorted(KEPT, key=lambda name: name == "result.json"):
-        if cell / name in files:
-            write_atomically(target / name, files[cell / name])
+    found = {name: files[cell / name] for name in NEEDED} | {"partition.json": files[_partition(stamp)]}
+    found |= {name: files[cell / name] for name in LOOKS if cell / name in files}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole_folder(target) as temporary:
+        for name, content in found.items():
+            write_atomically(temporary / name, content)
+
+
+def _partition(stamp: str) -> PurePosixPath:
+    return PurePosixPath(PARTITIONS) / f"{stamp}.json"

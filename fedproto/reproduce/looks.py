@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedproto.client import embed
+from fedproto.errors import RunFolderError
 from fedproto.experiment import Experiment, reopen, settings
 from fedproto.prototypes import class_means, nearest
 from fedproto.runfolder import RunFolder, write_atomically
@@ -24,6 +25,8 @@ def look(folder: RunFolder, after: dict[str, bool]) -> None:
     wanted = {"embeddings": ("embeddings.npz", _embeddings), "travel": ("travel.json", _travel)}
     for name, (file, make) in wanted.items():
         if after.get(name) and not (folder.path / file).exists():
+            if not folder.checkpoint_round():
+                raise RunFolderError(f"{folder.path} has no checkpoint to make {file} of: delete it to run it again")
             experiment, _ = reopen(folder)
             with closing(experiment.engine), settings(experiment.config.threads, experiment.config.precision):
                 write_atomically(folder.path / file, make(experiment))
@@ -53,7 +56,7 @@ def _embeddings(experiment: Experiment) -> bytes:
     classes = len(experiment.federation.classes)
     for member, state in zip(experiment.federation.members, _states(experiment), strict=True):
         x, y = embed(member.module, state, member.test)
-        keep = torch.cat([(y == label).nonzero().flatten()[:EACH] for label in member.classes])
+        keep = torch.cat([_some((y == label).nonzero().flatten(), member.id) for label in member.classes])
         trained, labels = embed(member.module, state, member.train)
         means, counts = class_means(trained, labels, torch.ones_like(trained[:, 0]), classes)
         held = (counts > 0).nonzero().flatten()
@@ -64,6 +67,11 @@ def _embeddings(experiment: Experiment) -> bytes:
     file = io.BytesIO()
     np.savez_compressed(file, **{name: np.concatenate(parts) for name, parts in found.items()}, **_global(experiment))  # type: ignore[arg-type]
     return file.getvalue()
+
+
+def _some(rows: Tensor, client: int) -> Tensor:
+    """EACH of a class's images, other ones for each client: equal images would look like equal models."""
+    return rows.roll(-client * EACH)[:EACH]
 
 
 def _global(experiment: Experiment) -> dict[str, np.ndarray]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from fedproto.errors import FedProtoError
+from fedproto.errors import FedProtoError, need
 from fedproto.experiment import OnRound
 from fedproto.reproduce.archive import pack, unpack
 from fedproto.reproduce.looks import look
@@ -36,13 +37,15 @@ def named(target: str) -> list[str]:
 def make(target: str, narrowed: Narrowed, out: Path, archive: Path | None, command: str, bar: Bar) -> Iterator[Path]:
     """Make a target, or all; the files it wrote, one by one."""
     runs = out / "runs"
+    if any(name.startswith("fig-") for name in named(target)):
+        need("matplotlib", "'fedproto[plots]'", "a figure")
+    specs = [read_spec(name, narrowed) for name in named(target)]
+    plans = [plan(spec) for spec in specs]  # of all, before the first is run: what can be refused is refused now
     if archive is not None and archive.exists():
         unpack(archive, runs)
-    for name in named(target):
-        spec = read_spec(name, narrowed)
-        planned = plan(spec)
+    for spec, planned in zip(specs, plans, strict=True):
         _run(spec, planned, runs, archive, bar)
-        yield from write(spec, planned, out, command.replace(" all", f" {name}"))
+        yield from write(spec, planned, out, command.replace(" all", f" {spec.name}"))
 
 
 def _run(spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | None, bar: Bar) -> None:
@@ -66,3 +69,12 @@ def write(spec: Spec, planned: Sequence[Planned], out: Path, command: str) -> It
     for path, text in ((f"{spec.name}.json", json.dumps(found) + "\n"), (f"{spec.name}.md", markdown(found))):
         write_atomically(out / path, text.encode())
         yield out / path
+    yield from _drawn(spec.name, found, out)
+
+
+def _drawn(name: str, found: dict[str, Any], out: Path) -> Iterator[Path]:
+    """The figure; a table or study is complete without one, so it does not insist on matplotlib."""
+    if find_spec("matplotlib") is not None:
+        from fedproto.reproduce.pictures import draw
+
+        yield from draw(name, found, out, out / "runs" / name)

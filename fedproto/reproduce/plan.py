@@ -88,7 +88,7 @@ def read_spec(name: str, narrowed: Narrowed) -> Spec:
         name,
         tables["title"] + (" (quick: a small version, not the paper's setting)" if narrowed.quick else ""),
         None if narrowed.quick else tables.get("paper"),
-        settings,
+        settings | ({"rounds": rounds} if rounds else {}),
         columns,
         _wanted(rows, narrowed.methods),
         tables.get("after", {}),
@@ -106,10 +106,14 @@ def _wanted(rows: list[Row], methods: Sequence[str]) -> list[Row]:
     if not methods:
         return rows
     known = {row.name.lower() for row in rows} | {row.settings["algorithm"] for row in rows}
-    for method in methods:
-        if method.lower() not in known:
-            raise unknown("method", method, known)
-    asked = {method.lower() for method in methods}
+    asked, rest = set(), [method.strip().lower() for method in methods]
+    while rest:  # a row's name may hold commas, at which a list of names is split
+        joined = [", ".join(rest[:length]) for length in range(1, len(rest) + 1)]
+        fitting = [length for length, name in enumerate(joined, 1) if name in known]
+        if not fitting:
+            raise unknown("method", rest[0], known)
+        asked.add(joined[fitting[-1] - 1])
+        rest = rest[fitting[-1] :]
     return [row for row in rows if row.name.lower() in asked or row.settings["algorithm"] in asked]
 
 
@@ -133,6 +137,10 @@ def _cell(spec: Spec, row: Row, column: str, seed: int) -> Cell:
         (config,) = configure(settings)
     except ConfigError as error:
         raise ConfigError(f"{spec.name}, row {row.name}, column {column}: {error}") from error
-    name = f"{row.name}-{column}-seed={seed}".replace(" = ", "=").replace(" ", "_").replace(",", "")
-    name = "".join(c if c.isalnum() or c in "-_=.+" else "_" for c in name)
-    return Cell(name, {"method": row.name, "setting": column, "seed": seed}, config)
+    return Cell(cell_name(row.name, column, seed), {"method": row.name, "setting": column, "seed": seed}, config)
+
+
+def cell_name(row: str, column: str, seed: int) -> str:
+    """Of its run folder."""
+    name = f"{row}-{column}-seed={seed}".replace(" = ", "=").replace(" ", "_").replace(",", "")
+    return "".join(c if c.isalnum() or c in "-_=.+" else "_" for c in name)

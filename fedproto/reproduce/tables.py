@@ -95,6 +95,9 @@ def _cell(spec: Spec, row: Row, column: str, runs: list[dict[str, Any]]) -> dict
         per_round = [_per_round(run) for run in runs]
         cell["communication"] = {key: statistics.fmean(each[key] for each in per_round) for key in per_round[0]}
         cell["paper"] = _papers(spec, cell)
+        if "travel" in runs[0]:
+            kinds = ("with_own", "without_own")
+            cell["travel"] = {kind: summary([[c[kind] for c in run["travel"]] for run in runs]) for kind in kinds}
     return cell
 
 
@@ -187,9 +190,11 @@ def _half(found: dict[str, float]) -> str:
 def _details(cells: Sequence[dict[str, Any]]) -> str:
     there = [key for key in ACCURACIES if any(key in cell["accuracy"] for cell in cells)]
     papers = any(cell["paper"] for cell in cells)
+    travels = any("travel" in cell for cell in cells)
     heads = [
         "method",
         *(key.replace("_own", ", own") for key in there),
+        *(["prototype, own, without own share"] if travels else []),
         *(["paper", "difference"] if papers else []),
         "seeds",
         "rounds",
@@ -202,6 +207,8 @@ def _details(cells: Sequence[dict[str, Any]]) -> str:
     for cell in cells:
         paper = cell["paper"] or {}
         numbers = [_full(cell["accuracy"].get(key)) for key in there]
+        if travels:
+            numbers.append(_full(cell["travel"]["without_own"]))
         if papers:
             numbers += [f"{paper['accuracy']:.2f}", f"{paper['difference']:+.2f}"] if paper else ["", ""]
         numbers += [str(len(cell["seeds"])), str(cell["rounds"]), f"{statistics.fmean(cell['rounds_to_99']):.0f}"]
