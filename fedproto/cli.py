@@ -156,7 +156,9 @@ def sweep(
 def reproduce(
     target: Annotated[
         str,
-        typer.Argument(help="table-mnist, table-femnist, table-cifar10, fig-tsne, fig-shots, fig-lambda, ... or all"),
+        typer.Argument(
+            help="table-mnist, table-femnist, table-cifar10, fig-tsne, fig-shots, fig-lambda, ..., verdicts or all"
+        ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="a small version: minutes on a CPU, no data needed")] = False,
     seeds: Annotated[int | None, typer.Option(help="how many [the target's]", min=1, show_default=False)] = None,
@@ -165,6 +167,7 @@ def reproduce(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto [auto]", show_default=False)] = None,
     data_dir: Annotated[str | None, typer.Option(help="where data files lie [$FEDPROTO_DATA]")] = None,
     out: Annotated[Path | None, typer.Option(help="[runs/reproduce, or runs/quick]", show_default=False)] = None,
+    finished: Annotated[bool, typer.Option("--finished", help="run nothing: show what is finished")] = False,
     archive: Annotated[
         Path | None, typer.Option(help="finished cells are taken from this file, and put there", show_default=False)
     ] = None,
@@ -189,7 +192,7 @@ def reproduce(
         return sweep_bar(Console(), cells, folder, broken)
 
     try:
-        for path in make(target, narrowed, target_folder, archive, command, bar):
+        for path in make(target, narrowed, target_folder, archive, command, None if finished else bar):
             _say(f"written to {path}")
     except KeyboardInterrupt:
         _say(f"stopped; `{command}{f' --out {out}' if out else ''}` goes on", stderr=True)

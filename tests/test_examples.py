@@ -13,6 +13,7 @@ from fedproto.config import configure, read_assignment
 from fedproto.data import Places
 from fedproto.errors import DataError
 from fedproto.experiment import Experiment
+from fedproto.reproduce.plan import targets
 from fedproto.sweep import batches, read_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,10 +73,13 @@ def commands(text):
 def test_every_command_in_the_readme_is_accepted(command):
     """Everything up to the first round: names, options, mixes, data."""
     words = shlex.split(command)[1:]
+    if words[0] == "reproduce":
+        assert words[1] in (*targets(), "all") and set(words[2:]) <= {"--quick"}
     if words[0] != "run":
-        assert words[0] in ("list", "resume")
+        assert words[0] in ("list", "resume", "report", "reproduce")
         return
     flags = dict(zip(words[1::2], words[2::2], strict=True))
+    flags.pop("--out", None)
     assigned = dict([read_assignment(flags.pop("--set"))] if "--set" in flags else [])
     settings = {flag.removeprefix("--").replace("-", "_"): value for flag, value in flags.items()}
     if settings.get("dataset") == "mnist":

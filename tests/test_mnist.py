@@ -1,4 +1,4 @@
-"""The claim on real data, as far as a minute allows; results/mnist-eight-methods.md has all of it."""
+"""The claim on real data, as far as a minute allows; results/table-mnist.md has all of it."""
 
 import pytest
 

@@ -28,7 +28,10 @@ from fedproto.trees import moved, over_rows
 from fedproto.types import Algorithm, Batch, Step, Tree, Upload
 
 #: Values of input that one batched forward pass may look at: more than a cache holds are slow, more than memory fail.
-GLANCE = {"cpu": 2**20, "cuda": 2**25}
+GLANCE = {"cpu": 2**20, "cuda": 2**26}
+FINE = (
+    64  # clients from which on a GPU is full, so that a step over three quarters of them takes less time than over all
+)
 _COLLECTED = ("collected", "labels", "taken")
 
 
@@ -174,8 +177,10 @@ class Stack:
         size = self.room
         if self.cohort.device.type != "cuda":
             return active
-        while size // 2 >= max(active, 8) and (not self.plan.compile or size == self.room):
-            size //= 2
+        if self.plan.compile:
+            return size // 2 if size // 2 >= max(active, 8) else size
+        while (less := size * 3 // 4 if size >= FINE else size // 2) >= max(active, 8):
+            size = less
         return size
 
     def _step(self, number: int, prefix: int) -> Replay:

@@ -17,7 +17,7 @@ from fedproto.errors import RunFolderError
 from fedproto.runfolder import RunFolder, whole_folder, write_atomically
 
 NEEDED = ("config.toml", "metrics.jsonl", "result.json")
-LOOKS = ("embeddings.npz", "travel.json")
+LOOKS = ("embeddings.npz", "travel.json", "before.json")
 PARTITIONS = "partitions"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproto.client import embed
+from fedproto.client import embed, evaluate
 from fedproto.errors import RunFolderError
 from fedproto.experiment import Experiment, reopen, settings
 from fedproto.prototypes import class_means, nearest
@@ -22,7 +22,11 @@ EACH = 20  # test images a class and client whose embeddings are kept
 
 def look(folder: RunFolder, after: dict[str, bool]) -> None:
     """Make what is wanted of a finished run and is not there yet."""
-    wanted = {"embeddings": ("embeddings.npz", _embeddings), "travel": ("travel.json", _travel)}
+    wanted = {
+        "embeddings": ("embeddings.npz", _embeddings),
+        "travel": ("travel.json", _travel),
+        "before": ("before.json", _before),
+    }
     for name, (file, make) in wanted.items():
         if after.get(name) and not (folder.path / file).exists():
             if not folder.checkpoint_round():
@@ -100,6 +104,22 @@ def _travel(experiment: Experiment) -> bytes:
                 "covered": float(others["known"][list(member.classes)].mean()),
             }
         )
+    return json.dumps({"clients": clients}).encode()
+
+
+def _before(experiment: Experiment) -> bytes:
+    """What the initial weights know: each client's head, and the nearest of the prototypes they would make together."""
+    members, classes = experiment.federation.members, len(experiment.federation.classes)
+    sums, counts = torch.tensor(0.0), torch.tensor(0.0)
+    for member in members:
+        x, y = embed(member.module, member.initial, member.train)
+        means, held = class_means(x, y, torch.ones_like(x[:, 0]), classes)
+        sums, counts = sums.to(x.device) + means * held[:, None], counts.to(x.device) + held
+    server = {"prototypes": sums / counts.clamp(min=1)[:, None], "known": (counts > 0).to(sums.dtype)}
+    clients = []
+    for member in members:
+        found = evaluate(member, experiment.algorithm, member.initial, server)
+        clients.append({"id": member.id, **found})
     return json.dumps({"clients": clients}).encode()
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedproto.errors import FedProtoError, need
+from fedproto.errors import FedProtoError, RunFolderError, need
 from fedproto.experiment import OnRound
 from fedproto.reproduce.archive import pack, unpack
 from fedproto.reproduce.looks import look
 from fedproto.reproduce.plan import Narrowed, Planned, Spec, plan, read_spec, targets
 from fedproto.reproduce.tables import gather, markdown
+from fedproto.reproduce.verdicts import page
 from fedproto.runfolder import RunFolder, write_atomically
 from fedproto.sweep import Cell, run_sweep
 
@@ -30,12 +32,18 @@ class Teller(Protocol):
 Bar = Callable[[Sequence[Cell], Path], AbstractContextManager[Teller]]
 
 
+VERDICTS = "verdicts"
+
+
 def named(target: str) -> list[str]:
-    return targets() if target == "all" else [target]
+    """The specs of a target; the verdicts have none of their own."""
+    return targets() if target == "all" else [] if target == VERDICTS else [target]
 
 
-def make(target: str, narrowed: Narrowed, out: Path, archive: Path | None, command: str, bar: Bar) -> Iterator[Path]:
-    """Make a target, or all; the files it wrote, one by one."""
+def make(
+    target: str, narrowed: Narrowed, out: Path, archive: Path | None, command: str, bar: Bar | None
+) -> Iterator[Path]:
+    """Make a target, or all; the files it wrote, one by one. Without a bar nothing is run, only shown."""
     runs = out / "runs"
     if any(name.startswith("fig-") for name in named(target)):
         need("matplotlib", "'fedproto[plots]'", "a figure")
@@ -44,8 +52,23 @@ def make(target: str, narrowed: Narrowed, out: Path, archive: Path | None, comma
     if archive is not None and archive.exists():
         unpack(archive, runs)
     for spec, planned in zip(specs, plans, strict=True):
-        _run(spec, planned, runs, archive, bar)
+        if bar is None:
+            spec, planned = _finished(spec, planned, runs)
+        else:
+            _run(spec, planned, runs, archive, bar)
         yield from write(spec, planned, out, command.replace(" all", f" {spec.name}"))
+    if target in ("all", VERDICTS):
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / "VERDICTS.md", page(out).encode())
+        yield out / "VERDICTS.md"
+
+
+def _finished(spec: Spec, planned: Sequence[Planned], runs: Path) -> tuple[Spec, list[Planned]]:
+    """Of a spec, the rows and federations of which there is a result."""
+    there = [each for each in planned if (runs / spec.name / each.cell.name / "result.json").exists()]
+    if not there:
+        raise RunFolderError(f"{runs / spec.name} holds no finished run: leave out --finished to run {spec.name}")
+    return replace(spec, rows=[row for row in spec.rows if any(each.row is row for each in there)]), there
 
 
 def _run(spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | None, bar: Bar) -> None:

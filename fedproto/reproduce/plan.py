@@ -69,7 +69,7 @@ def targets() -> list[str]:
 
 def read_spec(name: str, narrowed: Narrowed) -> Spec:
     if name not in targets():
-        raise unknown("target", name, [*targets(), "all"])
+        raise unknown("target", name, [*targets(), "verdicts", "all"])
     tables = read_tables(SPECS / f"{name}.toml")
     quick = tables.get("quick", {}) if narrowed.quick else {}
     settings = {k: v for k, v in tables["settings"].items() if k not in quick.get("without", ())}

@@ -16,6 +16,7 @@ from fedproto.reproduce.plan import Planned, Row, Spec
 from fedproto.runfolder import RunFolder
 
 ACCURACIES = ("head", "head_own", "prototype", "prototype_own")
+SEEN = ("travel", "before")  # what `looks.py` found out, a list of clients
 CLOSE = 0.99  # of the last round's accuracy: a method is there in the first evaluated round that has so much
 
 
@@ -29,7 +30,7 @@ def gather(spec: Spec, planned: Sequence[Planned], runs: Path, command: str) -> 
     cells = []
     for row in spec.rows:
         for column in row.columns:
-            there = [p for p in planned if (p.row, p.column) == (row, column)]
+            there = [p for p in planned if p.row is row and p.column == column]
             found = [_run(runs / p.cell.name, p.seed) for p in there]
             cells.append(_cell(spec, row, column, [run for run in found if run]))
     machines = sorted({", ".join(run["machine"].values()) for cell in cells for run in cell["runs"]})
@@ -52,7 +53,6 @@ def _run(path: Path, seed: int) -> dict[str, Any] | None:
         return None
     metrics = folder.metrics()
     evaluated = [line for line in metrics if line["accuracy"]]
-    extra = path / "travel.json"
     return {
         "seed": seed,
         "rounds": result["rounds"],
@@ -72,8 +72,12 @@ def _run(path: Path, seed: int) -> dict[str, Any] | None:
         },
         "loss": {name: round(value, 6) for name, value in metrics[-1]["loss"].items()},
         "communication": result["communication"],
-        **({"travel": json.loads(extra.read_text())["clients"]} if extra.exists() else {}),
+        **{name: json.loads((path / f"{name}.json").read_text())["clients"] for name in SEEN if _is(path, name)},
     }
+
+
+def _is(path: Path, name: str) -> bool:
+    return (path / f"{name}.json").exists()
 
 
 def _cell(spec: Spec, row: Row, column: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -95,9 +99,10 @@ def _cell(spec: Spec, row: Row, column: str, runs: list[dict[str, Any]]) -> dict
         per_round = [_per_round(run) for run in runs]
         cell["communication"] = {key: statistics.fmean(each[key] for each in per_round) for key in per_round[0]}
         cell["paper"] = _papers(spec, cell)
-        if "travel" in runs[0]:
-            kinds = ("with_own", "without_own")
-            cell["travel"] = {kind: summary([[c[kind] for c in run["travel"]] for run in runs]) for kind in kinds}
+        for name in SEEN:
+            if name in runs[0]:
+                kinds = [kind for kind in runs[0][name][0] if kind != "id"]
+                cell[name] = {kind: summary([[client[kind] for client in run[name]] for run in runs]) for kind in kinds}
     return cell
 
 
@@ -191,10 +196,12 @@ def _details(cells: Sequence[dict[str, Any]]) -> str:
     there = [key for key in ACCURACIES if any(key in cell["accuracy"] for cell in cells)]
     papers = any(cell["paper"] for cell in cells)
     travels = any("travel" in cell for cell in cells)
+    before = [key for key in ACCURACIES if all(key in cell.get("before", {}) for cell in cells)]
     heads = [
         "method",
         *(key.replace("_own", ", own") for key in there),
         *(["prototype, own, without own share"] if travels else []),
+        *(f"before round 1: {key.replace('_own', ', own')}" for key in before),
         *(["paper", "difference"] if papers else []),
         "seeds",
         "rounds",
@@ -209,6 +216,7 @@ def _details(cells: Sequence[dict[str, Any]]) -> str:
         numbers = [_full(cell["accuracy"].get(key)) for key in there]
         if travels:
             numbers.append(_full(cell["travel"]["without_own"]))
+        numbers += [_full(cell["before"][key]) for key in before]
         if papers:
             numbers += [f"{paper['accuracy']:.2f}", f"{paper['difference']:+.2f}"] if paper else ["", ""]
         numbers += [str(len(cell["seeds"])), str(cell["rounds"]), f"{statistics.fmean(cell['rounds_to_99']):.0f}"]
