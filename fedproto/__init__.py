@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedproto.errors import ConfigError, DataError, FedProtoError, MissingExtra, RunFolderError, TrainingError
-    from fedproto.experiment import Result, run
+    from fedproto.experiment import Result, run, stream
     from fedproto.rounds import RoundResult
     from fedproto.types import Algorithm, Batch, Phase, Step, Task, Tree, Upload
 
@@ -35,9 +35,10 @@ __all__ = [
     "Tree",
     "Upload",
     "run",
+    "stream",
 ]
 
-_HOMES = {"run": "experiment", "Result": "experiment", "RoundResult": "rounds"}
+_HOMES = {"run": "experiment", "stream": "experiment", "Result": "experiment", "RoundResult": "rounds"}
 
 
 def __dir__() -> list[str]:

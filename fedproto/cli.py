@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedproto.errors import ConfigError, FedProtoError, unknown
+from fedproto.errors import ConfigError, DataError, FedProtoError, unknown
 
 if TYPE_CHECKING:
     from fedproto.config import Config
@@ -192,7 +192,7 @@ def reproduce(
         return sweep_bar(Console(), cells, folder, broken)
 
     try:
-        for path in make(target, narrowed, target_folder, archive, command, None if finished else bar):
+        for path in make(target, narrowed, target_folder, archive, None if finished else bar):
             _say(f"written to {path}")
     except KeyboardInterrupt:
         _say(f"stopped; `{command}{f' --out {out}' if out else ''}` goes on", stderr=True)
@@ -368,6 +368,92 @@ def _plugins(kind: str) -> list[tuple[str, str, str]]:
         options = ", ".join(map(str, options_of(function).values()))
         rows.append((name, (function.__doc__ or "").strip().split("\n")[0], options))
     return rows + [(name, f"in equal blocks: {mix}", "") for name, mix in registry.presets(kind).items()]
+
+
+data_app = typer.Typer(
+    help="Get data sets, see which are there, and hold their files against their checksums.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(data_app, name="data")
+
+DataDir = Annotated[
+    str | None, typer.Option("--data-dir", metavar="DIR", help="[$FEDPROTO_DATA, or ~/.cache/fedproto]")
+]
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="a data set that `fedproto data list` shows")],
+    mirror: Annotated[
+        str | None, typer.Option(metavar="URL", help="a folder with the same files [their publisher's]")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Download a data set; run again, it goes on where it broke off."""
+    from fedproto.data import Places
+    from fedproto.data._fetch import get
+
+    try:
+        with _download_bar() as told:
+            folder = get(name, Places(data_dir), mirror, told)
+    except KeyboardInterrupt:
+        _say(f"stopped; `fedproto data get {name}` goes on", stderr=True)
+        raise typer.Exit(130) from None
+    _say(f"{name} is in {folder}")
+
+
+@contextmanager
+def _download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar a file, in bytes."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    console, tasks = Console(), dict[str, TaskID]()
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(24), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+
+        def told(file: str, here: int, total: int | None) -> None:
+            task = tasks[file] if file in tasks else tasks.setdefault(file, bar.add_task(file, total=total))
+            bar.update(task, completed=here, total=total)
+
+        yield told
+
+
+@data_app.command("list")
+def data_list(data_dir: DataDir = None) -> None:
+    """Show the data sets that can be downloaded, and where those lie that are there."""
+    from fedproto.data import Places
+    from fedproto.data._fetch import overview
+
+    rows = overview(Places(data_dir))
+    _print_table(("name", "there", "download", "licence", "source"), rows)
+
+
+@data_app.command("check")
+def data_check(
+    name: Annotated[str | None, typer.Argument(help="one data set [all that are there]")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Hold the files that are there against their published checksums; 2 if one is wrong or missing."""
+    from fedproto.data import Places
+    from fedproto.data._fetch import check_all
+
+    findings = check_all(name, Places(data_dir))
+    _print_table(("data set", "file", "state"), [(each, str(f.path), f.state) for each, f in findings])
+    wrong = [str(finding.path) for _, finding in findings if not finding.good]
+    if wrong:
+        raise DataError(f"{len(wrong)} of {len(findings)} files are wrong or missing, first {wrong[0]}")
+
+
+def _print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+
+    table = Table(show_edge=False, pad_edge=False)
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    for row in rows:
+        table.add_row(*map(_escape, row))
+    _wide_console().print(table, highlight=False)
 
 
 def _version(wanted: bool) -> None:

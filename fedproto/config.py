@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import tomllib
 import typing
@@ -162,10 +163,16 @@ def parts_of(kind: str, value: Any) -> list[Part]:
     for position, part in enumerate(parts):
         base, colon, argument = part.name.partition(":")
         if colon and base in registry.names(kind):
-            parts[position] = replace(part, name=f"{base}:{Path(argument).absolute()}")
+            parts[position] = replace(part, name=f"{base}:{_argument(kind, base, argument)}")
         if part.count is not None and kind in ("algorithm", "partition"):
             raise ConfigError(f"{kind} {str(part)!r}: a count has no meaning here")
     return parts
+
+
+def _argument(kind: str, base: str, text: str) -> str:
+    """What stands after the colon: a path, made absolute, unless the plug-in calls it a name and no folder has it."""
+    takes_name = "name" in inspect.signature(registry.find(kind, base)).parameters
+    return text if takes_name and not Path(text).is_dir() else str(Path(text).absolute())
 
 
 def _sort(

@@ -7,7 +7,8 @@ import platform
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -223,16 +224,28 @@ def execute(
     experiments: Sequence[Experiment], folders: Sequence[RunFolder | None], on_round: OnRound | None = None
 ) -> list[Result]:
     """Run experiments that share an engine from where they stand to the last round; all stand at the same."""
+    interrupted = threading.Event()
+    with _attended(experiments[0].config, interrupted):
+        (results,) = deque(proceed(experiments, folders, interrupted, on_round), maxlen=1)
+    return results
+
+
+def proceed(
+    experiments: Sequence[Experiment],
+    folders: Sequence[RunFolder | None],
+    interrupted: threading.Event,
+    on_round: OnRound | None = None,
+) -> Generator[list[Any]]:
+    """The same round by round: each experiment's `RoundResult`, and at the end its `Result`.
+
+    Whoever is interrupted, or stops asking, leaves a checkpoint of the last round.
+    """
     first = experiments[0]
     pairs = list(zip(experiments, folders, strict=True))
     lines = [folder.keep_metrics(each.progress.round) if folder else [] for each, folder in pairs]
     clients: list[Tree | None] = [None] * len(experiments)
     courses = [each.course() for each in experiments]
-    with (
-        closing(first.engine),
-        settings(first.config.threads, first.config.precision),
-        _finish_round_on_interrupt() as interrupted,
-    ):
+    with closing(first.engine):
         for results in run_rounds(first.algorithm, first.engine, courses):
             clients = [result.clients for result in results]
             for (each, folder), result, kept in zip(pairs, results, lines, strict=True):
@@ -241,17 +254,28 @@ def execute(
                     each._write_round(folder, result)
                 if on_round:
                     on_round(result)
-            if interrupted.is_set():
-                for each, folder in pairs:
-                    if folder:
-                        each._write_checkpoint(folder)
-                raise Interrupted
+            with _checkpoint_if_left(pairs):
+                yield results
+                if interrupted.is_set():
+                    raise Interrupted
         # A run killed between its last checkpoint and its result has no round left to evaluate in.
         found = clients if clients[0] else first.engine.evaluate([each.progress.server for each in experiments])
-        return [
+        finished = [
             each._finish(folder, kept, accuracies)  # type: ignore[arg-type]
             for (each, folder), kept, accuracies in zip(pairs, lines, found, strict=True)
         ]
+    yield finished
+
+
+@contextmanager
+def _checkpoint_if_left(pairs: Sequence[tuple[Experiment, RunFolder | None]]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for each, folder in pairs:
+            if folder:
+                each._write_checkpoint(folder)
+        raise
 
 
 def run(
@@ -270,6 +294,38 @@ def run(
     `(x, y, x_test, y_test)` of arrays a client; `model` a module that returns (features, logits), or a list of one a
     client. With `out` the run is written to a folder; `on_round` is called with each round's result.
     """
+    experiment, folder = _begin(algorithm, dataset, model, out, options)
+    return experiment.execute(folder, on_round)
+
+
+def stream(
+    *,
+    algorithm: str = "fedproto",
+    dataset: Any = "mnist5k",
+    model: Any = None,
+    out: str | Path | None = None,
+    **options: Any,
+) -> Generator[RoundResult | Result]:
+    """Run a federation round by round: a generator of each `RoundResult` as it comes, and at the end of the `Result`.
+
+    The keywords are those of `run`. Nothing happens before the first result is asked for. A loop that is left early
+    ends the run; with `out`, `fedproto resume` continues it.
+    """
+    experiment, folder = _begin(algorithm, dataset, model, out, options)
+    interrupted = threading.Event()
+    with closing(proceed([experiment], [folder], interrupted)) as steps:
+        while True:
+            with _attended(experiment.config, interrupted):  # not between rounds, where the caller is at work
+                found = next(steps, None)
+            if found is None:
+                return
+            yield found[0]
+
+
+def _begin(
+    algorithm: str, dataset: Any, model: Any, out: str | Path | None, options: dict[str, Any]
+) -> tuple[Experiment, RunFolder | None]:
+    """The experiment that the keywords of `run` describe, and its folder, once nothing can be refused any more."""
     data = None if isinstance(dataset, str) else dataset
     if data is not None and not (isinstance(data, Sequence) and len(data)):
         raise DataError("dataset must be text, or a list of one (x, y) or (x, y, x_test, y_test) of arrays a client")
@@ -289,8 +345,8 @@ def run(
         follow([experiment])
         raise SystemExit(0)
     for notice in experiment.notices:
-        warnings.warn(notice, stacklevel=2)
-    return experiment.execute(None if out is None else experiment.new_folder(out), on_round)
+        warnings.warn(notice, stacklevel=3)
+    return experiment, None if out is None else experiment.new_folder(out)
 
 
 def _refuse_partition(options: dict[str, Any], clients: int) -> None:
@@ -442,11 +498,17 @@ def settings(threads: int, precision: str) -> Iterator[None]:
 
 
 @contextmanager
-def _finish_round_on_interrupt() -> Iterator[threading.Event]:
+def _attended(config: Config, interrupted: threading.Event) -> Iterator[None]:
+    """With the run's settings; Ctrl-C lets the round be finished."""
+    with settings(config.threads, config.precision), _finish_round_on_interrupt(interrupted):
+        yield
+
+
+@contextmanager
+def _finish_round_on_interrupt(interrupted: threading.Event) -> Iterator[None]:
     """The first Ctrl-C sets the event, so that the round can be finished; the second stops at once."""
-    interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield interrupted
+        yield
         return
 
     def first(signum: int, frame: Any) -> None:
@@ -455,6 +517,6 @@ def _finish_round_on_interrupt() -> Iterator[threading.Event]:
 
     previous = signal.signal(signal.SIGINT, first)
     try:
-        yield interrupted
+        yield
     finally:
         signal.signal(signal.SIGINT, previous)

@@ -27,7 +27,7 @@ LAYERS = [
     {"engines"},
     {"rounds"},
     {"experiment"},
-    {"bench", "sweep"},
+    {"bench", "sweep", "tracking"},
     {"report"},
     {"reproduce"},
     {"__init__"},
@@ -113,7 +113,7 @@ def test_a_plug_in_says_in_its_first_line_what_it_is(kind: str, name: str) -> No
 def test_a_plug_in_takes_its_context_and_then_only_options_with_defaults(kind: str, name: str) -> None:
     parameters = list(inspect.signature(registry.find(kind, name)).parameters.values())
     positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-    assert positional in (CONTEXT[kind], [*CONTEXT[kind], "path"])
+    assert positional in (CONTEXT[kind], [*CONTEXT[kind], "path"], [*CONTEXT[kind], "name"])
     for option in parameters[len(positional) :]:
         assert option.default is not option.empty, f"{name}'s {option.name} has no default"
         assert option.annotation is not option.empty, f"{name}'s {option.name} has no type"

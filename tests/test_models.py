@@ -144,7 +144,12 @@ def test_mlp_computes_two_hidden_layers_and_a_head():
     torch.testing.assert_close(logits, wanted @ p["head.fc3.weight"].T + p["head.fc3.bias"])
 
 
-SHAPES = {"cnn": (1, 28, 28), "mlp": (1, 8, 8), "resnet18": (3, 32, 32)}  # a new model needs a line here
+SHAPES = {
+    "textcnn": (20,),
+    "cnn": (1, 28, 28),
+    "mlp": (1, 8, 8),
+    "resnet18": (3, 32, 32),
+}  # a new model needs a line here
 
 
 @pytest.mark.parametrize("name", registry.names("model"))

@@ -239,7 +239,7 @@ def test_where_every_run_broke_down_nothing_is_drawn(name: str, tmp_path: Path) 
 def test_without_matplotlib_a_figure_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match=r"a figure needs the package 'matplotlib': pip install 'fedproto\[plots\]'"):
-        list(make.make("fig-shots", Narrowed(), tmp_path, None, "", pytest.fail))
+        list(make.make("fig-shots", Narrowed(), tmp_path, None, pytest.fail))
     assert not list(tmp_path.iterdir())
 
 

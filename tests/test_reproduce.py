@@ -86,7 +86,7 @@ def test_every_cell_can_be_configured(target, quick, weights_somewhere):
 @every_target
 def test_nothing_in_a_spec_is_passed_over(target):
     tables_of = tomllib.loads((plan.SPECS / f"{target}.toml").read_text())
-    assert tables_of.keys() <= {"title", "paper", "seeds", "settings", "columns", "rows", "after", "quick"}
+    assert tables_of.keys() <= {"title", "paper", "seeds", "settings", "columns", "rows", "after", "quick", "note"}
     assert tables_of.get("quick", {}).keys() <= {"seeds", "rounds", "columns", "rows", "settings", "without"}
     for row in tables_of["rows"].values():
         assert set(row.get("columns", ())) <= tables_of["columns"].keys()
@@ -478,7 +478,7 @@ class Killed(BaseException):
 def made(out, target="tiny", archive=None, stop_at=None, **narrowed):
     """Make a target; the teller, and the files written."""
     teller = Quiet(stop_at)
-    files = list(make.make(target, Narrowed(**narrowed), out, archive, f"fedproto reproduce {target}", teller.bar))
+    files = list(make.make(target, Narrowed(**narrowed), out, archive, teller.bar))
     return teller, files
 
 
@@ -573,6 +573,9 @@ def test_every_number_of_the_page_can_be_computed_from_the_json(done):
     found = json.loads((out / "tiny.json").read_text())
     page = (out / "tiny.md").read_text()
     shown = read_markdown(page)
+    for column in ("n = 3, stdev 2", "n = 4, stdev 2"):
+        held = [run["classes"] for cell in found["cells"] if cell["column"] == column for run in cell["runs"]]
+        shown[column] = shown.pop(f"{column} ({statistics.fmean(held):.1f} classes a client)")
     assert list(shown) == ["Tiny", "n = 3, stdev 2", "n = 4, stdev 2"]
     paper = {(row["method"], row["n"]): row for row in paper_rows() if (row["dataset"], row["stdev"]) == ("MNIST", 2)}
     for cell in found["cells"]:
@@ -695,18 +698,29 @@ def test_a_run_that_breaks_down_is_left_out_and_said(specs, tmp_path):
     (specs / "tiny.toml").write_text(broken)
     answer = fedproto("reproduce", "tiny", "--methods", "fedproto", "--out", tmp_path / "out")
     assert len(re.findall("seed=[01] broke down: round 1, client", answer.out)) == 2
-    calm, wild = content(tmp_path / "out")["cells"]
+    assert answer.code == 2
+    calm, wild = [cell for cell in content(tmp_path / "out")["cells"] if cell["method"] == "FedProto"]
     assert (calm["seeds"], wild["seeds"], wild["runs"]) == ([0, 1], [], [])
-    assert list(read_markdown((tmp_path / "out" / "tiny.md").read_text())) == ["n = 3, stdev 2"]
+    page = (tmp_path / "out" / "tiny.md").read_text()
+    assert [heading.partition(" (")[0] for heading in read_markdown(page)] == ["n = 3, stdev 2"]
+    assert "**Not run yet:** Local." in page
+
+
+def test_less_asked_for_is_no_less_on_the_page(done, specs):
+    """A page is made of all runs that are finished, whatever was narrowed this time."""
+    out, _ = done
+    before = (out / "tiny.json").read_bytes(), (out / "tiny.md").read_bytes()
+    assert fedproto("reproduce", "tiny", "--methods", "local", "--seeds", "1", "--finished", "--out", out).code == 0
+    assert ((out / "tiny.json").read_bytes(), (out / "tiny.md").read_bytes()) == before
 
 
 def test_all_targets_are_planned_before_the_first_is_run(specs, tmp_path):
     teller = Quiet()
     with pytest.raises(ConfigError, match="unknown method 'local'"):  # which the first target, `seen`, lacks
-        list(make.make("all", Narrowed(methods=("local",)), tmp_path / "out", None, "", teller.bar))
+        list(make.make("all", Narrowed(methods=("local",)), tmp_path / "out", None, teller.bar))
     (specs / "seen.toml").rename(specs / "zzz.toml")
     with pytest.raises(ConfigError, match="unknown method 'local'"):
-        list(make.make("all", Narrowed(methods=("local",)), tmp_path / "out", None, "", teller.bar))
+        list(make.make("all", Narrowed(methods=("local",)), tmp_path / "out", None, teller.bar))
     assert teller.trained == [] and not (tmp_path / "out").exists()
 
 
@@ -714,7 +728,7 @@ def test_all_makes_every_target(specs, tmp_path):
     answer = fedproto("reproduce", "all", "--seeds", "1", "--rounds", "1", "--out", tmp_path)
     assert answer.code == 0, answer.err
     for name in ("seen", "tiny"):  # each page says how it alone is made
-        assert content(tmp_path, name)["command"] == f"fedproto reproduce {name} --seeds 1 --rounds 1"
+        assert content(tmp_path, name)["command"] == f"fedproto reproduce {name} --rounds 1"
     assert content(tmp_path)["settings"]["rounds"] == 1
 
 

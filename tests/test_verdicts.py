@@ -8,10 +8,12 @@ from scipy import stats
 
 from fedproto.reproduce.tables import markdown, summary
 from fedproto.reproduce.verdicts import (
+    Compared,
     Found,
     Paired,
     Verdict,
     best_lambda,
+    fewer_rounds,
     judged,
     little_traffic,
     mixed_models,
@@ -104,6 +106,44 @@ def test_words(signs, verdict):
     assert judged(signs) == verdict
 
 
+def test_a_verdict_says_in_which_settings_it_is_not_seen():
+    ours = {("n = 3", s): 95.0 + s for s in range(4)} | {("n = 5", s): 95.0 + s for s in range(4)}
+    theirs = {("n = 3", s): 92.0 + s + 0.1 * s for s in range(4)} | {
+        ("n = 5", s): 95.0 + s + (-1) ** s for s in range(4)
+    }
+    found = Compared.of("MNIST", ours, theirs)
+    assert "settings above / level / below: 1 / 1 / 0" in str(found)
+    assert found.verdict(1) == "holds under a condition: in the mean of the settings, not seen at n = 5"
+    assert found.verdict(-1) == "does not hold"
+    assert Compared.of("MNIST", ours, {}) is None
+
+
+def test_the_same_difference_in_all_seeds_is_believed():
+    same = pair({("a", s): 20.0 for s in range(5)}, {("a", s): 40.0 for s in range(5)})
+    assert (same.mean, same.sign) == (-20, -1)
+    assert pair({("a", s): 20.0 for s in range(5)}, {("a", s): 20.0 for s in range(5)}).sign == 0
+    assert pair({}, {("a", 0): 1.0}) is None
+
+
+def test_quick_versions_are_no_evidence(tmp_path):
+    curve = {"round": [10], "prototype": [0.9], "head": [0.5]}
+    content = {"quick": True, "cells": [cell("FedProto", c, [95, 96], "prototype", curve=curve) for c in COLUMNS]}
+    content["cells"] += [cell("Local", c, [90, 91.5], curve=curve) for c in COLUMNS]
+    (tmp_path / "table-mnist.json").write_text(json.dumps(content))
+    assert "MNIST +" not in page(tmp_path)
+    (tmp_path / "table-mnist.json").write_text(json.dumps(content | {"quick": False}))
+    assert "MNIST +" in page(tmp_path)
+
+
+def test_who_gets_there_later_needs_more_rounds_and_who_never_does_is_counted():
+    curve = {"round": [10, 20, 30], "prototype": [0.9, 0.95, 0.96], "head": [0.5, 0.8, 0.93]}
+    cells = [cell("FedProto", "n = 3", [96, 96.1], "prototype", curve=curve)]
+    cells.append(cell("Local", "n = 3", [93, 95], curve=curve))
+    verdict = found_of(fewer_rounds({"table-mnist": Found(cells)}), "it needs fewer rounds than Local")
+    assert "MNIST -10.00" in verdict.measured and verdict.measured.endswith("Local never got there in 2")
+    assert verdict.verdict == "MNIST: holds"
+
+
 def found_of(verdicts, start) -> Verdict:
     (one,) = [verdict for verdict in verdicts if verdict.claim.startswith(start)]
     return one
@@ -114,9 +154,9 @@ def test_accuracy_of_the_baselines_is_their_head_over_all_classes_and_then_over_
     columns += [cell("FedAvg", c, [93, 94.5, 95], own=4) for c in COLUMNS]
     found = {"table-mnist": Found(columns)}
     against = found_of(more_accurate(found), "FedProto is more accurate than FedAvg")
-    assert against.verdict == "holds on MNIST" and "+1.83" in against.measured and "6 of 6" in against.measured
+    assert against.verdict == "MNIST: holds" and "+1.83" in against.measured and "6 of 6" in against.measured
     own = found_of(own_heads(found), "FedProto is more accurate than FedAvg whose head")
-    assert own.verdict == "does not hold" and "-2.17" in own.measured
+    assert own.verdict == "MNIST: does not hold" and "-2.17" in own.measured
     assert found_of(more_accurate(found), "FedProto is more accurate than FedRep").verdict == "not measured yet"
 
 
@@ -136,7 +176,7 @@ def test_traffic_is_judged_at_four_classes(sent, holds):
 
 @pytest.mark.parametrize(
     ("at_two", "verdict"),
-    [([90, 91, 92], "holds"), ([97, 98.1, 99], "does not hold"), ([95.2, 94, 98], "holds under a condition: as good")],
+    [([90, 91, 92], "holds"), ([97, 98.1, 99], "does not hold"), ([95.2, 94, 98], "holds under a condition: no worse")],
 )
 def test_the_best_lambda(at_two, verdict):
     cells = [cell("lambda = 1", "c", [95, 95.1, 96.9], "prototype"), cell("lambda = 2", "c", at_two, "prototype")]
@@ -146,12 +186,13 @@ def test_the_best_lambda(at_two, verdict):
 def test_knowledge_travels_where_a_clients_own_share_is_not_missed():
     kept = [{"id": 0, "with_own": 0.9, "without_own": 0.895}, {"id": 1, "with_own": 0.8, "without_own": 0.8}]
     lost = [{"id": 0, "with_own": 0.9, "without_own": 0.3}, {"id": 1, "with_own": 0.8, "without_own": 0.4}]
-    cells = [cell("FedProto", "c", [95, 95], "prototype", travel=kept)]
+    cells = [cell("FedProto, own initial weights", "c", [95, 95], "prototype", travel=kept)]
     cells.append(cell("lambda = 0, own initial weights", "c", [95, 95], "prototype", travel=lost))
     verdicts = list(travel({"study-travel": Found(cells)}))
-    assert found_of(verdicts, "FedProto: ").verdict == "holds"
-    assert "85.00 with, 84.75 without" in found_of(verdicts, "FedProto: ").measured
-    assert found_of(verdicts, "lambda = 0").verdict == "does not hold"
+    own = found_of(verdicts, "knowledge travels, from a start of their own")
+    assert own.verdict == "holds on MNIST"
+    assert "weights 85.00 / 84.75; lambda = 0, own initial weights 85.00 / 35.00" in own.measured
+    assert found_of(verdicts, "knowledge travels, from one shared start").verdict == "not measured yet"
 
 
 def test_nothing_made_is_nothing_measured(tmp_path):

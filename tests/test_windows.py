@@ -426,6 +426,10 @@ def interpret():
                 assert torch.equal(windows._unfold(x, shape), seen)
             w = torch.randn_like(seen)
             close(windows._fold(w, b, shape), windows._fold_plain(w, b, shape), dtype)
+            windows.NEAR = 0  # as if a client had more values than 32 bits can count
+            assert torch.equal(windows._unfold(x, shape), seen)
+            close(windows._fold(w, b, shape), windows._fold_plain(w, b, shape), dtype)
+            windows.NEAR = 2**31
     print("windows")
     for dtype in (torch.float32, torch.float64):
         for rows, values in ((37, 32), (3, 2048), (9, 1), (2, 1500)):

@@ -5,6 +5,7 @@ A source's function takes the places where data may lie, then its options, and r
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,19 +17,26 @@ import torch
 from torch import Tensor
 
 from fedproto import randomness
+from fedproto.data._lazy import Lazy
 from fedproto.errors import ConfigError, DataError
+
+CHUNK = 1 << 24  # values looked at in one go
 
 
 @dataclass(frozen=True)
 class Split:
-    """Inputs as they are stored (bytes where the files hold bytes), labels 0 .. C-1, and who wrote each, if known."""
+    """Inputs as they are stored (bytes where the files hold bytes), labels 0 .. C-1, and who wrote each, if known.
 
-    x: np.ndarray
+    Inputs may stay on disk: a memory-mapped array, or a `Lazy` one.
+    """
+
+    x: np.ndarray | Lazy
     y: np.ndarray
     writer: np.ndarray | None = None
 
     def rows(self, index: np.ndarray) -> Split:
-        return Split(self.x[index], self.y[index], None if self.writer is None else self.writer[index])
+        x = Lazy.over(self.x).subset(index) if isinstance(self.x, (Lazy, np.memmap)) else self.x[index]
+        return Split(x, self.y[index], None if self.writer is None else self.writer[index])
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +75,12 @@ class Source:
 
     def tensor(self, split: Split, index: np.ndarray) -> Tensor:
         """Rows of a split as the model sees them: float32, channels first, normalised."""
-        x = torch.from_numpy(np.ascontiguousarray(split.x[index], np.float32))  # numpy knows types torch does not
+        x = torch.from_numpy(split.x[index].astype(np.float32))  # a copy; and numpy knows types torch does not
         if x.dim() == 3:
             x = x[:, None]
         shape = (-1,) + (1,) * (x.dim() - 2)
         mean, std = torch.tensor(self.mean).reshape(shape), torch.tensor(self.std).reshape(shape)
-        return ((x / self.scale) - mean) / std
+        return x.div_(self.scale).sub_(mean).div_(std)  # in place: a million images fill memory once
 
 
 def check(where: str, split: Split, classes: int) -> None:
@@ -87,12 +95,22 @@ def check(where: str, split: Split, classes: int) -> None:
     if len(split.y) and not (split.y.min() >= 0 and split.y.max() < classes):
         wrong = split.y[(split.y < 0) | (split.y >= classes)][0]
         raise DataError(f"{where} has a label {wrong}, out of range: there are {classes} classes, 0 to {classes - 1}")
-    if split.x.dtype.kind == "f":
+    row = _not_finite(split.x)
+    if row is not None:
+        raise DataError(f"{where} holds a value that is not a finite number (NaN or infinite) in row {row}")
+
+
+def _not_finite(x: np.ndarray | Lazy) -> int | None:
+    """The first row with a value that float32 cannot hold, looked for in pieces: the inputs may exceed the memory."""
+    if x.dtype.kind != "f":
+        return None
+    step = max(1, CHUNK // max(1, math.prod(x.shape[1:])))
+    for start in range(0, len(x), step):
         with np.errstate(over="ignore"):
-            finite = np.isfinite(split.x.astype(np.float32, copy=False))
+            finite = np.isfinite(x[start : start + step].astype(np.float32, copy=False))
         if not finite.all():
-            row = int(np.argwhere(~finite)[0][0])
-            raise DataError(f"{where} holds a value that is not a finite number (NaN or infinite) in row {row}")
+            return start + int(np.argwhere(~finite)[0][0])
+    return None
 
 
 def hold_out(y: np.ndarray, share: float = 0.2) -> tuple[np.ndarray, np.ndarray]:

@@ -248,7 +248,7 @@ class _MaskedNorm(_BatchNorm):
             return super().forward(x)
         scale = self.weight * (self.running_var + self.eps).rsqrt()
         shift = self.bias - self.running_mean * scale
-        return torch.addcmul(shift[:, None, None].to(x.dtype), x, scale[:, None, None].to(x.dtype))
+        return torch.addcmul(shift[:, None, None], x, scale[:, None, None]).to(x.dtype)
 
     @torch.no_grad()
     def _remember(self, mean: Tensor, variance: Tensor) -> None:

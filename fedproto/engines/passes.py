@@ -35,7 +35,7 @@ def _normalise_kernel(
     means: Value,
     variances: Value,
     rows: Value,
-    eps: Value,
+    EPS: constexpr,
     M: constexpr,
     WIDE: constexpr,
     ROWS: constexpr,
@@ -56,7 +56,7 @@ def _normalise_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tl.store(means + row, mean, mask=row < rows)
     tl.store(variances + row, variance, mask=row < rows)
-    scale = tl.load(weight + row, mask=row < rows, other=0).to(WIDE) / tl.sqrt(variance + eps)
+    scale = tl.load(weight + row, mask=row < rows, other=0).to(WIDE) / tl.sqrt(variance + EPS)
     shift = tl.load(bias + row, mask=row < rows, other=0).to(WIDE)
     for start in range(0, M, BLOCK):
         row, at, there = _row_tile(rows, start, M, ROWS, BLOCK)
@@ -75,7 +75,7 @@ def _normalise_back_kernel(
     dw: Value,
     db: Value,
     rows: Value,
-    eps: Value,
+    EPS: constexpr,
     M: constexpr,
     WIDE: constexpr,
     ROWS: constexpr,
@@ -84,7 +84,7 @@ def _normalise_back_kernel(
     """db = Σ dy, dw = Σ dy x̂, dx = weight / √(variance + eps) · (dy − db/M − x̂ dw/M), with x̂ before weight and bias."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     mean = tl.load(means + row, mask=row < rows, other=0).to(WIDE)
-    factor = 1 / tl.sqrt(tl.load(variances + row, mask=row < rows, other=1).to(WIDE) + eps)
+    factor = 1 / tl.sqrt(tl.load(variances + row, mask=row < rows, other=1).to(WIDE) + EPS)
     plain = tl.zeros([ROWS, BLOCK], WIDE)
     scaled = tl.zeros([ROWS, BLOCK], WIDE)
     for start in range(0, M, BLOCK):
@@ -114,11 +114,12 @@ def _descend_kernel(
     momentum: Value,
     rate: Value,
     size: Value,
+    blocks: Value,
     BLOCK: constexpr,
 ) -> None:
     """speed ← momentum · speed + gradient, value ← value − rate · speed, with each client's own momentum and rate."""
-    client = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    client = (tl.program_id(0) // blocks).to(tl.int64)
+    at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     there = at < size
     place = client * size + at
     new = tl.load(momentum + client) * tl.load(speed + place, mask=there) + tl.load(gradient + place, mask=there)
@@ -163,9 +164,10 @@ def _normalise_back(
 def descend(value: Tensor, speed: Tensor, gradient: Tensor, momentum: Tensor, rate: Tensor) -> None:
     """One step of SGD for each client of a stack (clients, …), in place; CUDA only."""
     size = value[0].numel()
+    blocks = -(-size // VALUES)
     with torch.cuda.device_of(value):
-        _descend_kernel[(-(-size // VALUES), len(value))](
-            value, speed, gradient.contiguous(), momentum, rate, size, VALUES, num_warps=4
+        _descend_kernel[(blocks * len(value),)](
+            value, speed, gradient.contiguous(), momentum, rate, size, blocks, VALUES, num_warps=4
         )
 
 

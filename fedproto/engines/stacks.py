@@ -29,9 +29,10 @@ from fedproto.types import Algorithm, Batch, Step, Tree, Upload
 
 #: Values of input that one batched forward pass may look at: more than a cache holds are slow, more than memory fail.
 GLANCE = {"cpu": 2**20, "cuda": 2**26}
-FINE = (
-    64  # clients from which on a GPU is full, so that a step over three quarters of them takes less time than over all
-)
+WINDOWED = (
+    2**11
+)  # bytes of a GPU's memory that a value of input is granted: a convolution writes it out up to 200 times
+FINE = 32  # clients from which on a step over three quarters of them takes a GPU less time than one over all
 _COLLECTED = ("collected", "labels", "taken")
 
 
@@ -277,7 +278,7 @@ class Stack:
     def _glances(self, state: Tree, data: Data, who: Tensor) -> Iterator[tuple[Tensor, Tensor, slice]]:
         """Features and logits of the clients' examples in eval mode, as many a time as one look may take in."""
         rows = data.rows[moved(who, data.x.device)]
-        pieces = math.ceil(rows.numel() * data.x[0].numel() / GLANCE[data.x.device.type])
+        pieces = math.ceil(rows.numel() * data.x[0].numel() / _glance(data.x.device))
         width = math.ceil(rows.shape[1] / pieces)
         for start in range(0, rows.shape[1], width):
             part = slice(start, min(start + width, rows.shape[1]))
@@ -345,6 +346,14 @@ def _finite(tree: Tree) -> Tensor:
     """(m,) whether all of a client's values are finite: a sum is not where one of its parts is not."""
     return torch.isfinite(torch.stack([value.reshape(len(value), -1).double().sum(1) for value in tree.values()])).all(
         0
+    )
+
+
+def _glance(device: torch.device) -> int:
+    """Values of input for one look; a rule of the device, not of what is free, so that runs repeat."""
+    most = GLANCE[device.type]
+    return (
+        min(most, torch.cuda.get_device_properties(device).total_memory // WINDOWED) if device.type == "cuda" else most
     )
 
 

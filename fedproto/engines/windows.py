@@ -18,6 +18,7 @@ from torch.autograd import Function
 from fedproto.engines.kernels import Value, constexpr, jit, operation, tl
 
 BLOCK = 1024  # values a program of either kernel writes
+NEAR = 2**31 - BLOCK  # places of a client that 32 bits can count
 
 
 class Shape(NamedTuple):
@@ -37,10 +38,21 @@ class Shape(NamedTuple):
 
 
 @jit
+def _spot(blocks: Value, FAR: constexpr, BLOCK: constexpr) -> Value:
+    """The client of this program, and the places it writes among the client's; FAR: more than 32 bits can count."""
+    client = (tl.program_id(0) // blocks).to(tl.int64)
+    block = tl.program_id(0) % blocks
+    if FAR:
+        block = block.to(tl.int64)
+    return client, block * BLOCK + tl.arange(0, BLOCK)
+
+
+@jit
 def _unfold_kernel(
     source: Value,
     target: Value,
-    batch: Value,
+    count: Value,
+    blocks: Value,
     client_apart: Value,
     image_apart: Value,
     channel_apart: Value,
@@ -55,12 +67,11 @@ def _unfold_kernel(
     SJ: constexpr,
     UP: constexpr,
     LEFT: constexpr,
+    FAR: constexpr,
     BLOCK: constexpr,
 ) -> None:
     """target[place, (channel, i, j)] = source[channel, window of the place at (i, j)], zero outside the image."""
-    client = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    count = batch * (ROWS * COLUMNS * C * TI * TJ)
+    client, at = _spot(blocks, FAR, BLOCK)
     there = at < count
     tap = at % (TI * TJ)
     channel = (at // (TI * TJ)) % C
@@ -82,6 +93,9 @@ def _fold_kernel(
     source: Value,
     target: Value,
     batch: Value,
+    count: Value,
+    size: Value,
+    blocks: Value,
     C: constexpr,
     H: constexpr,
     W: constexpr,
@@ -94,18 +108,18 @@ def _fold_kernel(
     UP: constexpr,
     LEFT: constexpr,
     DOUBLE: constexpr,
+    FAR: constexpr,
     BLOCK: constexpr,
 ) -> None:
     """target[channel, image, y, x] = the sum of source over the windows and taps that look at (y, x)."""
-    client = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = at < batch * (C * H * W)
+    client, at = _spot(blocks, FAR, BLOCK)
+    there = at < size
     # Neighbouring programs take an image's channels one after the other: they share the rows of its windows.
     x = at % W
     y = (at // W) % H
     channel = (at // (W * H)) % C
     image = at // (W * H * C)
-    source += client * (batch * (ROWS * COLUMNS * C * TI * TJ))
+    source += client * count
     total = tl.zeros([BLOCK], tl.float64 if DOUBLE else tl.float32)
     for i in tl.static_range(TI):
         row = y + UP - i
@@ -116,7 +130,7 @@ def _fold_kernel(
             place = (image * ROWS + row // SI) * COLUMNS + column // SJ
             window = source + (place * (C * TI * TJ) + channel * (TI * TJ) + i * TJ + j)
             total += tl.load(window, mask=fits, other=0).to(total.dtype)
-    target += client * (batch * (C * H * W))
+    target += client * size
     tl.store(target + ((channel * batch + image) * (H * W) + y * W + x), total, mask=there)
 
 
@@ -124,18 +138,24 @@ def _unfold(x: Tensor, shape: list[int]) -> Tensor:
     how, (clients, batch) = Shape(*shape), x.shape[:2]
     x = x if x.stride()[3:] == (how.width, 1) else x.contiguous()
     out = x.new_empty(_unfolded(x, how))
-    grid = (-(-out[0].numel() // BLOCK), clients)
+    count, strides = out[0].numel(), x.stride()[:3]
+    blocks = -(-count // BLOCK)
+    far = max(count, batch * strides[1] + how.channels * strides[2]) >= NEAR
     with torch.cuda.device_of(x):
-        _unfold_kernel[grid](x, out, batch, x.stride(0), x.stride(1), x.stride(2), *how, BLOCK, num_warps=8)
+        _unfold_kernel[(blocks * clients,)](x, out, count, blocks, *strides, *how, far, BLOCK, num_warps=8)
     return out
 
 
 def _fold(windows: Tensor, batch: int, shape: list[int]) -> Tensor:
     how = Shape(*shape)
     out = windows.new_empty(_folded(windows, batch, how))
-    grid = (-(-out[0].numel() // BLOCK), len(out))
+    count, size = windows[0].numel(), out[0].numel()
+    blocks = -(-size // BLOCK)
+    kinds = out.dtype == torch.float64, count >= NEAR
     with torch.cuda.device_of(windows):
-        _fold_kernel[grid](windows.contiguous(), out, batch, *how, out.dtype == torch.float64, BLOCK, num_warps=8)
+        _fold_kernel[(blocks * len(out),)](
+            windows.contiguous(), out, batch, count, size, blocks, *how, *kinds, BLOCK, num_warps=8
+        )
     return out
 
 
@@ -214,7 +234,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, paddin
     if torch.is_autocast_enabled(x.device.type):
         x, weight = (value.to(torch.get_autocast_dtype(x.device.type)) for value in (x, weight))
     out = _Product.apply(x, weight.flatten(2), how).unflatten(2, (x.shape[1], rows, columns)).transpose(1, 2)
-    return out if bias is None else out + bias[:, None, :, None, None]
+    return out if bias is None else out + bias[:, None, :, None, None].to(out.dtype)
 
 
 class _Product(Function):

@@ -6,6 +6,8 @@ portions; test rows may be, since a client is tested on images of its own classe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -35,16 +37,50 @@ class Portion(NamedTuple):
 
 
 def portions(
-    pool: Pool, trains: list[np.ndarray], test_shots: int | None, tests: list[np.ndarray] | None = None
+    pool: Pool, trains: Sequence[np.ndarray], test_shots: int | None, tests: Sequence[np.ndarray] | None = None
 ) -> list[Portion]:
     """The portions with these training rows, each with all test rows of its classes, or those of them in `tests`."""
-    by_class = [np.flatnonzero(pool.test == label) for label in range(len(pool.names))]
+    everybodys = _Everybodys(pool)
     result = []
     for client, rows in enumerate(trains):
         labels = np.unique(pool.train[rows])
-        candidates = [by_class[c] if tests is None else np.intersect1d(by_class[c], tests[client]) for c in labels]
-        result.append(Portion(np.sort(rows), _test_rows(pool, labels, candidates, test_shots)))
+        if tests is None and test_shots is None:
+            chosen = everybodys.rows(labels)
+        else:
+            candidates = everybodys.of(labels) if tests is None else _of_classes(pool, tests[client], labels)
+            chosen = _test_rows(pool, labels, candidates, test_shots)
+        result.append(Portion(np.sort(rows), chosen))
     return result
+
+
+class _Everybodys:
+    """The test rows of each class; clients with the same classes share one array, or a thousand would fill memory."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.by_class = pool, grouped(pool.test, len(pool.names))
+        self.known: dict[bytes, np.ndarray] = {}
+
+    def of(self, labels: np.ndarray) -> list[np.ndarray]:
+        return [self.by_class[label] for label in labels]
+
+    def rows(self, labels: np.ndarray) -> np.ndarray:
+        if labels.tobytes() not in self.known:
+            wanted = np.zeros(max(len(self.pool.names), self.pool.test.max(initial=0) + 1), bool)
+            wanted[labels] = True
+            self.known[labels.tobytes()] = np.flatnonzero(wanted[self.pool.test])
+        return self.known[labels.tobytes()]
+
+
+def grouped(values: np.ndarray, groups: int) -> list[np.ndarray]:
+    """For each of the numbers 0 .. groups-1 the places where it stands, ascending: one sort, not a search for each."""
+    order = np.argsort(values, kind="stable")
+    ends = np.searchsorted(values[order], np.arange(groups + 1))
+    return [order[start:end] for start, end in pairwise(ends)]
+
+
+def _of_classes(pool: Pool, rows: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
+    found = pool.test[rows]
+    return [rows[found == label] for label in labels]
 
 
 def _test_rows(pool: Pool, labels: np.ndarray, candidates: list[np.ndarray], shots: int | None) -> np.ndarray:

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedproto.errors import ConfigError
 from fedproto.options import Count, NonNegative
-from fedproto.partitions import Pool, Portion, enough, portions
+from fedproto.partitions import Pool, Portion, enough, grouped, portions
 
 
 def nway(
@@ -55,10 +55,12 @@ def _deal(
 ) -> list[np.ndarray]:
     """The training rows of each client: k of each of its classes, from shuffled stacks that no two clients share."""
     hands: list[list[np.ndarray]] = [[] for _ in classes]
+    clients = np.repeat(np.arange(len(classes)), [len(labels) for labels in classes])
+    places = grouped(np.concatenate(classes), len(generators))
     for label, generator in enumerate(generators):
-        holders = [client for client, labels in enumerate(classes) if label in labels]
+        holders = clients[places[label]]
         stack = generator.permutation(np.flatnonzero(pool.train == label))
-        ends = np.cumsum([0] + [ks[client] for client in holders])
+        ends = np.cumsum([0, *ks[holders]])
         enough(pool, label, len(stack), int(ends[-1]), "training")
         for client, start, end in zip(holders, ends[:-1], ends[1:], strict=True):
             hands[client].append(stack[start:end])

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from fedproto.config import flat, read_tables
+from fedproto.config import GOVERNED, flat, read_tables
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.runfolder import RunFolder
 
@@ -297,6 +297,8 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 def _differences(run: Run, rivals: Sequence[Run]) -> list[str]:
     varied = [key for key in run.config if key != "seed" and any(run.config[key] != r.config.get(key) for r in rivals)]
+    if "profile" in varied:  # it says what else it sets
+        varied = [key for key in varied if key not in GOVERNED]
     return [f"{key.rpartition('.')[2]}={run.config[key]}" for key in varied]
 
 

@@ -40,9 +40,7 @@ def named(target: str) -> list[str]:
     return targets() if target == "all" else [] if target == VERDICTS else [target]
 
 
-def make(
-    target: str, narrowed: Narrowed, out: Path, archive: Path | None, command: str, bar: Bar | None
-) -> Iterator[Path]:
+def make(target: str, narrowed: Narrowed, out: Path, archive: Path | None, bar: Bar | None) -> Iterator[Path]:
     """Make a target, or all; the files it wrote, one by one. Without a bar nothing is run, only shown."""
     runs = out / "runs"
     if any(name.startswith("fig-") for name in named(target)):
@@ -52,23 +50,14 @@ def make(
     if archive is not None and archive.exists():
         unpack(archive, runs)
     for spec, planned in zip(specs, plans, strict=True):
-        if bar is None:
-            spec, planned = _finished(spec, planned, runs)
-        else:
+        if bar is not None:
             _run(spec, planned, runs, archive, bar)
-        yield from write(spec, planned, out, command.replace(" all", f" {spec.name}"))
+        yield from write(spec.name, narrowed, out)
     if target in ("all", VERDICTS):
-        out.mkdir(parents=True, exist_ok=True)
+        if not out.is_dir():
+            raise RunFolderError(f"{out} does not exist: make some tables first, or name their folder with --out")
         write_atomically(out / "VERDICTS.md", page(out).encode())
         yield out / "VERDICTS.md"
-
-
-def _finished(spec: Spec, planned: Sequence[Planned], runs: Path) -> tuple[Spec, list[Planned]]:
-    """Of a spec, the rows and federations of which there is a result."""
-    there = [each for each in planned if (runs / spec.name / each.cell.name / "result.json").exists()]
-    if not there:
-        raise RunFolderError(f"{runs / spec.name} holds no finished run: leave out --finished to run {spec.name}")
-    return replace(spec, rows=[row for row in spec.rows if any(each.row is row for each in there)]), there
 
 
 def _run(spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | None, bar: Bar) -> None:
@@ -86,9 +75,13 @@ def _run(spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | Non
                 pack(archive, runs)
 
 
-def write(spec: Spec, planned: Sequence[Planned], out: Path, command: str) -> Iterator[Path]:
-    """The JSON, the Markdown and the figure of a spec whose runs are finished."""
-    found = gather(spec, planned, out / "runs" / spec.name, command)
+def write(name: str, narrowed: Narrowed, out: Path) -> Iterator[Path]:
+    """The JSON, the Markdown and the figure of all that is finished: a page is never less than the runs there are."""
+    spec = read_spec(name, replace(narrowed, methods=(), seeds=None))
+    said = " --quick" * narrowed.quick + (f" --rounds {narrowed.rounds}" if narrowed.rounds else "")
+    found = gather(spec, plan(spec), out / "runs" / name, f"fedproto reproduce {name}{said}")
+    if not any(cell["runs"] for cell in found["cells"]):
+        raise RunFolderError(f"{out / 'runs' / name} holds no finished run of {name}: leave out --finished to run it")
     for path, text in ((f"{spec.name}.json", json.dumps(found) + "\n"), (f"{spec.name}.md", markdown(found))):
         write_atomically(out / path, text.encode())
         yield out / path

@@ -420,7 +420,7 @@ def _shots(rows: Rows) -> Canvas:
         right.plot([row["k"] for row in mine], [row["lost"] for row in mine], **look)
     for axes in (left, right):
         axes.set_xscale("log")
-        axes.set_xticks(ks := sorted(_values(rows, "k")), [f"{k:g}" for k in ks])
+        axes.set_xticks(ks := sorted(_values(rows, "k")), _apart(ks))
         axes.set_xticks([], minor=True)
         axes.set_xlabel("k, images a class")
     percent(left)
@@ -428,6 +428,15 @@ def _shots(rows: Rows) -> Canvas:
     right.set(ylabel="points", title=f"lost against k = {max(ks):g}")
     _legend(canvas, entries)
     return canvas
+
+
+def _apart(numbers: Sequence[float]) -> list[str]:
+    """Labels on a logarithmic axis, without those that would touch the next one."""
+    labels, last = [], math.inf
+    for number in reversed(numbers):
+        labels.append(f"{number:g}" if last / number > 1.3 else "")
+        last = number if labels[-1] else last
+    return labels[::-1]
 
 
 def _line(axes: Axes, rows: Rows, x: str, name: str = "", most: float = 1.0, **look: Any) -> Line2D:

@@ -40,6 +40,8 @@ class Spec:
     columns: dict[str, dict[str, Any]]
     rows: list[Row]
     after: dict[str, bool]  # what is done with the trained models
+    quick: bool = False
+    note: str = ""  # what a reader of the table should know
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,14 @@ def read_spec(name: str, narrowed: Narrowed) -> Spec:
         rows = [replace(row, settings=row.settings | {"checkpoint_every": row.settings["rounds"]}) for row in rows]
     return Spec(
         name,
-        tables["title"] + (" (quick: a small version, not the paper's setting)" if narrowed.quick else ""),
+        f"{name}, quick version on {settings['dataset']}: not the paper's setting" if quick else tables["title"],
         None if narrowed.quick else tables.get("paper"),
         settings | ({"rounds": rounds} if rounds else {}),
         columns,
         _wanted(rows, narrowed.methods),
         tables.get("after", {}),
+        narrowed.quick,
+        tables.get("note", ""),
     )
 
 

@@ -31,12 +31,15 @@ def gather(spec: Spec, planned: Sequence[Planned], runs: Path, command: str) -> 
     for row in spec.rows:
         for column in row.columns:
             there = [p for p in planned if p.row is row and p.column == column]
-            found = [_run(runs / p.cell.name, p.seed) for p in there]
-            cells.append(_cell(spec, row, column, [run for run in found if run]))
+            found = [_run(runs / p.cell.name, p.seed) for p in there if _finished(runs, p)]
+            cells.append(_cell(spec, row, column, found))
     machines = sorted({", ".join(run["machine"].values()) for cell in cells for run in cell["runs"]})
     seconds = sum(run["seconds"] for cell in cells for run in cell["runs"])
     return {
         "title": spec.title,
+        "quick": spec.quick,
+        "note": spec.note,
+        "missing": [row.name for row in spec.rows if not any(c["runs"] for c in cells if c["method"] == row.name)],
         "command": command,
         "settings": spec.settings,
         "machines": machines,
@@ -45,12 +48,17 @@ def gather(spec: Spec, planned: Sequence[Planned], runs: Path, command: str) -> 
     }
 
 
-def _run(path: Path, seed: int) -> dict[str, Any] | None:
-    """What one federation gave, or None where it broke down."""
+def _finished(runs: Path, planned: Planned) -> bool:
+    """Whether there is a result of just this federation: `--rounds` may have made another one of the same name."""
+    folder = RunFolder(runs / planned.cell.name)
+    return (folder.result() or {}).get("rounds") == planned.cell.config.rounds
+
+
+def _run(path: Path, seed: int) -> dict[str, Any]:
+    """What one federation gave."""
     folder = RunFolder.open(path)
     result = folder.result()
-    if result is None:
-        return None
+    assert result is not None
     metrics = folder.metrics()
     evaluated = [line for line in metrics if line["accuracy"]]
     return {
@@ -59,6 +67,7 @@ def _run(path: Path, seed: int) -> dict[str, Any] | None:
         "partition": result["partition"],
         "machine": result["machine"],
         "seconds": round(result["seconds"]["total"], 3),
+        "classes": statistics.fmean(len(client["classes"]) for client in result["clients"]),
         "accuracy": {
             key: [round(client["accuracy"][key], 5) for client in result["clients"]] for key in result["accuracy"]
         },
@@ -100,7 +109,7 @@ def _cell(spec: Spec, row: Row, column: str, runs: list[dict[str, Any]]) -> dict
         cell["communication"] = {key: statistics.fmean(each[key] for each in per_round) for key in per_round[0]}
         cell["paper"] = _papers(spec, cell)
         for name in SEEN:
-            if name in runs[0]:
+            if all(name in run for run in runs):
                 kinds = [kind for kind in runs[0][name][0] if kind != "id"]
                 cell[name] = {kind: summary([[client[kind] for client in run[name]] for run in runs]) for kind in kinds}
     return cell
@@ -153,9 +162,10 @@ def markdown(found: dict[str, Any]) -> str:
         f"Seeds {', '.join(map(str, seeds))}, fixed before looking; the last round is reported; nothing was selected "
         "on test data. "
         f"Made by `{found['command']}`: {found['seconds']:,.0f} s of runs on {', '.join(found['machines'])}.",
+        _said(found),
         *([_overview(cells, columns)] if len(columns) > 1 else []),
         _LEGEND,
-        *(f"## {column}\n\n{_details([c for c in cells if c['column'] == column])}" for column in columns),
+        *(_section(column, [c for c in cells if c["column"] == column]) for column in columns),
         "Partitions (SHA-256, first 12 digits): " + _partitions(cells) + ".",
     ]
     return "\n\n".join(parts) + "\n"
@@ -169,6 +179,23 @@ _LEGEND = (
     "all clients in a round. The paper's own ± cannot be compared with ours: the code that made FedProto's did not "
     "reset its counters between clients."
 )
+
+
+#: Settings that a reader wants to compare with the paper's.
+SHOWN = ("clients", "shots", "batch", "lr", "momentum", "epochs", "precision", "eval_every")
+
+
+def _said(found: dict[str, Any]) -> str:
+    """What all runs have in common, what is missing, and the note."""
+    settings = ", ".join(f"{key} {found['settings'][key]}" for key in SHOWN if key in found["settings"])
+    missing = f"**Not run yet:** {', '.join(found['missing'])}." if found["missing"] else ""
+    return "\n\n".join(part for part in (f"Of all runs: {settings}.", found["note"], missing) if part)
+
+
+def _section(column: str, cells: Sequence[dict[str, Any]]) -> str:
+    """A column, with how many classes its clients really had: noise stops at 2."""
+    held = statistics.fmean(run["classes"] for cell in cells for run in cell["runs"])
+    return f"## {column} ({held:.1f} classes a client)\n\n{_details(cells)}"
 
 
 def _overview(cells: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
@@ -215,7 +242,7 @@ def _details(cells: Sequence[dict[str, Any]]) -> str:
         paper = cell["paper"] or {}
         numbers = [_full(cell["accuracy"].get(key)) for key in there]
         if travels:
-            numbers.append(_full(cell["travel"]["without_own"]))
+            numbers.append(_full(cell.get("travel", {}).get("without_own")))
         numbers += [_full(cell["before"][key]) for key in before]
         if papers:
             numbers += [f"{paper['accuracy']:.2f}", f"{paper['difference']:+.2f}"] if paper else ["", ""]

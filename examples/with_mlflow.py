@@ -1,0 +1,24 @@
+"""A run in MLflow: pip install mlflow. Every round is logged as it comes, the final accuracies at the end.
+
+python examples/with_mlflow.py [ROUNDS]
+"""
+
+import sys
+
+import mlflow
+
+import fedproto
+from fedproto import tracking
+
+
+def main(rounds: str = "50") -> None:
+    settings = {"dataset": "digits", "rounds": int(rounds), "eval_every": 5}
+    with mlflow.start_run():
+        mlflow.log_params(settings)
+        for found in fedproto.stream(**settings):
+            numbers = tracking.scalars(found)
+            mlflow.log_metrics(numbers, step=int(numbers["round"]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

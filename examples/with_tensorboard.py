@@ -1,0 +1,19 @@
+"""A run to watch in TensorBoard: pip install 'fedproto[tensorboard]'.
+
+python examples/with_tensorboard.py [FOLDER] [ROUNDS]
+tensorboard --logdir runs/tensorboard
+"""
+
+import sys
+
+import fedproto
+from fedproto import tracking
+
+
+def main(folder: str = "runs/tensorboard", rounds: str = "50") -> None:
+    on_round = tracking.tensorboard(folder)
+    print(fedproto.run(dataset="digits", rounds=int(rounds), eval_every=5, on_round=on_round))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from fedproto.data import Places, Source, Split
+from fedproto.data.csv import LABELS, few, labelled, opened, parts_of, read_rows, usual
+from fedproto.errors import DataError, unknown
+from fedproto.options import Bounds, Count
+
+Vocabulary = Annotated[int, Bounds(1, 2**24 - 2)]  # inputs travel as float32, which counts to 2^24
+WORD = re.compile(r"\w+(?:'\w+)*")
+PADDING, UNKNOWN = 0, 1  # the ids that are no word
+ENDS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
+
+
+class Document(NamedTuple):
+    text: str
+    label: str
+    client: str | None
+    place: str
+
+
+def text(
+    places: Places, path: str, *, vocabulary: Vocabulary = 5000, length: Count = 100, label: str | None = None
+) -> Source:
+    """Texts of your own: a folder with a folder of .txt a class, a jsonl or a csv with `text` and `label`.
+
+    Texts are cut or padded to `length` words in small letters; a word is its rank among the `vocabulary` most frequent
+    ones of the training texts, from 2 on; 1 is any other, 0 padding. `label` names the column of classes where it is
+    not called label, class, target or y; a column `client` serves `natural`. The test set is a folder or file `test`
+    beside `train`; without them, a seeded fifth of each class is held out.
+    """
+    parts = [list(_documents(part, label)) for part in _parts(Path(path))]
+    documents = [document for part in parts for document in part]
+    if not all(parts):
+        raise DataError(f"{path} holds no text: {_WANTED}")
+    cut = len(parts[0]) if len(parts) > 1 else None
+    names, y, rows = labelled(path, [d.label for d in documents], cut, lambda row: documents[row].place)
+    known = _vocabulary((documents[row].text for row in rows[0]), vocabulary)
+    if not known:
+        raise DataError(f"{path} holds no word in its training texts")
+    x = _ids([document.text for document in documents], known, length)
+    writer = np.array([d.client for d in documents]) if documents[0].client is not None else None
+    train, test = (Split(x, y, writer).rows(part) for part in rows)
+    mix = ",".join(f"textcnn(words={len(known)}, filters={filters})" for filters in (40, 50, 60))
+    model = f"textcnn(words={len(known)})"
+    return Source(f"text:{path}", names, train, test, scale=1.0, model=model, mixed_model=mix, shots=few(train.y))
+
+
+def _vocabulary(texts: Iterable[str], size: int) -> dict[str, int]:
+    """The ids of the most frequent words; of equally frequent ones the alphabetically first."""
+    counts: Counter[str] = Counter()
+    for each in texts:
+        counts.update(_words(each))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: rank for rank, word in enumerate(ranked[:size], UNKNOWN + 1)}
+
+
+def _words(text: str) -> list[str]:
+    return WORD.findall(text.lower())
+
+
+def _ids(texts: Sequence[str], known: dict[str, int], length: int) -> np.ndarray:
+    x = np.full((len(texts), length), PADDING, np.int32)
+    for row, each in zip(x, texts, strict=True):
+        ids = [known.get(word, UNKNOWN) for word in _words(each)[:length]]
+        row[: len(ids)] = ids
+    return x
+
+
+# --- where the texts lie
+
+_WANTED = "a folder must hold one folder of .txt files a class, or train and test, each such a folder or a file"
+
+
+def _parts(path: Path) -> list[Path]:
+    """The whole, or training and test."""
+    if not path.is_dir() or any(each.is_dir() and each.name not in ("train", "test") for each in path.iterdir()):
+        return [path]
+    return parts_of(path, ("train", "test"), ("", *ENDS))
+
+
+def _documents(path: Path, label: str | None) -> Iterator[Document]:
+    if path.is_dir():
+        return _folder(path)
+    read = _json_lines if ".jsonl" in path.suffixes else _table
+    return _chosen(path, read(path), label)
+
+
+def _folder(path: Path) -> Iterator[Document]:
+    """A class a folder, a text a file."""
+    for folder in sorted(each for each in path.iterdir() if each.is_dir()):
+        for file in sorted(folder.glob("*.txt")):
+            with opened(file) as lines:
+                yield Document(lines.read(), folder.name, None, str(file))
+
+
+def _table(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    rows = read_rows(path)
+    _, header = next(rows)
+    for line, row in rows:
+        yield line, dict(zip(header, row, strict=True))
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """An object a line; labels and clients may be whole numbers."""
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, _json_object(f"{path}, line {number}", line)
+
+
+def _json_object(place: str, line: str) -> dict[str, str]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{place} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f'{place} is no JSON object, such as {{"text": "...", "label": "..."}}')
+    plain = {key: value for key, value in found.items() if type(value) in (str, int)}  # true and false are no names
+    return {key: str(value) for key, value in plain.items()}
+
+
+def _chosen(path: Path, rows: Iterator[tuple[int, dict[str, str]]], label: str | None) -> Iterator[Document]:
+    """Text, label and client of each row, in whichever columns the first row has them."""
+    of: tuple[str, str, str | None] | None = None
+    for line, row in rows:
+        of = of or _keys(path, list(row), label)
+        missing = [name for name in of if name is not None and name not in row]
+        if missing:
+            raise DataError(f"{path}, line {line} has no {missing[0]!r} that is a text or a whole number")
+        client = row[of[2]].strip() if of[2] is not None else None
+        yield Document(row[of[0]], row[of[1]].strip(), client, f"{path}, line {line}")
+
+
+def _keys(path: Path, names: list[str], label: str | None) -> tuple[str, str, str | None]:
+    """What the text, the label and the client are called."""
+    if label is not None and label not in names:
+        raise unknown(f"column of {path}", label, names)
+    texts, labels = usual(names, ("text",)), label or usual(names, LABELS)
+    if texts is None or labels is None:
+        wanted = "'text'" if texts is None else "'label', 'class', 'target' or 'y'"
+        raise DataError(f"{path} has no column {wanted}: it has {', '.join(names) or 'none'}")
+    return texts, labels, usual(names, ("client",))
