@@ -171,8 +171,11 @@ def parts_of(kind: str, value: Any) -> list[Part]:
 
 def _argument(kind: str, base: str, text: str) -> str:
     """What stands after the colon: a path, made absolute, unless the plug-in calls it a name and no folder has it."""
+    if not text:
+        raise ConfigError(f"{kind} {base!r} needs something after its colon: '{base}:PATH'")
     takes_name = "name" in inspect.signature(registry.find(kind, base)).parameters
-    return text if takes_name and not Path(text).is_dir() else str(Path(text).absolute())
+    path = Path(text).expanduser()  # a shell leaves ~ alone after a colon
+    return text if takes_name and not (kind == "dataset" and path.is_dir()) else str(path.absolute())
 
 
 def _sort(

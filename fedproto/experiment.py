@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import platform
 import signal
@@ -313,13 +314,23 @@ def stream(
     """
     experiment, folder = _begin(algorithm, dataset, model, out, options)
     interrupted = threading.Event()
-    with closing(proceed([experiment], [folder], interrupted)) as steps:
+    with closing(proceed([experiment], [folder], interrupted)) as steps, _closed_at_exit(steps):
         while True:
             with _attended(experiment.config, interrupted):  # not between rounds, where the caller is at work
                 found = next(steps, None)
             if found is None:
                 return
             yield found[0]
+
+
+@contextmanager
+def _closed_at_exit(steps: Generator) -> Iterator[None]:
+    """A stream that its script still holds when it ends writes its checkpoint then: later, torch is gone."""
+    atexit.register(steps.close)
+    try:
+        yield
+    finally:
+        atexit.unregister(steps.close)
 
 
 def _begin(

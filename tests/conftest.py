@@ -14,3 +14,8 @@ settings.load_profile("noisy machine")
 beside = Path(__file__).resolve().parents[2] / "shared" / "data"
 if beside.exists():
     os.environ.setdefault("FEDPROTO_DATA", str(beside))
+
+
+def pytest_make_parametrize_id(config, val):
+    """Bytes are named by their number: an archive holds the time it was made at, and workers must agree on names."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) else None

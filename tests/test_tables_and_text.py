@@ -19,7 +19,7 @@ from fedproto.config import configure
 from fedproto.data import Places, hold_out
 from fedproto.engines import layers as stacked
 from fedproto.engines.vectorised import VectorisedEngine
-from fedproto.errors import ConfigError, FedProtoError
+from fedproto.errors import ConfigError, DataError, FedProtoError
 from fedproto.experiment import Experiment
 from fedproto.models import Fit
 from fedproto.options import Part
@@ -525,3 +525,26 @@ def test_a_run_of_texts_can_be_resumed_from_its_folder(folder, tmp_path):
     assert again.code == 0, again.err
     one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "again"))
     assert one["clients"] == two["clients"]
+
+
+def test_numbers_with_a_stray_word_or_decimal_commas_are_refused(tmp_path):
+    for name, odd, rest in (("word", "about 3", "."), ("comma", "1,5", ",")):
+        rows = [f"{i}{rest}25;{'ab'[i % 2]}" for i in range(40)]
+        rows[7] = f"{odd};b"
+        (tmp_path / f"{name}.csv").write_text("a;label\n" + "\n".join(rows) + "\n")
+        with pytest.raises(DataError, match="most of it are numbers"):
+            registry.build("dataset", Part(f"csv:{tmp_path / name}.csv"), Places())
+    rows = ["?;a" if i == 4 else f"{i};{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "missing.csv").write_text("a;label\n" + "\n".join(rows) + "\n")
+    assert registry.build("dataset", Part(f"csv:{tmp_path}/missing.csv"), Places()).train.x.shape[1] == 1
+
+
+def test_a_hidden_folder_is_no_class(tmp_path):
+    for part in ("train", "test"):
+        for label in ("good", "bad"):
+            for number in range(3):
+                file = tmp_path / part / label / f"{number}.txt"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(f"{label} word{number}")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    assert registry.build("dataset", Part(f"text:{tmp_path}"), Places()).classes == ("bad", "good")

@@ -326,3 +326,20 @@ def test_the_image_and_table_example(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 5 * 2
     assert all(0 <= float(line.split()[-1]) <= 100 for line in lines[1:])
+
+
+# --- left early
+
+
+def test_a_stream_that_a_script_still_holds_when_it_ends_leaves_a_checkpoint(tmp_path):
+    script = (
+        "import fedproto\n"
+        "rounds = fedproto.stream(dataset='digits', clients=3, rounds=9, shots=5, checkpoint_every=50, "
+        f"out={str(tmp_path / 'run')!r})\n"
+        "for found in rounds:\n"
+        "    if found.round == 2:\n"
+        "        break\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == ["round-00000002.safetensors"]

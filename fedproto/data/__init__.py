@@ -90,6 +90,10 @@ def check(where: str, split: Split, classes: int) -> None:
         raise DataError(f"{where} must have inputs that are numbers, with one row a sample, not {found}")
     if len(split.x) != len(split.y):
         raise DataError(f"{where} has {len(split.x)} inputs but {len(split.y)} labels")
+    if split.writer is not None and split.writer.ndim != 1:
+        raise DataError(f"{where} has client or writer ids of shape {split.writer.shape}: one a row is wanted")
+    if split.writer is not None and split.writer.dtype.kind == "f" and np.isnan(split.writer).any():
+        raise DataError(f"{where} has a client or writer id that is not a number")
     if split.writer is not None and len(split.writer) != len(split.y):
         raise DataError(f"{where} has {len(split.y)} labels but {len(split.writer)} client or writer ids")
     if len(split.y) and not (split.y.min() >= 0 and split.y.max() < classes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import re
 import shutil
 import stat
@@ -19,7 +20,14 @@ from PIL import Image
 from fedproto.errors import DataError
 
 FONT = re.compile(r"(?:.*/)?Sample(\d{3})/img\d{3}-(\d{5})\.png")
-DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError)  # what a damaged archive raises
+DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    RuntimeError,
+)  # what a damaged archive raises
 Member = tuple[str, Callable[[], IO[bytes] | None]]
 
 
@@ -62,7 +70,7 @@ def _move(aside: Path, into: Path) -> None:
         target = into / path.name
         if path.is_dir() and target.is_dir():
             _move(path, target)
-        else:
+        elif not target.exists():  # a file of the user's own stays; whoever checks it says if it is wrong
             path.replace(target)
 
 

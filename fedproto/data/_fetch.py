@@ -109,7 +109,7 @@ def _md5(path: Path) -> str:
 def get(name: str, places: Places, mirror: str | None = None, told: Told = lambda *_: None) -> Path:
     """Download what is missing of a data set; the folder that holds it."""
     data = named(name)
-    if mirror is not None and not re.match(r"https?://[^/[\]]", mirror):
+    if mirror is not None and not (mirror.isascii() and re.fullmatch(r"https?://[^/[\]\s]\S*", mirror)):
         raise ConfigError(f"--mirror {mirror} is no address: it starts with http:// or https://")
     folder, url = places.folders()[0] / data.into, f"{mirror.rstrip('/')}/" if mirror else data.url
     missing = [file for file in data.wanted if find(data, file, places) is None]

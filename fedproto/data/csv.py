@@ -16,7 +16,7 @@ from fedproto.errors import DataError, unknown
 
 LABELS = ("label", "class", "target", "y")  # what a column of classes is usually called
 DELIMITERS = ",;\t"
-NA = "NA"  # missing, as an empty value is
+NA = ("NA", "?")  # missing, as an empty value is
 MOST_CATEGORIES = 1000  # of a column: each becomes an input
 LONGEST = 1000  # characters of a value: every value of a column takes as much room as its longest
 CHUNK = 10_000  # rows that are Python's own texts at a time, which take ten times the room of an array
@@ -29,7 +29,7 @@ def csv(
 
     `label` names the column of classes (else it is called label, class, target or y, or is the last), `client` that of
     the clients, for `natural` (else it is called client, if it is there), `ignore` columns to leave out. Numbers are
-    standardised, texts become one input a value, both by the training rows; where something is missing (empty or NA)
+    standardised, texts become one input a value, both by the training rows; where something is missing (empty, NA or ?)
     stands the mean, or a value of its own. Of a single file a seeded fifth of each class is held out.
     """
     table = Table.read(Path(path), ignore)
@@ -181,7 +181,7 @@ def _text(path: Path, name: str, values: Sequence[str]) -> np.ndarray:
             "name it in `ignore`, or read it with text:PATH"
         )
     found = np.char.strip(np.array(values))
-    return np.where(found == NA, "", found)
+    return np.where(np.isin(found, NA), "", found)
 
 
 def labelled(
@@ -217,6 +217,7 @@ def few(y: np.ndarray) -> int:
 def _inputs(table: Table, name: str, texts: np.ndarray, train: np.ndarray) -> np.ndarray:
     """A column as one standardised input, or as one input for each text among the training rows."""
     if _numbers(texts[train]) is None:
+        _refuse_spoilt_numbers(table, name, texts, train)
         return _one_hot(table, name, texts, train)
     numbers = _numbers(texts)
     if numbers is None:
@@ -231,6 +232,21 @@ def _inputs(table: Table, name: str, texts: np.ndarray, train: np.ndarray) -> np
             "leave empty what is missing, or write NA"
         )
     return _standardised(table, name, numbers, train)
+
+
+def _refuse_spoilt_numbers(table: Table, name: str, texts: np.ndarray, train: np.ndarray) -> None:
+    """A column of numbers with a stray word, or with decimal commas, would else become an input for each number."""
+    values = np.unique(texts[train])
+    read = [
+        value for value in values if value and _numbers(np.char.replace(values[values == value], ",", ".")) is not None
+    ]
+    if len(read) <= 10 or len(read) < 0.8 * np.count_nonzero(values != ""):
+        return
+    row = next(row for row in train if _numbers(texts[row : row + 1]) is None)
+    raise DataError(
+        f"{table.place(row)}: column {name!r} holds {str(texts[row])!r}, but most of it are numbers: leave empty what "
+        "is missing, or write NA or ?, and write decimals with a point"
+    )
 
 
 def _numbers(texts: np.ndarray) -> np.ndarray | None:

@@ -99,7 +99,7 @@ def _shard(path: Path) -> Iterator[Split]:
         people = [(user, content["user_data"][user]) for user in content["users"]]
         counts = content.get("num_samples", [len(data["y"]) for _, data in people])
         found = [len(data["y"]) for _, data in people]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged or no LEAF file: {type(error).__name__}: {error}") from error
     if counts != found:
         raise DataError(f"{path} is damaged: num_samples does not say how many labels each writer has")

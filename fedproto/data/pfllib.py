@@ -79,6 +79,9 @@ def _classes(root: Path, y: np.ndarray) -> int:
     """How many classes there are: what config.json says, if it is there, else as many as the labels need."""
     seen, config = int(y.max(initial=0)) + 1, root / "config.json"
     try:
-        return max(seen, int(json.loads(config.read_text())["num_classes"])) if config.exists() else seen
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        said = int(json.loads(config.read_text())["num_classes"]) if config.exists() else seen
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{config} does not say num_classes: {error}") from error
+    if max(seen, said) > MOST_CLASSES:
+        raise DataError(f"{root} has {max(seen, said)} classes, more than {MOST_CLASSES}: labels count from 0")
+    return max(seen, said)

@@ -80,9 +80,14 @@ def _ids(texts: Sequence[str], known: dict[str, int], length: int) -> np.ndarray
 _WANTED = "a folder must hold one folder of .txt files a class, or train and test, each such a folder or a file"
 
 
+def folders_in(path: Path) -> list[Path]:
+    """Those that are not hidden, by name."""
+    return sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
+
+
 def _parts(path: Path) -> list[Path]:
     """The whole, or training and test."""
-    if not path.is_dir() or any(each.is_dir() and each.name not in ("train", "test") for each in path.iterdir()):
+    if not path.is_dir() or any(each.name not in ("train", "test") for each in folders_in(path)):
         return [path]
     return parts_of(path, ("train", "test"), ("", *ENDS))
 
@@ -96,7 +101,7 @@ def _documents(path: Path, label: str | None) -> Iterator[Document]:
 
 def _folder(path: Path) -> Iterator[Document]:
     """A class a folder, a text a file."""
-    for folder in sorted(each for each in path.iterdir() if each.is_dir()):
+    for folder in folders_in(path):
         for file in sorted(folder.glob("*.txt")):
             with opened(file) as lines:
                 yield Document(lines.read(), folder.name, None, str(file))
@@ -120,7 +125,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 def _json_object(place: str, line: str) -> dict[str, str]:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise DataError(f'{place} is no JSON object, such as {{"text": "...", "label": "..."}}')

@@ -91,7 +91,13 @@ def _rows(pool: Pool, name: str, partitioner: Any) -> list[np.ndarray]:
     if found != pool.clients:
         raise ConfigError(f"{name} makes {found} clients of this data set, but clients is {pool.clients}")
     parts = (_calling(name, partitioner.load_partition, number) for number in range(pool.clients))
-    return [part.with_format("numpy")["row"][:] for part in parts]
+    rows = [np.asarray(part.with_format("numpy")["row"][:], np.int64) for part in parts]
+    for number, some in enumerate(rows):
+        if not len(some):
+            raise ConfigError(
+                f"{name} leaves client {number} without an image: fewer clients, or other options, may help"
+            )
+    return rows
 
 
 def _calling(name: str, function: Any, *arguments: Any, **options: Any) -> Any:
