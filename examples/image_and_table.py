@@ -22,16 +22,12 @@ even loses by it, 1.7 points on images and 4.6 on the table.
 """
 
 import csv
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 
+from mixed_inputs import compare  # the example beside this one
 from sklearn.datasets import load_digits
-
-import fedproto
-
-HALVES = {"images": slice(0, 10), "table": slice(10, 20)}
 
 
 def write_profiles(path: Path) -> None:
@@ -45,39 +41,8 @@ def write_profiles(path: Path) -> None:
         writer.writerows([*profile, name] for profile, name in zip(profiles, digits.target, strict=True))
 
 
-def accuracies(key: str, *results: fedproto.Result) -> list[float]:
-    """Every client's accuracy, in %."""
-    return [100 * client["accuracy"][key] for result in results for client in result.clients]
-
-
-def trained(seed: int, rounds: int) -> dict[str, list[float]]:
-    """One seed: each way to train and to predict, and the accuracy of the 20 members."""
+if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         write_profiles(Path(folder, "profiles.csv"))
-        table = f"csv:{folder}/profiles.csv"
-        start = {"seed": seed, "rounds": rounds, "eval_every": rounds}
-        mix = start | {"dataset": f"mnist5k*10,{table}*10", "shots": 5, "shots_stdev": 0}
-        alone = fedproto.run(algorithm="local", **mix, out=f"{folder}/alone")
-        together = fedproto.run(algorithm="fedproto", **mix)
-        half = start | {"clients": 10, "partition": f"file:{folder}/alone/partition.json"}  # the same rows again
-        apart = [fedproto.run(algorithm="fedproto", dataset=dataset, **half) for dataset in ("mnist5k", table)]
-    return {
-        "alone, head": accuracies("head", alone),
-        "together, head": accuracies("head", together),
-        "together, prototype": accuracies("prototype", together),
-        "each half apart, head": accuracies("head", *apart),
-        "each half apart, prototype": accuracies("prototype", *apart),
-    }
-
-
-def main(seeds: int = 3, rounds: int = 100) -> None:
-    runs = [trained(seed, rounds) for seed in range(seeds)]
-    print(f"accuracy in %, mean over members: 5 rows a class, {rounds} rounds, seeds 0 to {seeds - 1}, their mean")
-    for name in runs[0]:
-        for half, members in HALVES.items():
-            means = [statistics.fmean(run[name][members]) for run in runs]
-            print(f"{name:27} {half:7}", *(f"{mean:6.1f}" for mean in means), f"   {statistics.fmean(means):6.1f}")
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+        halves = {"images": "mnist5k", "table": f"csv:{folder}/profiles.csv"}
+        compare(halves, *map(int, sys.argv[1:]))

@@ -10,10 +10,9 @@ half brings, each half as a federation of its own.
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 
 import fedproto
-
-HALVES = {"MNIST 28x28": slice(0, 10), "digits 8x8": slice(10, 20)}
 
 
 def accuracies(key: str, *results: fedproto.Result) -> list[float]:
@@ -21,15 +20,15 @@ def accuracies(key: str, *results: fedproto.Result) -> list[float]:
     return [100 * client["accuracy"][key] for result in results for client in result.clients]
 
 
-def trained(seed: int, rounds: int) -> dict[str, list[float]]:
-    """One seed: each way to train and to predict, and the accuracy of the 20 members."""
+def trained(datasets: Sequence[str], seed: int, rounds: int) -> dict[str, list[float]]:
+    """One seed: each way to train and to predict, and the accuracy of ten members of each data set."""
     with tempfile.TemporaryDirectory() as folder:
         start = {"seed": seed, "rounds": rounds, "eval_every": rounds}
-        mix = start | {"dataset": "mnist5k*10,digits*10", "shots": 5, "shots_stdev": 0}
+        mix = start | {"dataset": ",".join(f"{name}*10" for name in datasets), "shots": 5, "shots_stdev": 0}
         alone = fedproto.run(algorithm="local", **mix, out=f"{folder}/alone")
         together = fedproto.run(algorithm="fedproto", **mix)
-        half = start | {"clients": 10, "partition": f"file:{folder}/alone/partition.json"}  # the same images again
-        apart = [fedproto.run(algorithm="fedproto", dataset=dataset, **half) for dataset in ("mnist5k", "digits")]
+        half = start | {"clients": 10, "partition": f"file:{folder}/alone/partition.json"}  # the same rows again
+        apart = [fedproto.run(algorithm="fedproto", dataset=dataset, **half) for dataset in datasets]
     return {
         "alone, head": accuracies("head", alone),
         "together, head": accuracies("head", together),
@@ -39,14 +38,15 @@ def trained(seed: int, rounds: int) -> dict[str, list[float]]:
     }
 
 
-def main(seeds: int = 3, rounds: int = 100) -> None:
-    runs = [trained(seed, rounds) for seed in range(seeds)]
+def compare(halves: dict[str, str], seeds: int = 3, rounds: int = 100) -> None:
+    """Print what each half, named with its data set, makes of each way to train."""
+    runs = [trained(list(halves.values()), seed, rounds) for seed in range(seeds)]
     print(f"accuracy in %, mean over members: 5 images a class, {rounds} rounds, seeds 0 to {seeds - 1}, their mean")
     for name in runs[0]:
-        for half, members in HALVES.items():
-            means = [statistics.fmean(run[name][members]) for run in runs]
+        for position, half in enumerate(halves):
+            means = [statistics.fmean(run[name][10 * position : 10 * position + 10]) for run in runs]
             print(f"{name:27} {half:12}", *(f"{mean:6.1f}" for mean in means), f"   {statistics.fmean(means):6.1f}")
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    compare({"MNIST 28x28": "mnist5k", "digits 8x8": "digits"}, *map(int, sys.argv[1:]))

@@ -48,9 +48,7 @@ class Config:
     epochs: Count = 1
     last_batch: Literal["auto", "keep", "drop"] = "auto"  # the partial one at the end of an epoch: see client.py
     dim: Count | None = None
-    start: Literal["shared", "own"] = (
-        "shared"  # initial weights: one draw for all clients of an architecture, or one each
-    )
+    start: Literal["shared", "own"] = "shared"  # initial weights: one draw an architecture, or one a client
     participation: PositiveShare = 1.0
     dropout: Share = 0.0
     straggle: Share = 0.0

@@ -240,6 +240,7 @@ def test_tensorboard_that_is_not_there_is_named(monkeypatch, tmp_path):
 
 def run_example(monkeypatch, name, *arguments):
     monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    monkeypatch.syspath_prepend(EXAMPLES)  # as `python examples/NAME` does
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 

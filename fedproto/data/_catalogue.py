@@ -50,7 +50,7 @@ def _plain(path: Path) -> bytes:
 
 def _rows(path: Path) -> bytes:
     """A CIFAR-10 batch as the binary edition has it, whose checksums are known too: label, pixels, label, ..."""
-    batch = cifar10._read(path)
+    batch = cifar10.read_batch(path)
     return np.concatenate([batch.y[:, None].astype(np.uint8), batch.x[:].reshape(-1, 3072)], 1).tobytes()
 
 

@@ -14,16 +14,16 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard dev
 def cifar10(places: Places) -> Source:
     """CIFAR-10, 50,000 + 10,000 colour images, from the python batches; random crop and flip in training."""
     folder = places.find("cifar10/cifar-10-batches-py", "cifar-10-batches-py")
-    batches = [_read(folder / f"data_batch_{number}") for number in range(1, 6)]
+    batches = [read_batch(folder / f"data_batch_{number}") for number in range(1, 6)]
     train = Split(np.concatenate([batch.x for batch in batches]), np.concatenate([batch.y for batch in batches]))
-    test = _read(folder / "test_batch")
+    test = read_batch(folder / "test_batch")
     return Source("cifar10", CLASSES, train, test, *IMAGENET, augment=True, model="resnet18", mixed_model="resnet18-mh")
 
 
-def _read(path: Path) -> Split:
+def read_batch(path: Path) -> Split:
     try:
         with path.open("rb") as file:
-            batch = _ArraysOnly(file, encoding="bytes").load()
+            batch = ArraysOnly(file, encoding="bytes").load()
         x = np.asarray(batch[b"data"], np.uint8).reshape(-1, 3, 32, 32)
         y = np.asarray(batch[b"labels"], np.int64)
     except FileNotFoundError as error:
@@ -34,7 +34,7 @@ def _read(path: Path) -> Split:
     return Split(x, y)
 
 
-class _ArraysOnly(pickle.Unpickler):
+class ArraysOnly(pickle.Unpickler):
     """A pickle may run any code; this one may only build numpy arrays."""
 
     def find_class(self, module: str, name: str) -> Any:

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 
 from fedproto.data import Places, Source, Split, check
-from fedproto.data.cifar10 import IMAGENET, _ArraysOnly
+from fedproto.data.cifar10 import IMAGENET, ArraysOnly
 from fedproto.errors import DataError
 
 FOLDERS = ("cifar100/cifar-100-python", "cifar-100-python")
@@ -44,7 +44,7 @@ def _read(path: Path, labels: str, classes: int) -> Split:
 def _load(path: Path) -> dict[bytes, Any]:
     try:
         with path.open("rb") as file:
-            content = _ArraysOnly(file, encoding="bytes").load()
+            content = ArraysOnly(file, encoding="bytes").load()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing: the folder must hold train, test and meta") from error
     except Exception as error:  # a damaged pickle can fail in any way

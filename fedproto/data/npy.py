@@ -2,8 +2,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, from_arrays
-from fedproto.data.npz import _labels, whole
+from fedproto.data import Places, Source
+from fedproto.data.npz import from_named
 from fedproto.errors import DataError
 from fedproto.options import Positive
 
@@ -23,13 +23,7 @@ def npy(
     For data larger than memory: `x.npy` and `x_test.npy` are memory-mapped.
     """
     arrays = {name: _read(Path(path) / f"{name}.npy", name) for name in _there(Path(path))}
-    y, classes = _labels(path, arrays)
-    splits = [Split(arrays["x"], y, arrays.get("client"))]
-    if ("x_test" in arrays) != ("y_test" in arrays):
-        raise DataError(f"{path} must hold both x_test.npy and y_test.npy, or neither")
-    if "x_test" in arrays:
-        splits.append(Split(arrays["x_test"], whole(path, "y_test", arrays["y_test"])))
-    return from_arrays(f"npy:{path}", classes, splits, mean=mean, std=std, augment=augment)
+    return from_named("npy", path, arrays, ".npy", mean=mean, std=std, augment=augment)
 
 
 def _there(folder: Path) -> list[str]:

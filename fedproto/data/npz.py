@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,13 +24,18 @@ def npz(
     held out.
     """
     arrays = read_npz(Path(path), ("x", "y"))
+    return from_named("npz", path, arrays, mean=mean, std=std, augment=augment)
+
+
+def from_named(kind: str, path: str, arrays: dict[str, np.ndarray], end: str = "", **options: Any) -> Source:
+    """A source of arrays by their names, which stand with `end` in the file or folder."""
     y, classes = _labels(path, arrays)
     splits = [Split(arrays["x"], y, arrays.get("client"))]
     if ("x_test" in arrays) != ("y_test" in arrays):
-        raise DataError(f"{path} must hold both x_test and y_test, or neither")
+        raise DataError(f"{path} must hold both x_test{end} and y_test{end}, or neither")
     if "x_test" in arrays:
         splits.append(Split(arrays["x_test"], whole(path, "y_test", arrays["y_test"])))
-    return from_arrays(f"npz:{path}", classes, splits, mean=mean, std=std, augment=augment)
+    return from_arrays(f"{kind}:{path}", classes, splits, **options)
 
 
 def read_npz(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedproto.data import Places, Source, Split, check, from_arrays
-from fedproto.data.cifar10 import _ArraysOnly
+from fedproto.data.cifar10 import ArraysOnly
 from fedproto.data.npz import MOST_CLASSES, whole
 from fedproto.errors import DataError
 from fedproto.options import Positive
@@ -72,7 +72,7 @@ def _unpickled(file: Any) -> np.ndarray:
     header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version](file)
     if not header[2].hasobject:
         raise ValueError("its array `data` holds no dictionary of x and y")
-    return _ArraysOnly(file).load()
+    return ArraysOnly(file).load()
 
 
 def _classes(root: Path, y: np.ndarray) -> int:

@@ -52,7 +52,10 @@ def make(target: str, narrowed: Narrowed, out: Path, archive: Path | None, bar: 
     for spec, planned in zip(specs, plans, strict=True):
         if bar is not None:
             _run(spec, planned, runs, archive, bar)
-        yield from write(spec.name, narrowed, out)
+        if narrowed.methods or narrowed.seeds:  # a page is never less than the runs there are
+            spec = read_spec(spec.name, replace(narrowed, methods=(), seeds=None))
+            planned = plan(spec)
+        yield from write(spec, planned, narrowed, out)
     if target in ("all", VERDICTS):
         if not out.is_dir():
             raise RunFolderError(f"{out} does not exist: make some tables first, or name their folder with --out")
@@ -75,17 +78,17 @@ def _run(spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | Non
                 pack(archive, runs)
 
 
-def write(name: str, narrowed: Narrowed, out: Path) -> Iterator[Path]:
-    """The JSON, the Markdown and the figure of all that is finished: a page is never less than the runs there are."""
-    spec = read_spec(name, replace(narrowed, methods=(), seeds=None))
+def write(spec: Spec, planned: Sequence[Planned], narrowed: Narrowed, out: Path) -> Iterator[Path]:
+    """The JSON, the Markdown and the figure of all that is finished."""
+    name = spec.name
     said = " --quick" * narrowed.quick + (f" --rounds {narrowed.rounds}" if narrowed.rounds else "")
-    found = gather(spec, plan(spec), out / "runs" / name, f"fedproto reproduce {name}{said}")
+    found = gather(spec, planned, out / "runs" / name, f"fedproto reproduce {name}{said}")
     if not any(cell["runs"] for cell in found["cells"]):
         raise RunFolderError(f"{out / 'runs' / name} holds no finished run of {name}: leave out --finished to run it")
-    for path, text in ((f"{spec.name}.json", json.dumps(found) + "\n"), (f"{spec.name}.md", markdown(found))):
+    for path, text in ((f"{name}.json", json.dumps(found) + "\n"), (f"{name}.md", markdown(found))):
         write_atomically(out / path, text.encode())
         yield out / path
-    yield from _drawn(spec.name, found, out)
+    yield from _drawn(name, found, out)
 
 
 def _drawn(name: str, found: dict[str, Any], out: Path) -> Iterator[Path]:

@@ -31,8 +31,8 @@ def gather(spec: Spec, planned: Sequence[Planned], runs: Path, command: str) -> 
     for row in spec.rows:
         for column in row.columns:
             there = [p for p in planned if p.row is row and p.column == column]
-            found = [_run(runs / p.cell.name, p.seed) for p in there if _finished(runs, p)]
-            cells.append(_cell(spec, row, column, found))
+            found = [_run(runs, each) for each in there]
+            cells.append(_cell(spec, row, column, [run for run in found if run is not None]))
     machines = sorted({", ".join(run["machine"].values()) for cell in cells for run in cell["runs"]})
     seconds = sum(run["seconds"] for cell in cells for run in cell["runs"])
     return {
@@ -48,21 +48,17 @@ def gather(spec: Spec, planned: Sequence[Planned], runs: Path, command: str) -> 
     }
 
 
-def _finished(runs: Path, planned: Planned) -> bool:
-    """Whether there is a result of just this federation: `--rounds` may have made another one of the same name."""
-    folder = RunFolder(runs / planned.cell.name)
-    return (folder.result() or {}).get("rounds") == planned.cell.config.rounds
-
-
-def _run(path: Path, seed: int) -> dict[str, Any]:
-    """What one federation gave."""
-    folder = RunFolder.open(path)
+def _run(runs: Path, planned: Planned) -> dict[str, Any] | None:
+    """What one federation gave, if it is finished; `--rounds` may have made another one of the same name."""
+    path = runs / planned.cell.name
+    folder = RunFolder(path)
     result = folder.result()
-    assert result is not None
+    if result is None or result["rounds"] != planned.cell.config.rounds:
+        return None
     metrics = folder.metrics()
     evaluated = [line for line in metrics if line["accuracy"]]
     return {
-        "seed": seed,
+        "seed": planned.seed,
         "rounds": result["rounds"],
         "partition": result["partition"],
         "machine": result["machine"],

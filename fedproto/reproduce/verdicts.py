@@ -66,9 +66,6 @@ class Found:
     def has(self, *methods: str) -> bool:
         return all(any(method == name for name, _ in self.cells) for method in methods)
 
-    def columns(self, method: str) -> list[str]:
-        return [column for name, column in self.cells if name == method]
-
     def of(self, method: str, value: Value) -> dict[tuple[str, int], float]:
         """One number a federation of the method, by column and seed."""
         return {
@@ -92,14 +89,6 @@ def accuracy(key: str | None = None) -> Value:
 
 def deviation(cell: dict[str, Any], run: dict[str, Any]) -> float:
     return 100 * float(np.std(run["accuracy"][cell["score"]]))
-
-
-def rounds(cell: dict[str, Any], run: dict[str, Any]) -> float:
-    return cell["rounds_to_99"][cell["seeds"].index(run["seed"])]
-
-
-def values(cell: dict[str, Any], run: dict[str, Any]) -> float:
-    return run["communication"]["values_per_round"]
 
 
 Numbers = dict[tuple[str, int], float]  # by column and seed
@@ -204,36 +193,39 @@ def _combined(compared: Sequence[Compared], wanted: int) -> str:
     return "; ".join(f"{title}: {verdict}" for title, verdict in told.items())
 
 
-def _against(found: dict[str, Found], value: Value, wanted: int, what: str) -> Iterator[Verdict]:
-    """FedProto against each baseline, on each data set."""
-    for baseline in BASELINES:
-        tables = _tables(found, baseline).items()
-        pairs = [Compared.of(title, table.of(OURS, value), table.of(baseline, value)) for title, table in tables]
+def _against(
+    found: dict[str, Found], ours: Value, theirs: Value, wanted: int, what: str, rivals: Sequence[str] = BASELINES
+) -> Iterator[Verdict]:
+    """FedProto against each rival, on each data set."""
+    for rival in rivals:
+        tables = _tables(found, rival).items()
+        pairs = [Compared.of(title, table.of(OURS, ours), table.of(rival, theirs)) for title, table in tables]
         compared = [each for each in pairs if each is not None]
-        yield Verdict(what.format(baseline), "; ".join(map(str, compared)), _combined(compared, wanted))
+        yield Verdict(what.format(rival), "; ".join(map(str, compared)), _combined(compared, wanted))
 
 
 def more_accurate(found: dict[str, Found]) -> Iterator[Verdict]:
-    yield from _against(found, accuracy(), 1, "FedProto is more accurate than {} (points)")
+    yield from _against(found, accuracy(), accuracy(), 1, "FedProto is more accurate than {} (points)")
 
 
 def less_varied(found: dict[str, Found]) -> Iterator[Verdict]:
-    yield from _against(found, deviation, -1, "its accuracy deviates less over clients than {}'s (points)")
+    yield from _against(found, deviation, deviation, -1, "its accuracy deviates less over clients than {}'s (points)")
 
 
 def fewer_rounds(found: dict[str, Found]) -> Iterator[Verdict]:
     """To a target that both share: 98% of FedProto's own last accuracy. Who never gets there counts as at its end."""
     for baseline in BASELINES:
-        compared, never = [], []
+        compared, shown = [], []
         for title, table in _tables(found, baseline).items():
             goals = {key: 0.98 * value / 100 for key, value in table.of(OURS, accuracy()).items()}
             ours, theirs = (_rounds_to(table, method, goals) for method in (OURS, baseline))
-            each = Compared.of(title, *({key: float(r or 0) for key, (r, _) in m.items()} for m in (ours, theirs)))
-            compared += [each] if each else []
-            never.append(sum(not there for _, there in theirs.values()))
-        shown = "; ".join(f"{each}; {baseline} never got there in {n}" for each, n in zip(compared, never, strict=True))
+            each = Compared.of(title, *({key: float(round) for key, (round, _) in m.items()} for m in (ours, theirs)))
+            if each is not None:
+                compared.append(each)
+                never = sum(not there for _, there in theirs.values())
+                shown.append(f"{each}; {baseline} never got there in {never}")
         claim = f"it needs fewer rounds than {baseline} (to 98% of FedProto's last accuracy)"
-        yield Verdict(claim, shown, _combined(compared, -1))
+        yield Verdict(claim, "; ".join(shown), _combined(compared, -1))
 
 
 def _rounds_to(table: Found, method: str, goals: Numbers) -> dict[tuple[str, int], tuple[int, bool]]:
@@ -390,14 +382,8 @@ def separable(folder: Path) -> Iterator[Verdict]:
 
 
 def own_heads(found: dict[str, Found]) -> Iterator[Verdict]:
-    for baseline in ("FedAvg", "FedProx", "FeSEM"):
-        tables = _tables(found, baseline).items()
-        pairs = [
-            Compared.of(t, table.of(OURS, accuracy()), table.of(baseline, accuracy("head_own"))) for t, table in tables
-        ]
-        compared = [each for each in pairs if each is not None]
-        claim = f"FedProto is more accurate than {baseline} whose head chooses among the client's own classes"
-        yield Verdict(claim, "; ".join(map(str, compared)), _combined(compared, 1))
+    claim = "FedProto is more accurate than {} whose head chooses among the client's own classes"
+    yield from _against(found, accuracy(), accuracy("head_own"), 1, claim, ("FedAvg", "FedProx", "FeSEM"))
 
 
 def _variants(
