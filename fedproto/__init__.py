@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedproto.errors import ConfigError, DataError, FedProtoError, MissingExtra, RunFolderError, TrainingError
     from fedproto.experiment import Result, run, stream
+    from fedproto.inference import Classifier
+    from fedproto.joining import Joined, join
     from fedproto.rounds import RoundResult
     from fedproto.types import Algorithm, Batch, Phase, Step, Task, Tree, Upload
 
@@ -21,9 +23,11 @@ __version__ = "0.1.0"
 __all__ = [
     "Algorithm",
     "Batch",
+    "Classifier",
     "ConfigError",
     "DataError",
     "FedProtoError",
+    "Joined",
     "MissingExtra",
     "Phase",
     "Result",
@@ -34,11 +38,20 @@ __all__ = [
     "TrainingError",
     "Tree",
     "Upload",
+    "join",
     "run",
     "stream",
 ]
 
-_HOMES = {"run": "experiment", "stream": "experiment", "Result": "experiment", "RoundResult": "rounds"}
+_HOMES = {
+    "Classifier": "inference",
+    "Joined": "joining",
+    "Result": "experiment",
+    "RoundResult": "rounds",
+    "join": "joining",
+    "run": "experiment",
+    "stream": "experiment",
+}
 
 
 def __dir__() -> list[str]:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedproto.cli_after import export, extend, join, members, predict
+from fedproto.cli_shared import escape, execute, print_table, say, show, wide_console
 from fedproto.errors import ConfigError, DataError, FedProtoError, unknown
 
 if TYPE_CHECKING:
     from fedproto.config import Config
     from fedproto.console import SweepTeller
     from fedproto.data import Source
-    from fedproto.experiment import Experiment
-    from fedproto.runfolder import RunFolder
     from fedproto.sweep import Cell
 
 app = typer.Typer(
@@ -61,7 +61,7 @@ def run(
         str | None, _flag("partition", "NAME", "nway, dirichlet, natural, iid, file:PATH [nway]")
     ] = None,
     clients: Annotated[str | None, _flag("clients", "N", "number of clients [20]")] = None,
-    ways: Annotated[str | None, _flag("ways", "N", "classes a client, on average [3]")] = None,
+    ways: Annotated[str | None, _flag("ways", "N", "classes a client, on average [3, or all of fewer]")] = None,
     shots: Annotated[str | None, _flag("shots", "N", "training images a class, on average [the data set's]")] = None,
     stdev: Annotated[str | None, _flag("stdev", "X", "noise on ways [2]")] = None,
     shots_stdev: Annotated[str | None, _flag("shots-stdev", "X", "noise on shots [stdev]")] = None,
@@ -117,8 +117,8 @@ def run(
     runs = [
         (experiment, experiment.new_folder(folder)) for experiment, folder in zip(experiments, folders, strict=True)
     ]
-    _show([_execute(*each, of=target) for each in runs], _labels(configs))
-    _say(f"written to {target}")
+    show([execute(*each, of=target) for each in runs], _labels(configs))
+    say(f"written to {target}")
 
 
 @app.command()
@@ -144,10 +144,10 @@ def sweep(
         with sweep_bar(Console(), cells, target) as teller:
             results = run_sweep(cells, target, teller.batch, teller.broken)
     except KeyboardInterrupt:
-        _say(f"stopped; `fedproto sweep {config}{f' --out {out}' if out else ''}` goes on", stderr=True)
+        say(f"stopped; `fedproto sweep {config}{f' --out {out}' if out else ''}` goes on", stderr=True)
         raise typer.Exit(130) from None
-    _wide_console().print(sweep_table(cells, results), highlight=False)
-    _say(f"written to {target}")
+    wide_console().print(sweep_table(cells, results), highlight=False)
+    say(f"written to {target}")
     if None in results:
         raise typer.Exit(2)
 
@@ -193,9 +193,9 @@ def reproduce(
 
     try:
         for path in make(target, narrowed, target_folder, archive, None if finished else bar):
-            _say(f"written to {path}")
+            say(f"written to {path}")
     except KeyboardInterrupt:
-        _say(f"stopped; `{command}{f' --out {out}' if out else ''}` goes on", stderr=True)
+        say(f"stopped; `{command}{f' --out {out}' if out else ''}` goes on", stderr=True)
         raise typer.Exit(130) from None
     if broken:
         raise typer.Exit(2)
@@ -223,8 +223,8 @@ def bench(
 
     if json is not None and (json.is_dir() or not json.parent.is_dir()):
         raise ConfigError(f"--json {json} is no file that can be written")
-    found = measure(clients, model, device, precision, rounds, seeds, huge, data_dir, _say)
-    _wide_console().print(bench_table(found), highlight=False)
+    found = measure(clients, model, device, precision, rounds, seeds, huge, data_dir, say)
+    wide_console().print(bench_table(found), highlight=False)
     if json is not None:
         from json import dumps
 
@@ -254,52 +254,19 @@ def _labels(configs: Sequence[Config]) -> list[str]:
 
 
 def _default_folder(dataset: str, algorithms: str) -> Path:
-    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{Path(dataset).name}-{algorithms}")
-    return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{safe}"
+    return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{_for_folder(Path(dataset).name)}-{_for_folder(algorithms)}"
+
+
+def _for_folder(text: str) -> str:
+    """What any system takes as part of a folder's name: harmless characters, and together fewer than 255 bytes."""
+    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in text)
+    return safe.encode()[:100].decode(errors="ignore")
 
 
 def _unique(names: Sequence[str], position: int) -> str:
     """The algorithm's name, numbered where one is run twice with other options."""
     name = names[position].replace(":", "-")
     return name if names.count(names[position]) == 1 else f"{name}-{position + 1}"
-
-
-def _execute(experiment: Experiment, folder: RunFolder, of: Path) -> dict[str, Any]:
-    """Run with a progress bar; Ctrl-C finishes the round and leaves `of`, which may hold more runs, to be resumed."""
-    from fedproto.console import progress_bar
-    from fedproto.experiment import Interrupted
-
-    config = experiment.config
-    try:
-        with progress_bar(Console(), experiment.algorithm.name, experiment.progress.round, config.rounds) as on_round:
-            return experiment.execute(folder, on_round).data
-    except Interrupted:
-        done = f"{experiment.algorithm.name} stopped after round {experiment.progress.round} of {config.rounds}"
-        again = "" if config.checkpoint_every else " (from round 1, since checkpoint_every is 0)"
-        _say(f"{done}; continue with: fedproto resume {of}{again}", stderr=True)
-        raise typer.Exit(130) from None
-
-
-def _say(sentence: str, stderr: bool = False) -> None:
-    """A line as it is: a path may hold [brackets], and a script wants it unbroken."""
-    Console(stderr=stderr).print(sentence, markup=False, highlight=False, soft_wrap=True)
-
-
-def _wide_console() -> Console:
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200  # a file has no edge to keep clear of
-    return console
-
-
-def _show(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
-    """The contents of some result.json as tables and sentences."""
-    from fedproto.console import clients_table, traffic, verdict
-
-    named = [result | {"algorithm": label} for result, label in zip(results, labels, strict=True)]
-    _wide_console().print(clients_table(named))
-    for sentence in verdict(named) + [traffic(each) for each in named]:
-        _say(sentence)
 
 
 @app.command()
@@ -311,7 +278,7 @@ def resume(run: Annotated[Path, typer.Argument(help="A run folder, or a folder o
     results = [folder.result() for folder in folders]
     if all(results):  # nothing to prepare, so the data need not be there any more
         rounds = max(result["rounds"] for result in results if result)
-        _say(f"{run} has finished all its {rounds} rounds: its result is in result.json")
+        say(f"{run} has finished all its {rounds} rounds: its result is in result.json")
         return
     from fedproto.engines.distributed import follows
     from fedproto.experiment import follow, reopen
@@ -319,9 +286,9 @@ def resume(run: Annotated[Path, typer.Argument(help="A run folder, or a folder o
     if follows():
         follow([reopen(folder)[0] for folder, result in zip(folders, results, strict=True) if not result])
         return
-    done = [result or _execute(*reopen(folder), of=run) for folder, result in zip(folders, results, strict=True)]
+    done = [result or execute(*reopen(folder), of=run) for folder, result in zip(folders, results, strict=True)]
     labels = [folder.path.name for folder in folders] if len(folders) > 1 else [done[0]["algorithm"]]
-    _show(done, labels)
+    show(done, labels)
 
 
 @app.command()
@@ -337,7 +304,7 @@ def report(
     """Turn finished runs into one page with tables and figures, which opens anywhere."""
     from fedproto.report import write
 
-    _say(f"written to {write(runs, out, notice=_say)}")
+    say(f"written to {write(runs, out, notice=say)}")
 
 
 @app.command("list")
@@ -398,9 +365,9 @@ def data_get(
         with _download_bar() as told:
             folder = get(name, Places(data_dir), mirror, told)
     except KeyboardInterrupt:
-        _say(f"stopped; `fedproto data get {name}` goes on", stderr=True)
+        say(f"stopped; `fedproto data get {name}` goes on", stderr=True)
         raise typer.Exit(130) from None
-    _say(f"{name} is in {folder}")
+    say(f"{name} is in {folder}")
 
 
 @contextmanager
@@ -426,7 +393,7 @@ def data_list(data_dir: DataDir = None) -> None:
     from fedproto.data._fetch import overview
 
     rows = overview(Places(data_dir))
-    _print_table(("name", "there", "download", "licence", "source"), rows)
+    print_table(("name", "there", "download", "licence", "source"), rows)
 
 
 @data_app.command("check")
@@ -439,21 +406,10 @@ def data_check(
     from fedproto.data._fetch import check_all
 
     findings = check_all(name, Places(data_dir))
-    _print_table(("data set", "file", "state"), [(each, str(f.path), f.state) for each, f in findings])
+    print_table(("data set", "file", "state"), [(each, str(f.path), f.state) for each, f in findings])
     wrong = [str(finding.path) for _, finding in findings if not finding.good]
     if wrong:
         raise DataError(f"{len(wrong)} of {len(findings)} files are wrong or missing, first {wrong[0]}")
-
-
-def _print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
-
-    table = Table(show_edge=False, pad_edge=False)
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    for row in rows:
-        table.add_row(*map(_escape, row))
-    _wide_console().print(table, highlight=False)
 
 
 def _version(wanted: bool) -> None:
@@ -469,16 +425,14 @@ def options(version: Annotated[bool, typer.Option("--version", callback=_version
     pass
 
 
+for command in (predict, join, members, extend, export):
+    app.command()(command)
+
+
 def main() -> None:
     """Errors meant for people become one line and exit code 2."""
     try:
         app()
     except FedProtoError as error:
-        Console(stderr=True).print(f"[red]error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(" ".join(text.split()))

@@ -49,6 +49,8 @@ class Config:
     last_batch: Literal["auto", "keep", "drop"] = "auto"  # the partial one at the end of an epoch: see client.py
     dim: Count | None = None
     start: Literal["shared", "own"] = "shared"  # initial weights: one draw an architecture, or one a client
+    initial: File | None = None  # weights of the models' bodies to start from, instead of drawn ones
+    prototypes: File | None = None  # global prototypes to start from: a file, or a run folder that holds one
     participation: PositiveShare = 1.0
     dropout: Share = 0.0
     straggle: Share = 0.0

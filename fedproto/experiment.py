@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from fedproto import registry
+from fedproto.bank import PROTOTYPES, START, Prototypes, read_prototypes
 from fedproto.client import Training
 from fedproto.config import AUTO, Config, configure, read_toml, resolve_auto
 from fedproto.data import Places, Source, from_clients
@@ -33,6 +34,7 @@ from fedproto.partitions import Portion
 from fedproto.rounds import Course, Progress, RoundResult, Schedule, run_rounds, summary
 from fedproto.runfolder import RunFolder
 from fedproto.types import Algorithm, Tree
+from fedproto.vocabulary import alike
 
 FROM_PYTHON = Part("python")  # stands in a configuration for arrays and modules that no file can name
 
@@ -107,18 +109,23 @@ class Experiment:
     def _together(
         cls, configs: Sequence[Config], algorithm: Algorithm, federations: Sequence[Federation]
     ) -> list[Experiment]:
-        progresses = [Progress.start(federation, algorithm) for federation in federations]
+        pairs = zip(configs, federations, strict=True)
+        progresses = [_start(config, federation, algorithm) for config, federation in pairs]
         trainings = [Training(c.batch, c.lr, c.momentum, c.epochs, c.last_batch, c.seed) for c in configs]
         resolved, plan, notices = resolve(configs[0], federations, algorithm, trainings)
         engine = build_engine(resolved, plan, federations, algorithm, trainings)
         settled = {name: getattr(resolved, name) for name in ("engine", "device", "compile", "workers")}
+        notices += [sentence for federation in federations for sentence in alike(_meeting_names(federation))]
         return [
             cls(replace(config, **settled), algorithm, federation, engine, place, progress, notices)
             for place, (config, federation, progress) in enumerate(zip(configs, federations, progresses, strict=True))
         ]
 
     def new_folder(self, out: str | Path) -> RunFolder:
-        return RunFolder.create(Path(out), self.config.toml(), self.federation.partition)
+        folder = RunFolder.create(Path(out), self.config.toml(), self.federation.partition)
+        if self.config.prototypes is not None:  # a copy: the file named may change while this run goes on
+            folder.write_tensors(START, self.progress.server, named(self.federation.classes))
+        return folder
 
     def execute(self, folder: RunFolder | None = None, on_round: OnRound | None = None) -> Result:
         """Run from where it stands to the last round."""
@@ -132,9 +139,9 @@ class Experiment:
     def _write_round(self, folder: RunFolder, result: RoundResult) -> None:
         folder.add_metrics(result.line())
         if result.round == self.config.rounds or result.round % max(1, self.config.checkpoint_every) == 0:
-            self._write_checkpoint(folder)
+            self.write_checkpoint(folder)
 
-    def _write_checkpoint(self, folder: RunFolder) -> None:
+    def write_checkpoint(self, folder: RunFolder) -> None:
         if self.config.checkpoint_every == 0:
             return
         clients = {f"client.{name}": value for name, value in self.engine.export(self.place).items()}
@@ -154,15 +161,17 @@ class Experiment:
             raise RunFolderError(f"the checkpoint in {folder.path} lacks {error}: it belongs to another run") from error
 
     def _finish(self, folder: RunFolder | None, lines: list[dict[str, Any]], clients: Tree) -> Result:
-        has_prototypes = "prototypes" in self.progress.server
-        prototypes = {name: value.cpu() for name, value in self.progress.server.items()} if has_prototypes else {}
+        has_prototypes = {"prototypes", "known"} <= self.progress.server.keys()
+        server = self.progress.server
+        prototypes = {name: server[name].cpu() for name in ("prototypes", "known")} if has_prototypes else {}
         path = folder.path if folder else None
         result = Result(self._contents(lines, clients), lines, prototypes, self.client_states(), path)
         if folder:
             if prototypes:
-                metadata = {"classes": "\n".join(self.federation.classes)}
                 local = self.progress.memory.local_prototypes()
-                folder.write_tensors("prototypes.safetensors", prototypes | local, metadata)
+                weighting = self.config.algorithm.options.get("weighting")  # which a newcomer must know to be weighed
+                metadata = named(self.federation.classes) | ({"weighting": weighting} if weighting else {})
+                folder.write_tensors(PROTOTYPES, prototypes | local, metadata)
             folder.write_json("result.json", result.data)
         return result
 
@@ -275,7 +284,7 @@ def _checkpoint_if_left(pairs: Sequence[tuple[Experiment, RunFolder | None]]) ->
     except BaseException:
         for each, folder in pairs:
             if folder:
-                each._write_checkpoint(folder)
+                each.write_checkpoint(folder)
         raise
 
 
@@ -368,7 +377,7 @@ def _refuse_partition(options: dict[str, Any], clients: int) -> None:
             raise ConfigError(f"{key!r} has no meaning for a list of arrays, which says what each client has")
 
 
-def reopen(folder: RunFolder) -> tuple[Experiment, RunFolder]:
+def reopen(folder: RunFolder, loaded: dict[str, Source] | None = None) -> tuple[Experiment, RunFolder]:
     """The experiment of a run folder, standing where its checkpoint left it, and the folder."""
     path = folder.path
     settings = read_toml(path / "config.toml")
@@ -377,7 +386,12 @@ def reopen(folder: RunFolder) -> tuple[Experiment, RunFolder]:
             f"{path} was started from Python with arrays or modules of its own, so it cannot be resumed here"
         )
     settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
-    experiment = Experiment.prepare(configure({k: v for k, v in settings.items() if not k.startswith("partition.")})[0])
+    if (path / START).exists():
+        settings["prototypes"] = str(path / START)
+    if folder.checkpoint_round():  # everybody's weights are in it, so the file they began with may be gone
+        settings.pop("initial", None)
+    config = configure({k: v for k, v in settings.items() if not k.startswith("partition.")})[0]
+    experiment = Experiment.prepare(config, loaded=loaded)
     experiment.restore(folder)
     return experiment, folder
 
@@ -388,18 +402,49 @@ def _federation(
     """The federation a configuration describes, and the configuration with what was left open filled in."""
     sources, portions, config = _given(data, config) if data is not None else _shared_out(config, loaded)
     models, config = _models(modules, sources, algorithm, config)
+    given = _given_prototypes(config)
+    if given is not None and config.dim not in (None, given.values.shape[1]):
+        raise ConfigError(f"dim is {config.dim}, but the prototypes have {given.values.shape[1]} values: leave it out")
     federation = assemble(
         sources,
         portions,
         models,
-        dim=config.dim,
+        dim=given.values.shape[1] if given else config.dim,
         seed=config.seed,
         device=device_of(config.device),
         dtype=torch.float64 if config.precision == "float64" else torch.float32,
         start=config.start,
+        known=given.classes if given else (),
+        weights=Path(config.initial) if config.initial else None,
     )
     _refuse_mixed(federation, algorithm)
     return federation, config
+
+
+def _given_prototypes(config: Config) -> Prototypes | None:
+    return read_prototypes(Path(config.prototypes)) if config.prototypes is not None else None
+
+
+def _start(config: Config, federation: Federation, algorithm: Algorithm) -> Progress:
+    """Where a federation stands before its first round: at nothing, or at the prototypes it was given."""
+    progress, given = Progress.start(federation, algorithm), _given_prototypes(config)
+    if given is None:
+        return progress
+    if not {"prototypes", "known"} <= progress.server.keys():
+        raise ConfigError(f"{algorithm.name} has no prototypes to start from: `prototypes` is for fedproto")
+    placed, like = given.over(federation.classes), progress.server["prototypes"]
+    server = {"prototypes": placed.values.to(like), "known": placed.known.to(like)}
+    progress.server |= server | ({"given": server["known"]} if "given" in progress.server else {})
+    return progress
+
+
+def named(classes: tuple[str, ...]) -> dict[str, str]:
+    return {"classes": "\n".join(classes)}
+
+
+def _meeting_names(federation: Federation) -> tuple[str, ...]:
+    """The names of a federation of several sources; one source alone knows what it calls its classes."""
+    return federation.classes if len({member.dataset for member in federation.members}) > 1 else ()
 
 
 def _shared_out(config: Config, loaded: dict[str, Source]) -> tuple[list[Source], list[Portion], Config]:
@@ -430,7 +475,7 @@ def _models(
             raise ConfigError(f"model must be text, a module, or a list of {len(sources)} modules, one a client")
         return list(given), replace(config, model=(FROM_PYTHON,))
     parts = _parts_of_models(sources, algorithm, config)
-    return list(parts), replace(config, model=tuple(_in_runs(parts)))
+    return list(parts), replace(config, model=tuple(in_runs(parts)))
 
 
 def _parts_of_models(sources: list[Source], algorithm: Algorithm, config: Config) -> list[Part]:
@@ -447,7 +492,7 @@ def _parts_of_models(sources: list[Source], algorithm: Algorithm, config: Config
     return parts
 
 
-def _in_runs(parts: list[Part]) -> list[Part]:
+def in_runs(parts: list[Part]) -> list[Part]:
     """Equal neighbours as one part with a count, for the configuration file."""
     runs = [(part, len(list(equal))) for part, equal in itertools.groupby(parts)]
     return [runs[0][0]] if len(runs) == 1 else [replace(part, count=count) for part, count in runs]

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +21,11 @@ from fedproto import randomness, registry
 from fedproto.data import Source, Split
 from fedproto.dropout import Dropped, hand_in_dropout
 from fedproto.errors import ConfigError, DataError
-from fedproto.models import Fit
+from fedproto.models import Fit, with_body
 from fedproto.options import Part
 from fedproto.partitions import Pool, Portion
 from fedproto.partitions.file import stamp
+from fedproto.preparation import Preparation
 from fedproto.types import Task, Tree
 
 
@@ -49,6 +51,7 @@ class Member:
     classes: tuple[int, ...]
     train: Examples
     test: Examples
+    preparation: Preparation  # what was done to its inputs
     border: Tensor | None  # black, normalised, per channel: what random crops see beyond the edge; None: no crops
 
 
@@ -143,12 +146,17 @@ def assemble(
     device: torch.device,
     dtype: torch.dtype,
     start: str = "shared",
+    known: tuple[str, ...] = (),
+    weights: Path | None = None,
 ) -> Federation:
-    """The federation of clients given by their source, rows and model, in order."""
-    names = tuple(dict.fromkeys(name for source in sources for name in source.classes))
+    """The federation of clients given by their source, rows and model, in order.
+
+    `known` are classes that somebody else already has; they come first. `weights` are a file's, for all bodies.
+    """
+    names = tuple(dict.fromkeys((*known, *(name for source in sources for name in source.classes))))
     trains = _examples(sources, [p.train for p in portions], "train", names, device, dtype)
     tests = _examples(sources, [p.test for p in portions], "test", names, device, dtype)
-    modules = _Modules(dim, len(names), seed, device, dtype, start)
+    modules = _Modules(dim, len(names), seed, device, dtype, start, weights)
     members = []
     for number, (source, train, test, model) in enumerate(zip(sources, trains, tests, models, strict=True)):
         for part, examples in (("training", train), ("test", test)):
@@ -158,7 +166,10 @@ def assemble(
         classes = tuple(train.y[train.rows].unique().tolist())
         border = _border(source, device, dtype) if source.augment else None
         name = _model_name(model)
-        members.append(Member(number, source.name, name, module, dropped, initial, classes, train, test, border))
+        prepared = source.preparation
+        members.append(
+            Member(number, source.name, name, module, dropped, initial, classes, train, test, prepared, border)
+        )
     partition = _partition(sources, portions, names, members)
     task = Task(len(names), modules.agreed_dim(members), len(members), seed)
     return Federation(names, tuple(members), task, partition)
@@ -245,10 +256,17 @@ class _Modules:
     """Builds each architecture once: its clients share the module and, unless `start` is own, its initial weights."""
 
     def __init__(
-        self, dim: int | None, classes: int, seed: int, device: torch.device, dtype: torch.dtype, start: str
+        self,
+        dim: int | None,
+        classes: int,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        start: str,
+        weights: Path | None,
     ) -> None:
         self.dim, self.classes, self.seed, self.device, self.dtype = dim, classes, seed, device, dtype
-        self.start = start
+        self.start, self.weights = start, weights
         self.built: dict[Any, tuple[nn.Module, tuple[Dropped, ...], Tree]] = {}
         self.dims: dict[nn.Module, int] = {}
 
@@ -263,13 +281,16 @@ class _Modules:
             module = module.to(self.device, self.dtype)
             _separate(module, set())
             dim = self._probe(module, examples, client)
-            initial = _state(module)
+            initial = self._initial(module)
             module, dropped = hand_in_dropout(module, examples.x[examples.rows[:1]])
             self.dims[module] = dim
             self.built[name] = module, dropped, initial
         if self.start == "own" and isinstance(model, Part):
-            return *self.built[name][:2], _state(self._build(model, shape, client).to(self.device, self.dtype))
+            return *self.built[name][:2], self._initial(self._build(model, shape, client).to(self.device, self.dtype))
         return self.built[name]
+
+    def _initial(self, module: nn.Module) -> Tree:
+        return with_body(_state(module), self.weights) if self.weights else _state(module)
 
     def _build(self, model: Part, shape: tuple[int, ...], *client: int) -> nn.Module:
         """The model with its initial weights: those of its architecture, or a client's own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import re
 import types
 import typing
@@ -56,9 +57,9 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy or torch
         value = value.item()
     if origin is Annotated:
-        number = convert(name, value, args[0])
         if isinstance(args[1], FilePath):
-            return str(Path(number).absolute())
+            return str(Path(convert(name, str(value) if isinstance(value, os.PathLike) else value, args[0])).absolute())
+        number = convert(name, value, args[0])
         if not args[1].accept(number):
             raise ConfigError(f"{name} must be {_describe(kind)}, not {value!r}")
         return number

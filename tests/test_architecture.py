@@ -19,19 +19,23 @@ ROOT = Path(fedproto.__file__).parent
 
 #: From the ground up. A module may import what stands in an earlier row, and, in a folder, its own folder.
 LAYERS = [
-    {"errors", "randomness", "types"},
-    {"dropout", "options", "prototypes", "trees", "wire"},
+    {"errors", "randomness", "types", "vocabulary"},
+    {"dropout", "options", "preparation", "prototypes", "trees", "wire"},
     {"algorithms", "data", "models", "partitions", "registry"},
     {"federation", "config", "runfolder"},
-    {"client"},
+    {"bank", "client"},
     {"engines"},
     {"rounds"},
     {"experiment"},
-    {"bench", "sweep", "tracking"},
+    {"bench", "sweep", "tracking", "trained"},
+    {"export", "extending", "inputs", "joining", "rejection"},
+    {"inference"},
     {"report"},
     {"reproduce"},
     {"__init__"},
     {"console"},
+    {"cli_shared"},
+    {"cli_after"},
     {"cli"},
     {"__main__"},
 ]

@@ -380,7 +380,8 @@ def test_a_configuration_written_out_says_everything(tmp_path: Path) -> None:
         part = getattr(only({"model": "cnn"}), kind)
         options = (part[0] if isinstance(part, tuple) else part).options
         assert {f"{kind}.{name}" for name in options} <= set(written)
-    assert RUN_FIELDS - {"dim", "data_dir", "stack", "workers"} <= set(written)
+    unsaid = {"dim", "data_dir", "initial", "prototypes", "stack", "workers"}  # that are none
+    assert RUN_FIELDS - unsaid <= set(written)
 
 
 def test_tables_name_a_plug_in_and_its_options(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 import fedproto
 from fedproto.config import configure, read_assignment
 from fedproto.data import Places
-from fedproto.data._catalogue import CATALOGUE
 from fedproto.errors import DataError
 from fedproto.experiment import Experiment
 from fedproto.reproduce.plan import targets
@@ -77,7 +76,9 @@ def test_every_command_in_the_readme_is_accepted(command):
     if words[0] == "reproduce":
         assert words[1] in (*targets(), "all") and set(words[2:]) <= {"--quick"}
     if words[0] != "run":
-        assert words[0] in ("list", "resume", "report", "reproduce")
+        # Those for a trained federation are run in test_tutorials.py.
+        after = ("predict", "join", "members", "extend", "export")
+        assert words[0] in ("list", "resume", "report", "reproduce", *after)
         return
     flags = dict(zip(words[1::2], words[2::2], strict=True))
     flags.pop("--out", None)
@@ -90,27 +91,6 @@ def test_every_command_in_the_readme_is_accepted(command):
             pytest.skip("no MNIST here")
     for config in configure(settings, assigned):
         assert Experiment.prepare(config).federation.members
-
-
-def indented(text):
-    """The fedproto commands of a document's indented lines, without their comments."""
-    return [line.partition("  #")[0].strip() for line in re.findall(r"^    (fedproto .*)$", text, re.MULTILINE)]
-
-
-@pytest.mark.parametrize("command", indented((ROOT / "docs" / "data.md").read_text()))
-def test_every_command_about_data_is_accepted(command):
-    """As far as it goes without the data: names, options and their types."""
-    words = shlex.split(command)[1:]
-    if words[0] == "data":
-        assert words[1] in ("get", "list", "check") and (words[1] != "get" or words[2] in CATALOGUE)
-        return
-    settings, assigned = {}, {}
-    for flag, value in zip(words[1::2], words[2::2], strict=True):
-        if flag == "--set":
-            assigned |= [read_assignment(value)]
-        else:
-            settings[flag.removeprefix("--").replace("-", "_")] = value
-    assert configure(settings, assigned)
 
 
 def test_the_readmes_sweep_is_one_stack_a_method(tmp_path):

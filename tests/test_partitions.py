@@ -216,6 +216,24 @@ def test_nway_without_shots_takes_the_data_sets_own_number():
     assert counts_of(pool, portion)[1].tolist() == [7, 7]
 
 
+@pytest.mark.parametrize(("classes", "ways"), [(1, 1), (2, 2), (3, 3), (6, 3)])
+def test_nway_without_ways_takes_three_or_as_many_as_there_are(classes, ways):
+    train = np.repeat(np.arange(classes), 60)
+    pool = a_pool(train=train, test=np.arange(classes), names=tuple("abcdef"[:classes]))
+    for portion in divide("nway", pool, stdev=0):
+        assert len(counts_of(pool, portion)[0]) == ways
+
+
+def test_nway_spreads_the_data_sets_own_shots_by_less_than_they_are():
+    """Around a shot of 1, a stdev of 2 would give out twice as many as the data set has to give."""
+    pool = a_pool(shots=1)
+    options = {"ways": 3, "stdev": 2}
+    assert {n for p in registry.build("partition", Part("nway", options), pool) for n in counts_of(pool, p)[1]} == {1}
+    for asked in ({"shots": 1}, {"shots_stdev": 2}):  # what is asked for is done
+        portions = registry.build("partition", Part("nway", options | asked), a_pool(20, shots=1))
+        assert {int(n) for p in portions for n in counts_of(pool, p)[1]} == {1, 2, 3}
+
+
 def test_nway_with_too_few_images_names_class_and_numbers():
     pool = a_pool(clients=3, names=("cat",), train=np.zeros(10, int), test=np.zeros(2, int))
     with pytest.raises(ConfigError, match="class 'cat' has 10 training images, but 12 are wanted"):

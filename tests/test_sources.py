@@ -5,16 +5,18 @@ import json
 import os
 import struct
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from command_line import fedproto as command
 from PIL import Image
 
 import fedproto
 from fedproto import federation as federations
 from fedproto import registry
 from fedproto.config import configure
-from fedproto.data import Places, hold_out
+from fedproto.data import Places, few, hold_out
 from fedproto.data._lazy import Images, Lazy
 from fedproto.data.mnist5k import _splits
 from fedproto.errors import ConfigError, FedProtoError, MissingExtra
@@ -167,6 +169,42 @@ def test_every_form_holds_the_same_rows_in_the_same_order(form, digits, tmp_path
         assert (split.x[np.arange(len(y))] == x).all()
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_thirty_images_of_two_classes_are_enough_for_the_defaults(form, tmp_path):
+    """Whatever the seed, neither class of 20 clients must run out; who asks for too much is told so."""
+    x, y = pixels(60, 28, 28), np.repeat([0, 1], 30)
+    source = build(FORMS[form](tmp_path, (x, y), (x, y)))
+    source = source if len(source.classes) == 2 else replace(source, classes=("0", "1"))  # as_hf and as_pfllib say ten
+    for seed in range(50):
+        portions = federations.divide([source] * 20, Part("nway"), seed)
+        assert all(len(np.unique(source.train.y[portion.train])) == 2 for portion in portions)
+    with pytest.raises(ConfigError, match="class '0' has 30 training images, but 100 are wanted: lower shots"):
+        federations.divide([source] * 20, Part("nway", {"shots": 5, "stdev": 0}), 0)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 19, 20, 39, 60, 99, 100, 120, 1000, 2040, 100_000])
+def test_few_shots_are_as_many_as_twenty_clients_can_have(rows):
+    """With nway's noise, up to two more, but less than as many again."""
+    found = few(np.repeat([0, 2], [rows, 200_000]) if rows else np.zeros(0, int))
+    most = [shots for shots in range(1, 101) if 20 * (shots + min(2, shots - 1)) <= rows]
+    assert found == max(most, default=1)
+
+
+def test_a_run_of_a_folder_of_a_very_long_name_needs_no_option(tmp_path, monkeypatch):
+    """Two classes of thirty images, and a name that leaves a run folder no room for the time and the method."""
+    monkeypatch.chdir(tmp_path)
+    name = write_folder(tmp_path / ("é" * 120), count=30, shape=(28, 28))
+    answer = command("run", "--dataset", name, "--rounds", "1")
+    assert answer.code == 0, answer.err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.endswith("é-fedproto") and len(folder.name.encode()) < 240
+
+
+def test_clients_without_a_name_are_refused(tmp_path):
+    np.savez(tmp_path / "own.npz", x=pixels(4, 2), y=[0, 0, 1, 1], client=["a", "a", "", "b"])
+    assert "has an empty client or writer id in row 2" in refusal(f"npz:{tmp_path}/own.npz")
+
+
 # --- arrays that stay on disk -----------------------------------------------------------------------------------------
 
 
@@ -219,6 +257,51 @@ def test_folder_with_train_alone_holds_out_too(tmp_path):
 
 def test_folder_classes_may_be_called_test(tmp_path):
     assert build(write_folder(tmp_path, classes=("live", "test"))).classes == ("live", "test")
+
+
+def test_folder_refuses_a_class_called_train(tmp_path):
+    message = refusal(write_folder(tmp_path, classes=("plane", "train")))
+    assert "train holds images, but no folder a class: put them in" in message
+    assert "train/CLASS, and call no class 'train', which names a set" in message
+
+
+@pytest.mark.parametrize("name", ["test", "val"])
+def test_folder_refuses_test_images_without_classes_or_without_a_training_set(tmp_path, name):
+    write_folder(tmp_path / "a" / "train")
+    write_folder(tmp_path / "a", classes=(name,))
+    assert f"a/{name} holds images, but no folder a class" in refusal(f"folder:{tmp_path}/a")
+    write_folder(tmp_path / "b")
+    write_folder(tmp_path / "b" / name)
+    message = refusal(f"folder:{tmp_path}/b")
+    assert f"b/{name} holds a folder a class, but there is no" in message and "b/train to train with" in message
+
+
+def test_folder_refuses_a_class_that_only_the_test_set_has(tmp_path):
+    write_folder(tmp_path / "train")
+    write_folder(tmp_path / "test", classes=("cat", "owl"))
+    message = refusal(f"folder:{tmp_path}")
+    assert "test/owl holds a class that" in message and "train has no image of: add some, or remove it" in message
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_folder_tests_with_the_validation_set_where_there_is_no_test_set(tmp_path, name):
+    write_folder(tmp_path / "train", count=5)
+    write_folder(tmp_path / name, count=3)
+    source = build(f"folder:{tmp_path}")
+    assert (len(source.train.y), len(source.test.y)) == (10, 6)
+    write_folder(tmp_path / "test", count=2)
+    assert len(build(f"folder:{tmp_path}").test.y) == 4
+
+
+def test_folder_names_that_are_no_text_are_refused(tmp_path):
+    """A byte that is no UTF-8, in a class's name and in the path's."""
+    try:
+        name = write_folder(tmp_path, classes=("cat", os.fsdecode(b"do\xff")))
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    assert r"has a class 'do\udcff', which holds half a character and cannot be written in UTF-8" in refusal(name)
+    message = refusal(write_folder(tmp_path / os.fsdecode(b"\xff")))
+    assert r"\udcff', which holds half a character" in message and message.isascii()
 
 
 @pytest.mark.parametrize("end", ["png", "PNG", "bmp", "gif", "jpg", "jpeg", "webp"])

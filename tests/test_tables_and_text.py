@@ -215,6 +215,8 @@ BAD_TABLES = [
     (b"a,label\n1,x\n\n2,x,9\n", {}, "own.csv, line 4 has 3 values, but the header names 2 columns"),
     (b"a,label\n1,x\n2\n", {}, "own.csv, line 3 has 1 values, but the header names 2 columns"),
     (b"a,label\n1,x\n2,\n", {}, "own.csv, line 3 has no label"),
+    (b"a,client,label\n1,p,x\n2,,x\n", {}, "own.csv, line 3 has no client: fill in column 'client', or name it in"),
+    (b"a,who,label\n1,p,x\n2,NA,x\n", {"client": "who"}, "own.csv, line 3 has no client: fill in column 'who'"),
     (b"a,label\n1,x\n2,x\n3,y\n", {}, "class 'y' has one row, but two are needed, one to train and one to test with"),
     (b"a,label\n1,x\n2,x\nnan,x\n", {}, "line 4: column 'a' holds 'nan', which is no finite number; leave empty"),
     (b"a,label\n1,x\n-inf,x\n2,x\n", {}, "line 3: column 'a' holds '-inf', which is no finite number"),
@@ -335,6 +337,13 @@ def test_text_keeps_the_most_frequent_words(tmp_path):
     assert source.train.x.tolist() == known and source.model == "textcnn(words=3)"
 
 
+def test_text_of_a_table_may_be_as_long_as_a_book(tmp_path):
+    """Python's csv reader would stop at 131,072 characters."""
+    lines = [("dog " * 50_000, "dog"), ("cat " * 50_000, "cat")] * 2
+    source = build(f"text:{write(tmp_path / 'own.csv', as_csv(lines))}", length=3)
+    assert sorted(source.train.x.tolist()) == [[2, 2, 2], [3, 3, 3]]
+
+
 def test_text_ids_travel_exactly(tmp_path):
     source = build(text_folder(tmp_path, "jsonl"), length=5)
     assert source.tensor(source.train, np.arange(4)).tolist() == ROWS
@@ -363,6 +372,10 @@ BAD_TEXTS = [
     ("own.jsonl", '{"label": "a", "text": 3.5}\n', "own.jsonl has no column 'text': it has label"),
     ("own.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}\n', "line 2 has no 'label' that is a text or a whole"),
     ("own.jsonl", '{"text": "a", "label": ""}\n', "own.jsonl, line 1 has no label"),
+    ("own.jsonl", '{"text": "a", "label": "x"}\n{"text": "a", "label": "\\ud83d"}\n', "own.jsonl, line 2 has the label "
+     r"'\ud83d', which holds half a character and cannot be written in UTF-8"),
+    ("own.jsonl", '{"text": "a", "label": "x", "client": " "}\n', "own.jsonl, line 1 has no client: fill in 'client'"),
+    ("own.csv", "text,label,client\na,x,p\nb,x,\n", "own.csv, line 3 has no client: fill in 'client', or leave it out"),
     ("own.jsonl", '{"text": "a", "label": "x"}\n', "class 'x' has one row, but two are needed"),
     ("own.jsonl", '{"text": "!", "label": "x"}\n{"text": "?", "label": "x"}\n', "no word in its training texts"),
     ("own.jsonl", "", "own.jsonl holds no text"),

@@ -18,6 +18,7 @@ def fedproto(
     regularise: Literal["sample", "class"] = "sample",
     collect: Literal["after", "during"] = "after",
     absent: Literal["remember", "drop"] = "remember",
+    fixed: bool = False,
 ) -> Algorithm:
     """Exchange class means instead of weights (Tan et al. 2022, Algorithm 1).
 
@@ -29,13 +30,15 @@ def fedproto(
 
     `collect="during"` takes the embeddings as they pass in the last epoch instead of after training. Absent members
     still count with their last upload (`absent="remember"`) or do not (`"drop"`); a class of which nobody speaks
-    keeps its prototype.
+    keeps its prototype. With `fixed`, the prototypes a run starts from stay as they are, as for somebody who joins a
+    federation; only classes that had none get theirs from the uploads.
     """
     penalty = {"sample": _of_samples, "class": _of_classes}[regularise]
 
     def init(params: Tree, task: Task) -> Tree:
         like = next(value for value in params.values() if value.is_floating_point())
-        return {"prototypes": like.new_zeros(task.classes, task.dim), "known": like.new_zeros(task.classes)}
+        given = {"given": like.new_zeros(task.classes)} if fixed else {}
+        return {"prototypes": like.new_zeros(task.classes, task.dim), "known": like.new_zeros(task.classes)} | given
 
     def send(server: Tree, classes: Tensor) -> Tree:
         return {"prototypes": server["prototypes"], "known": server["known"] * classes}
@@ -55,7 +58,9 @@ def fedproto(
         if weighting == "eq6":
             holders = uploads.weights["holders"].sum(0).clamp(min=1)
             prototypes = torch.where(spoken[:, None], prototypes / holders[:, None], prototypes)
-        return {"prototypes": prototypes, "known": torch.where(spoken, 1, server["known"])}
+        if fixed:
+            prototypes = torch.where(server["given"][:, None] > 0, server["prototypes"], prototypes)
+        return server | {"prototypes": prototypes, "known": torch.where(spoken, 1, server["known"])}
 
     def predict(step: Step) -> Tree:
         received = step.received

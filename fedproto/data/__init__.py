@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedproto import randomness
 from fedproto.data._lazy import Lazy
 from fedproto.errors import ConfigError, DataError
+from fedproto.preparation import Preparation
 
 CHUNK = 1 << 24  # values looked at in one go
 
@@ -56,8 +56,11 @@ class Source:
     shots: int = 100
 
     def __post_init__(self) -> None:
+        refuse_unwritable("the data set is called", self.name)
         if len(set(self.classes)) < len(self.classes):  # members share class names, so two would become one
             raise DataError(f"{self.name} names a class twice: {', '.join(self.classes)}")
+        for name in self.classes:
+            refuse_unwritable(f"{self.name} has a class", name)
         for part, split in (("training", self.train), ("test", self.test)):
             check(f"{self.name}: the {part} set", split, len(self.classes))
         self._check_inputs()
@@ -75,12 +78,13 @@ class Source:
 
     def tensor(self, split: Split, index: np.ndarray) -> Tensor:
         """Rows of a split as the model sees them: float32, channels first, normalised."""
-        x = torch.from_numpy(split.x[index].astype(np.float32))  # a copy; and numpy knows types torch does not
-        if x.dim() == 3:
-            x = x[:, None]
-        shape = (-1,) + (1,) * (x.dim() - 2)
-        mean, std = torch.tensor(self.mean).reshape(shape), torch.tensor(self.std).reshape(shape)
-        return x.div_(self.scale).sub_(mean).div_(std)  # in place: a million images fill memory once
+        x = split.x[index].astype(np.float32)  # a copy; and numpy knows types torch does not
+        return self.preparation.normalised(x.reshape(-1, *self.preparation.shape))
+
+    @property
+    def preparation(self) -> Preparation:
+        shape = self.train.x.shape[1:]
+        return Preparation((1, *shape) if len(shape) == 2 else shape, tuple(self.mean), tuple(self.std), self.scale)
 
 
 def check(where: str, split: Split, classes: int) -> None:
@@ -96,6 +100,8 @@ def check(where: str, split: Split, classes: int) -> None:
         raise DataError(f"{where} has a client or writer id that is not a number")
     if split.writer is not None and len(split.writer) != len(split.y):
         raise DataError(f"{where} has {len(split.y)} labels but {len(split.writer)} client or writer ids")
+    if split.writer is not None and split.writer.dtype.kind == "U" and (split.writer == "").any():
+        raise DataError(f"{where} has an empty client or writer id in row {np.flatnonzero(split.writer == '')[0]}")
     if len(split.y) and not (split.y.min() >= 0 and split.y.max() < classes):
         wrong = split.y[(split.y < 0) | (split.y >= classes)][0]
         raise DataError(f"{where} has a label {wrong}, out of range: there are {classes} classes, 0 to {classes - 1}")
@@ -115,6 +121,23 @@ def _not_finite(x: np.ndarray | Lazy) -> int | None:
         if not finite.all():
             return start + int(np.argwhere(~finite)[0][0])
     return None
+
+
+def refuse_unwritable(where: str, name: str) -> None:
+    """Names go into files in UTF-8, which has no form for a lone surrogate: half an emoji of JSON, or a stray byte."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where} {name!r}, which holds half a character and cannot be written in UTF-8") from error
+
+
+def few(y: np.ndarray) -> int:
+    """Rows a class and client, 100 or fewer, so that the smallest class is enough for twenty clients that all have it.
+
+    `nway` gives a client up to two more, but never twice as many.
+    """
+    share = int(np.unique(y, return_counts=True)[1].min(initial=len(y))) // 20
+    return min(100, max(1, (share + 1) // 2, share - 2))
 
 
 def hold_out(y: np.ndarray, share: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
@@ -141,7 +164,8 @@ def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split], **opti
         raise DataError(f"{name} has training inputs of type {train.x.dtype} but test inputs of {test.x.dtype}")
     model = "cnn" if train.x.ndim >= 3 else "mlp"
     scale = 255.0 if train.x.dtype == np.uint8 else 1.0
-    return Source(name, classes, train, test, scale=scale, model=model, mixed_model=f"{model}-mh", **options)
+    mixed, shots = f"{model}-mh", few(train.y)
+    return Source(name, classes, train, test, scale=scale, model=model, mixed_model=mixed, shots=shots, **options)
 
 
 def from_clients(clients: Sequence) -> list[Source]:
@@ -197,6 +221,11 @@ class Places:
                     return folder / candidate
         looked = ", ".join(str(folder) for folder in self.folders())
         raise DataError(f"{candidates[0]} was not found in {looked}: put it there, or name a folder with --data-dir")
+
+
+def folders_in(path: Path) -> list[Path]:
+    """Those that are not hidden, by name."""
+    return sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
 
 
 DIGITS = tuple("0123456789")

@@ -76,14 +76,14 @@ def decode(files: Sequence[Named], shape: tuple[int, int], mode: str, resize: bo
 
 
 def _pixels(file: str | Path | BinaryIO, where: str, mode: str) -> Image.Image:
-    with _opened(file, where) as image:
+    with opened(file, where) as image:
         try:
             return image.convert(mode)
         except Exception as error:  # a damaged file can fail in any way
             raise DataError(f"{where} is damaged: {error}") from error
 
 
-def _opened(file: str | Path | BinaryIO, where: str) -> Image.Image:
+def opened(file: str | Path | BinaryIO, where: str) -> Image.Image:
     try:
         image = Image.open(file)
     except Exception as error:
@@ -101,7 +101,7 @@ def agreed(files: Iterable[Named], size: int | None, grey: bool | None) -> tuple
     """
     shape, coloured = (size, size) if size else None, grey is False
     for file, where in files if size is None or grey is None else ():
-        with _opened(file, where) as image:
+        with opened(file, where) as image:
             found = (image.height, image.width)
             coloured |= grey is None and image.mode not in GREY
         shape = shape or found

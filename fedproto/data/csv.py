@@ -11,7 +11,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, hold_out
+from fedproto.data import Places, Source, Split, few, hold_out, refuse_unwritable
 from fedproto.errors import DataError, unknown
 
 LABELS = ("label", "class", "target", "y")  # what a column of classes is usually called
@@ -20,6 +20,8 @@ NA = ("NA", "?")  # missing, as an empty value is
 MOST_CATEGORIES = 1000  # of a column: each becomes an input
 LONGEST = 1000  # characters of a value: every value of a column takes as much room as its longest
 CHUNK = 10_000  # rows that are Python's own texts at a time, which take ten times the room of an array
+
+delimited.field_size_limit(2**31 - 1)  # Python's own is 131,072 characters, and a text may be longer
 
 
 def csv(
@@ -43,7 +45,7 @@ def csv(
         )
     names, y, rows = labelled(path, inputs.pop(chosen).tolist(), table.cut, table.place)
     x = np.concatenate([_inputs(table, name, values, rows[0]) for name, values in inputs.items()], 1)
-    writer = table.columns[whose] if whose else None
+    writer = table.clients(whose) if whose else None
     train, test = (Split(x, y, writer).rows(part) for part in rows)
     shots = few(train.y)
     return Source(f"csv:{path}", names, train, test, scale=1.0, model="mlp", mixed_model="mlp-mh", shots=shots)
@@ -147,6 +149,12 @@ class Table(NamedTuple):
             raise unknown(f"column of {self.files[0][0]}", name, self.columns)
         return name
 
+    def clients(self, name: str) -> np.ndarray:
+        missing = np.flatnonzero(self.columns[name] == "")
+        if len(missing):
+            raise DataError(f"{self.place(missing[0])} has no client: fill in column {name!r}, or name it in `ignore`")
+        return self.columns[name]
+
     def place(self, row: int) -> str:
         """Where a row stands, for people."""
         for path, lines in self.files:
@@ -195,6 +203,8 @@ def labelled(
     foreign = next((row for row, label in enumerate(labels) if label not in number), None)
     if foreign is not None:
         raise DataError(f"{place(foreign)} has the label {labels[foreign]!r}, which no training row has")
+    for name in names:
+        refuse_unwritable(f"{place(labels.index(name))} has the label", name)
     y = np.array([number[label] for label in labels], np.int64)
     if cut is not None:
         return names, y, (np.arange(cut), np.arange(cut, len(y)))
@@ -204,11 +214,6 @@ def labelled(
             f"{where}: class {names[single[0]]!r} has one row, but two are needed, one to train and one to test with"
         )
     return names, y, hold_out(y)
-
-
-def few(y: np.ndarray) -> int:
-    """Rows a class and client so that each of twenty clients may have some of the smallest class."""
-    return int(np.clip(np.bincount(y).min() // 20, 1, 100))
 
 
 # --- columns as inputs

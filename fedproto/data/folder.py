@@ -2,11 +2,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, from_arrays
+from fedproto.data import Places, Source, Split, folders_in, from_arrays
 from fedproto.data._lazy import Images, agreed
 from fedproto.errors import DataError
 from fedproto.options import Count, Positive
 
+TESTS = ("test", "val", "valid", "validation")  # what a test set may be called; the first that is there is taken
 ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
@@ -22,14 +23,16 @@ def folder(
 ) -> Source:
     """Image files, one folder a class, in `train` and `test` where these are there; they stay on disk until used.
 
-    Classes are the folders' names, sorted. Without `test`, a seeded fifth of each class is held out. `size` resizes all
-    images to size x size; `grey` makes them grey or coloured: left open, they are grey if all files are. Bytes are
-    divided by 255; then (x − mean) / std, per channel.
+    Classes are the folders' names, sorted. Without `test`, `val`, `valid` or `validation` is the test set, or else a
+    seeded fifth of each class is held out. `size` resizes all images to size x size; `grey` makes them grey or
+    coloured: left open, they are grey if all files are. Bytes are divided by 255; then (x − mean) / std, per channel.
     """
-    root = Path(path)
-    parts = [root / part for part in ("train", "test") if (root / "train").is_dir() and (root / part).is_dir()]
-    found = [_classes(part) for part in parts or [root]]
-    names = tuple(sorted({name for classes in found for name in classes}))
+    parts = _parts(Path(path))
+    found = [_classes(part) for part in parts]
+    names = tuple(sorted(found[0]))
+    for name in found[-1]:
+        if name not in found[0]:
+            raise DataError(f"{parts[-1] / name} holds a class that {parts[0]} has no image of: add some, or remove it")
     files = [[file for name in names for file in classes.get(name, ())] for classes in found]
     labels = [np.repeat(np.arange(len(names)), [len(classes.get(name, ())) for name in names]) for classes in found]
     shape, mode = agreed(((file, file) for part in files for file in part), size, grey)
@@ -37,16 +40,37 @@ def folder(
     return from_arrays(f"folder:{path}", names, splits, mean=mean, std=std, augment=augment)
 
 
+def _parts(root: Path) -> list[Path]:
+    """The whole, or training and test."""
+    tests = [root / name for name in TESTS if (root / name).is_dir()]
+    if not (root / "train").is_dir():
+        for part in tests:
+            if not _images_in(part) and any(_images_in(each) for each in folders_in(part)):
+                raise DataError(f"{part} holds a folder a class, but there is no {root / 'train'} to train with")
+        return [root]
+    return [root / "train", *tests[:1]]
+
+
 def _classes(root: Path) -> dict[str, list[str]]:
     """The image files of each class, sorted; as text, since a million paths are large objects."""
     try:
-        folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        files = {entry.name: sorted(_images_in(entry)) for entry in folders_in(root)}
+        if not any(files.values()):
+            raise _without_classes(root)
     except OSError as error:
-        raise DataError(f"{root} is no folder that can be read: {error.strerror}") from error
-    files = {entry.name: sorted(str(file) for file in entry.iterdir() if _is_image(file)) for entry in folders}
-    if not any(files.values()):
-        raise DataError(f"{root} holds no images: it needs a folder a class with files that end in {', '.join(ENDS)}")
+        raise DataError(f"{error.filename} is no folder that can be read: {error.strerror}") from error
     return {name: images for name, images in files.items() if images}
+
+
+def _without_classes(root: Path) -> DataError:
+    if not _images_in(root):
+        return DataError(f"{root} holds no images: it needs a folder a class with files that end in {', '.join(ENDS)}")
+    hint = f", and call no class {root.name!r}, which names a set" if root.name in ("train", *TESTS) else ""
+    return DataError(f"{root} holds images, but no folder a class: put them in {root / 'CLASS'}{hint}")
+
+
+def _images_in(folder: Path) -> list[str]:
+    return [str(file) for file in folder.iterdir() if _is_image(file)]
 
 
 def _is_image(file: Path) -> bool:

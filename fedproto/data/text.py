@@ -9,8 +9,8 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split
-from fedproto.data.csv import LABELS, few, labelled, opened, parts_of, read_rows, usual
+from fedproto.data import Places, Source, Split, few, folders_in
+from fedproto.data.csv import LABELS, labelled, opened, parts_of, read_rows, usual
 from fedproto.errors import DataError, unknown
 from fedproto.options import Bounds, Count
 
@@ -80,11 +80,6 @@ def _ids(texts: Sequence[str], known: dict[str, int], length: int) -> np.ndarray
 _WANTED = "a folder must hold one folder of .txt files a class, or train and test, each such a folder or a file"
 
 
-def folders_in(path: Path) -> list[Path]:
-    """Those that are not hidden, by name."""
-    return sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
-
-
 def _parts(path: Path) -> list[Path]:
     """The whole, or training and test."""
     if not path.is_dir() or any(each.name not in ("train", "test") for each in folders_in(path)):
@@ -142,6 +137,8 @@ def _chosen(path: Path, rows: Iterator[tuple[int, dict[str, str]]], label: str |
         if missing:
             raise DataError(f"{path}, line {line} has no {missing[0]!r} that is a text or a whole number")
         client = row[of[2]].strip() if of[2] is not None else None
+        if client == "":
+            raise DataError(f"{path}, line {line} has no client: fill in {of[2]!r}, or leave it out of every line")
         yield Document(row[of[0]], row[of[1]].strip(), client, f"{path}, line {line}")
 
 

@@ -5,9 +5,15 @@ A model of ours is a `body`, which embeds, and a `head`, which decides; its laye
 """
 
 from collections import OrderedDict
+from pathlib import Path
 from typing import NamedTuple
 
+import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from fedproto.errors import ConfigError
+from fedproto.types import Tree
 
 #: Mixes of architectures by name: the clients are dealt to them in equal blocks, in order.
 PRESETS = {
@@ -46,3 +52,31 @@ def assemble(layers: dict[str, nn.Module], width: int, last: dict[str, nn.Module
         body["project"] = nn.Linear(width, dim)
     head: dict[str, nn.Module] = last | {name: nn.Linear(dim, fit.classes)}
     return Classifier(nn.Sequential(OrderedDict(body)), nn.Sequential(OrderedDict(head)))
+
+
+def with_body(initial: Tree, path: Path) -> Tree:
+    """A model's initial state with its body's tensors out of a file; names as in the model, or without `body.`.
+
+    The head stays as drawn: its rows belong to the classes of those who trained it.
+    """
+    stored, body = read_weights(path), [name for name in initial if name.startswith("body.")]
+    if not body:
+        raise ConfigError(f"weights {str(path)!r} are for a model with a `body`, and this one has none")
+    found = {name: stored.get(name, stored.get(name.removeprefix("body."))) for name in body}
+    for name, value in found.items():
+        if value is None or value.shape != initial[name].shape:
+            what = "are missing" if value is None else f"have shape {tuple(value.shape)}"
+            wanted = tuple(initial[name].shape)
+            raise ConfigError(f"weights {str(path)!r} do not fit the model: its {name} {wanted} {what} there")
+    return initial | {name: value.to(initial[name]) for name, value in found.items() if value is not None}
+
+
+def read_weights(path: Path) -> Tree:
+    try:
+        safe = path.suffix == ".safetensors"
+        stored = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+        return {name: value for name, value in stored.items() if isinstance(value, Tensor)}
+    except OSError as error:
+        raise ConfigError(f"weights {str(path)!r} cannot be read: {error}") from error
+    except Exception as error:  # a damaged file can fail in any way, and torch's own message advises to run its code
+        raise ConfigError(f"weights {str(path)!r} are no .safetensors or .pth file of named tensors") from error

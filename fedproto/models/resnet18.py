@@ -1,13 +1,11 @@
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedproto.errors import ConfigError, unknown
-from fedproto.models import Classifier, Fit, assemble
+from fedproto.models import Classifier, Fit, assemble, read_weights
 from fedproto.options import Count, File
-from fedproto.types import Tree
 
 
 def resnet18(
@@ -58,7 +56,7 @@ class Block(nn.Module):
 
 def _load(model: Classifier, path: Path, fresh: list[str]) -> None:
     """Copy the file's tensors into the model; every layer that is not fresh must be there and fit."""
-    stored = _read(path)
+    stored = read_weights(path)
     layers = {name.split(".")[1] for name in model.state_dict()}
     for name in fresh:
         if name and name not in layers:  # a typing error would load what was meant to stay random
@@ -75,14 +73,3 @@ def _load(model: Classifier, path: Path, fresh: list[str]) -> None:
             found, wanted = tuple(stored[key].shape), tuple(own.shape)
             raise ConfigError(f"weights {str(path)!r}: {key} has shape {found}, the model wants {wanted}")
         own.copy_(stored[key])
-
-
-def _read(path: Path) -> Tree:
-    try:
-        safe = path.suffix == ".safetensors"
-        stored = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-        return {name: value for name, value in stored.items() if isinstance(value, Tensor)}
-    except OSError as error:
-        raise ConfigError(f"weights {str(path)!r} cannot be read: {error}") from error
-    except Exception as error:  # a damaged file can fail in any way, and torch's own message advises to run its code
-        raise ConfigError(f"weights {str(path)!r} are no .safetensors or .pth file of named tensors") from error

@@ -10,7 +10,7 @@ from fedproto.partitions import Pool, Portion, enough, grouped, portions
 def nway(
     pool: Pool,
     *,
-    ways: Count = 3,
+    ways: Count | None = None,
     shots: Count | None = None,
     stdev: NonNegative = 2.0,
     shots_stdev: NonNegative | None = None,
@@ -19,20 +19,24 @@ def nway(
 ) -> list[Portion]:
     """The paper's setting: client i draws n_i classes and k_i images of each; n_i about `ways`, k_i about `shots`.
 
-    `uniform` noise is a whole number within ± stdev (a half-range, as in the released code), `normal` a rounded
-    Gaussian; n_i stays between 2 and the number of classes, k_i at 1 or more. `shots_stdev` is `stdev` where it is not
-    given. Tested on every test image of the client's classes, or on `test_shots` of each.
+    `ways` is 3 where it is not given, or all classes where there are fewer, `shots` the data set's own number, and
+    `shots_stdev` is `stdev`, but less than the data set's shots where those are taken. `uniform` noise is a whole
+    number within ± stdev (a half-range, as in the released code), `normal` a rounded Gaussian; n_i stays between 2 and
+    the number of classes, k_i at 1 or more. Tested on every test image of the client's classes, or on `test_shots` of
+    each.
     """
     total = len(pool.names)
+    ways = min(3, total) if ways is None else ways
     if ways > total:
         raise ConfigError(f"ways is {ways}, but there are only {total} classes")
     if shots is not None and shots > len(pool.train):  # refused here, since no generator draws numbers of any size
         enough(pool, 0, int((pool.train == 0).sum()), shots, "training")
-    spread = stdev if shots_stdev is None else shots_stdev
+    if shots_stdev is None:  # a data set of few images has little to spare for those who draw more than its shots
+        shots_stdev = stdev if shots is not None else min(stdev, pool.shots - 1)
     # A stream for each purpose, and client or class: one setting does not change what another one draws.
     for_n, for_k, for_classes, for_rows, for_tests = pool.generator.spawn(5)
     ns = _around(for_n, pool.clients, ways, stdev, noise, low=min(2, ways), high=total)
-    ks = _around(for_k, pool.clients, shots or pool.shots, spread, noise, low=1, high=len(pool.train))
+    ks = _around(for_k, pool.clients, shots or pool.shots, shots_stdev, noise, low=1, high=len(pool.train))
     draws = for_classes.spawn(pool.clients)
     classes = [generator.permutation(total)[:n] for generator, n in zip(draws, ns, strict=True)]
     return portions(pool._replace(generator=for_tests), _deal(pool, for_rows.spawn(total), classes, ks), test_shots)

@@ -72,6 +72,8 @@ Section = tuple[str, list[Figure], list[str]]  # its heading, its figures, and s
 
 def draw(groups: Sequence[Group]) -> list[Section]:
     """All figures that these runs allow, by section."""
+    from fedproto.report.changes import changes  # which draws with what is here
+
     with mpl.rc_context():
         mpl.rcdefaults()  # whatever a person's own style is
         mpl.rcParams.update(STYLE)
@@ -80,6 +82,7 @@ def draw(groups: Sequence[Group]) -> list[Section]:
             ("Clients", *_clients(groups)),
             ("Classes of the clients", *_coverage(groups)),
             ("Prototypes", *_maps(groups)),
+            *([("Members since training", *changes(groups))] if any(each.first.since for each in groups) else []),
             ("Accuracy and traffic", *_traffic(groups)),
         ]
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from fedproto.bank import MEMBERS, PROTOTYPES, Bank
 from fedproto.config import GOVERNED, flat, read_tables
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.runfolder import RunFolder
@@ -79,6 +80,7 @@ class Run:
     bytes_down: int
     seconds: float
     prototypes: Prototypes | None
+    since: Bank | None = None  # who makes up the prototypes now, where members came or left after training
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,8 @@ def _run(path: Path, toml: str, config: dict[str, Any], result: dict[str, Any], 
         bytes_up=int(sent["bytes_up"]),
         bytes_down=int(sent["bytes_down"]),
         seconds=float(result["seconds"]["total"]),
-        prototypes=_prototypes(path / "prototypes.safetensors", len(clients), len(classes)),
+        prototypes=_prototypes(path / PROTOTYPES, len(clients), len(classes)),
+        since=Bank.of(RunFolder(path)) if (path / MEMBERS).exists() else None,
     )
 
 

@@ -30,7 +30,7 @@ Rows = list[dict[str, Any]]
 WIDTH = 8.0  # inches: 1,600 pixels, whose letters are still read when 800 are shown
 PALE = "#8a9199"  # the paper's values
 VALUE = 4  # bytes: the paper counts values
-VISIBLE = 0.001  # of accuracy: what a head gains by its limits to be shown a second time
+VISIBLE = 0.001  # of accuracy: what choosing among own classes must gain to be shown a second time
 #: A method keeps its colour in all figures; its variants share it and differ by their marker.
 FAMILIES = ("FedProto", "FedAvg", "FeSEM", "FedProx", "FedPer", "FedRep", "Local")
 MARKERS = "osD^vP"
@@ -179,10 +179,11 @@ def _table_rows(group: Cells) -> Iterator[dict[str, Any]]:
     papers = [cell["paper"] for cell in group if cell["paper"]]
     first = {"method": method, "accuracy": score} | _over_columns(group, score)
     yield first | {"bytes_up": sent} | _paper(papers if len(papers) == len(group) else [])
-    if score == "head":
-        limited = _over_columns(group, "head_own")
+    own = f"{score}_own"
+    if all(own in run["accuracy"] for cell in group for run in cell["runs"]):
+        limited = _over_columns(group, own)
         if limited["mean"] - first["mean"] > VISIBLE:
-            yield {"method": method, "accuracy": "head_own"} | limited | {"bytes_up": sent} | _paper([])
+            yield {"method": method, "accuracy": own} | limited | {"bytes_up": sent} | _paper([])
 
 
 def _over_columns(group: Cells, key: str) -> dict[str, Any]:
@@ -270,7 +271,7 @@ def _mean_of(row: dict[str, Any]) -> str:
 
 
 def _label(row: dict[str, Any]) -> str:
-    return row["method"] + (", own classes" if row["accuracy"] == "head_own" else "")
+    return row["method"] + (", own classes" if row["accuracy"].endswith("_own") else "")
 
 
 def _frame(axes: Axes, scale: Scale, points: Sequence[Point]) -> None:
@@ -318,7 +319,7 @@ def _draw_ours(axes: Axes, points: Sequence[Point], scale: Scale) -> None:
     methods = sorted(point.row["method"] for point in points)
     for point in points:
         colour = _colour(point.row["method"])
-        hollow = point.row["accuracy"] == "head_own"
+        hollow = point.row["accuracy"].endswith("_own")
         look: dict[str, Any] = {"color": colour, "markerfacecolor": "white" if hollow else colour, "zorder": 4}
         axes.errorbar(
             point.x,
@@ -389,8 +390,8 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
 def _keys(points: Sequence[Point]) -> list[tuple[Line2D, str]]:
     look: dict[str, Any] = {"marker": "o", "linestyle": "", "color": INK, "markersize": 6}
     keys = [(Line2D([], [], **look), "choosing among all classes")]
-    if any(point.row["accuracy"] == "head_own" for point in points):
-        keys.append((Line2D([], [], markerfacecolor="white", **look), "head limited to own classes"))
+    if any(point.row["accuracy"].endswith("_own") for point in points):
+        keys.append((Line2D([], [], markerfacecolor="white", **look), "limited to own classes"))
     return keys
 
 

@@ -1,0 +1,324 @@
+"""The global prototypes as a file, and who contributed what to them: members join, bring new classes, and leave.
+
+RUN/prototypes.safetensors  as training left them
+RUN/members.safetensors     as they are since members came or went; whoever reads a run's prototypes reads these first
+RUN/start.safetensors       those it started from, where it was given some
+RUN/upload.safetensors      what a newcomer would send, by class name
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedproto import registry
+from fedproto.config import parts_of, read_toml
+from fedproto.errors import DataError, RunFolderError
+from fedproto.options import Part
+from fedproto.runfolder import RunFolder, write_atomically
+from fedproto.trees import stack
+from fedproto.types import Tree, Upload
+from fedproto.vocabulary import alike
+
+PROTOTYPES, MEMBERS, UPLOAD = "prototypes.safetensors", "members.safetensors", "upload.safetensors"
+START = "start.safetensors"
+#: Methods whose server needs no more than the sum of what it remembers.
+SUMMED = ("fedproto", "fedproto-mh")
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """C̄^(j) of each class by name; `known` is 0 where a class has none."""
+
+    classes: tuple[str, ...]
+    values: Tensor  # (C, d)
+    known: Tensor  # (C,)
+    weighting: str | None = None  # how members are weighed, where the file says so
+
+    def over(self, classes: tuple[str, ...]) -> Prototypes:
+        """The same for other classes, in their order; those that have no prototype here have none there."""
+        places = [(new, self.classes.index(name)) for new, name in enumerate(classes) if name in self.classes]
+        to, of = (torch.tensor(side, dtype=torch.long) for side in (zip(*places, strict=True) if places else ([], [])))
+        values, known = self.values.new_zeros(len(classes), self.values.shape[1]), self.known.new_zeros(len(classes))
+        placed = values.index_copy(0, to, self.values[of]), known.index_copy(0, to, self.known[of])
+        return Prototypes(classes, *placed, self.weighting)
+
+
+def read_prototypes(path: Path) -> Prototypes:
+    """Of a file, or of a folder (a run, or an exported member) that holds one."""
+    if path.is_dir():
+        held = [path / name for name in (MEMBERS, PROTOTYPES) if (path / name).exists()]
+        if not held:
+            raise DataError(f"{path} holds no {PROTOTYPES}: name a finished run of fedproto, or such a file")
+        path = held[0]
+    tensors, metadata = _read(path, "prototypes")
+    classes = _names(metadata.get("classes", ""), path)
+    values, known = tensors.get("prototypes"), tensors.get("known")
+    if values is None or known is None or values.dim() != 2 or not len(classes) == len(values) == known.numel():
+        raise DataError(f"{path} holds no prototypes: `prototypes` (classes, values) and `known` (classes) are wanted")
+    if not (torch.isfinite(values).all() and torch.isin(known, known.new_tensor([0, 1])).all()):
+        raise DataError(f"{path} holds prototypes that are not finite, or a `known` that is neither 0 nor 1")
+    return Prototypes(classes, values, known, metadata.get("weighting"))
+
+
+def _read(path: Path, what: str) -> tuple[Tree, dict[str, str]]:
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as a safetensors file of {what}: {error}") from error
+
+
+def _names(text: str, path: Path) -> tuple[str, ...]:
+    names = tuple(text.split("\n"))
+    if not all(names) or len(set(names)) < len(names):
+        raise DataError(f"{path} names no classes, or one twice: its metadata `classes` must be one name a line")
+    return names
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A member's upload by class name: row i of every tensor is of class i."""
+
+    member: str
+    classes: tuple[str, ...]
+    upload: Upload
+
+    def save(self, path: Path) -> None:
+        tensors = {f"sums.{name}": value.contiguous() for name, value in self.upload.sums.items()}
+        tensors |= {f"weights.{name}": value.contiguous() for name, value in self.upload.weights.items()}
+        write_atomically(path, save(tensors, {"member": self.member, "classes": "\n".join(self.classes)}))
+
+    @classmethod
+    def of(cls, member: str, classes: tuple[str, ...], upload: Upload) -> Contribution:
+        """Of an upload over a federation's classes: the rows it speaks of."""
+        own = upload.weights["weight"].nonzero().flatten()
+        rows = Upload(*({name: value[own].cpu() for name, value in tree.items()} for tree in upload))
+        return cls(member, tuple(classes[row] for row in own.tolist()), rows)
+
+    @classmethod
+    def load(cls, path: Path) -> Contribution:
+        """Of a file, or of a newcomer's run folder, whose join may have been stopped and resumed."""
+        if path.is_dir() and not (path / UPLOAD).exists() and (path / "config.toml").exists():
+            return cls._resumed(RunFolder(path))
+        path = path / UPLOAD if path.is_dir() else path
+        tensors, metadata = _read(path, "an upload")
+        parts: dict[str, Tree] = {"sums": {}, "weights": {}}
+        for key, value in tensors.items():
+            group, _, name = key.partition(".")
+            parts.setdefault(group, {})[name] = value
+        upload = Upload(parts["sums"], parts["weights"])
+        return cls(metadata.get("member") or path.parent.name, _names(metadata.get("classes", ""), path), upload)
+
+    @classmethod
+    def _resumed(cls, folder: RunFolder) -> Contribution:
+        stored = folder.load_checkpoint()
+        if stored is None or folder.result() is None or "sums.prototypes" not in stored[1]:
+            raise DataError(
+                f"{folder.path} holds no {UPLOAD}, and is no finished run of fedproto: `fedproto resume` it"
+            )
+        if len(stored[1]["last"]) != 1:
+            raise DataError(
+                f"{folder.path} is a run of several members: a newcomer's folder of `fedproto join` is wanted"
+            )
+        _, metadata = _read(folder.path / PROTOTYPES, "prototypes")
+        names = _names(metadata.get("classes", ""), folder.path)
+        return cls.of(folder.path.name, names, _upload_of(stored[1], 0))
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Every member's last upload, over one list of classes; the global prototypes are made of these and nothing else.
+
+    That is why a member can leave exactly: what remains is summed anew, as if its upload had never come. What the
+    others learned from it while it was there stays in their models.
+    """
+
+    classes: tuple[str, ...]
+    algorithm: Part
+    members: dict[str, Upload]
+    base: Prototypes | None = None  # those training was given, for classes of which no member speaks
+    changes: tuple[dict[str, Any], ...] = ()  # who came and left, in order
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Bank:
+        """A run's bank: as it was saved, or what its server remembered when training ended."""
+        saved = folder.path / MEMBERS
+        return cls._load(saved) if saved.exists() else cls._of_training(folder)
+
+    @classmethod
+    def _of_training(cls, folder: RunFolder) -> Bank:
+        algorithm, stored = _algorithm_of(folder), folder.load_checkpoint()
+        if algorithm.options.get("fixed"):
+            raise RunFolderError(
+                f"{folder.path} is a newcomer beside somebody else's prototypes: name the federation that it joined"
+            )
+        if not registry.build("algorithm", algorithm).remembers:
+            raise RunFolderError(
+                f"the server of {folder.path} keeps no single uploads, only their sum, so nobody can join or leave it "
+                "exactly: a run of fedproto with absent=remember is wanted"
+            )
+        if stored is None or "sums.prototypes" not in stored[1]:
+            raise RunFolderError(f"{folder.path} has no checkpoint with its members' uploads")
+        tree = stored[1]
+        spoke = tree["last"].nonzero().flatten().tolist()
+        members = {str(client): _upload_of(tree, client) for client in spoke}
+        _, metadata = _read(folder.path / PROTOTYPES, "prototypes")
+        base = read_prototypes(folder.path / START) if (folder.path / START).exists() else None
+        return cls(_names(metadata.get("classes", ""), folder.path), algorithm, members, base)
+
+    @classmethod
+    def _load(cls, path: Path) -> Bank:
+        tensors, metadata = _read(path, "members")
+        try:
+            of = json.loads(metadata["of"])
+            (algorithm,) = parts_of("algorithm", of["algorithm"])
+            members = {name: _upload_of(tensors, place) for place, name in enumerate(of["members"])}
+        except (KeyError, ValueError, IndexError, TypeError) as error:
+            raise DataError(f"{path} is damaged: {error}") from error
+        classes = _names(metadata.get("classes", ""), path)
+        base = Prototypes(classes, tensors["base"], tensors["base_known"]) if "base" in tensors else None
+        return cls(classes, algorithm, members, base, tuple(of["changes"]))
+
+    def save(self, folder: RunFolder) -> None:
+        made = self.prototypes()
+        tensors = {"prototypes": made.values, "known": made.known}
+        if self.members:
+            together = stack(list(self.members.values()))
+            tensors |= {f"sums.{name}": value for name, value in together.sums.items()}
+            tensors |= {f"weights.{name}": value for name, value in together.weights.items()}
+        of = {"algorithm": str(self.algorithm), "members": list(self.members), "changes": self.changes}
+        metadata = {"classes": "\n".join(self.classes), "of": json.dumps(of)}
+        metadata |= {"weighting": made.weighting} if made.weighting else {}
+        if self.base is not None:
+            base = self.base.over(self.classes)
+            tensors |= {"base": base.values, "base_known": base.known}
+        write_atomically(folder.path / MEMBERS, save(tensors, metadata))
+
+    def prototypes(self) -> Prototypes:
+        """Eq. 6 over the members that are there; a class of which none of them speaks has none, or what was given."""
+        algorithm, uploads = registry.build("algorithm", self.algorithm), list(self.members.values())
+        zeros = torch.zeros_like(uploads[0].sums["prototypes"])
+        base = self.base.over(self.classes) if self.base else Prototypes(self.classes, zeros, zeros[:, 0])
+        server = {"prototypes": base.values.to(zeros), "known": base.known.to(zeros)}
+        server = algorithm.aggregate(server, _added(uploads) if self.algorithm.name in SUMMED else stack(uploads))
+        return Prototypes(self.classes, server["prototypes"], server["known"], self.algorithm.options.get("weighting"))
+
+    def with_member(self, contribution: Contribution) -> Bank:
+        """The bank with an upload folded in; its classes that nobody had come after those that are there."""
+        name = contribution.member
+        if name in self.members:
+            raise DataError(f"there is a member {name!r} already: give the newcomer another name")
+        self._check(contribution)
+        classes = tuple(dict.fromkeys((*self.classes, *contribution.classes)))
+        members = {each: _widened(upload, len(classes)) for each, upload in self.members.items()}
+        members[name] = _placed(contribution, classes, next(iter(members.values())))
+        new = [each for each in contribution.classes if each not in self._spoken()]
+        return replace(self, classes=classes, members=members, changes=(*self.changes, _change("joined", name, new)))
+
+    def without(self, name: str) -> Bank:
+        """The bank as if this member's upload had never been summed; classes keep their places."""
+        if name not in self.members:
+            raise DataError(f"there is no member {name!r}: there are {', '.join(self.members)}")
+        if len(self.members) == 1:
+            raise DataError(f"{name!r} is the last member: with nobody there are no prototypes")
+        rest = replace(self, members={each: upload for each, upload in self.members.items() if each != name})
+        held = self._held(self.members[name])
+        gone = [each for each in self.classes if each in held - rest._spoken()]
+        base = rest.base and rest.base.over(
+            tuple(each for each in self.classes if each not in held)
+        )  # it was part of it
+        return replace(rest, base=base, changes=(*self.changes, _change("left", name, gone)))
+
+    def notices(self) -> list[str]:
+        return alike(self.classes)
+
+    def held_by(self, name: str) -> list[str]:
+        held = self._held(self.members[name])
+        return [each for each in self.classes if each in held]
+
+    def _spoken(self) -> set[str]:
+        """The classes of which somebody speaks."""
+        return {name for upload in self.members.values() for name in self._held(upload)}
+
+    def _held(self, upload: Upload) -> set[str]:
+        return {self.classes[place] for place in upload.weights["weight"].nonzero().flatten().tolist()}
+
+    def _check(self, contribution: Contribution) -> None:
+        """What is no upload of this federation must not reach the sums."""
+        where, rows = f"the upload of {contribution.member!r}", len(contribution.classes)
+        like = next(iter(self.members.values()))
+        for mine, theirs in zip(like, contribution.upload, strict=True):
+            if set(mine) != set(theirs):
+                found, wanted = (", ".join(sorted(tree)) or "nothing" for tree in (theirs, mine))
+                raise DataError(f"{where} holds {found}, where {wanted} are wanted: is it of the same method?")
+            for name, value in theirs.items():
+                if value.shape != (rows, *mine[name].shape[1:]):
+                    shapes = tuple(value.shape), (rows, *mine[name].shape[1:])
+                    raise DataError("{} has {} of shape {}, where {} is wanted".format(where, name, *shapes))
+                if not torch.isfinite(value).all():
+                    raise DataError(f"{where} has {name} that are not finite")
+        for weight in contribution.upload.weights.values():
+            if not (weight > 0).all():
+                raise DataError(f"{where} names a class with a weight that is not positive")
+        if (
+            self.algorithm.options.get("weighting") == "uniform"
+            and not (contribution.upload.weights["weight"] == 1).all()
+        ):
+            raise DataError(f"{where} is weighed by images, but in this federation every member counts once")
+
+
+def _algorithm_of(folder: RunFolder) -> Part:
+    """The run's method with its options."""
+    settings = read_toml(folder.path / "config.toml")
+    (part,) = parts_of("algorithm", settings["algorithm"])
+    options = {k.partition(".")[2]: v for k, v in settings.items() if k.startswith("algorithm.")}
+    return replace(part, options=part.options | options)
+
+
+def _added(uploads: list[Upload]) -> Upload:
+    """Their sum, one after the other: who says nothing of a class changes no bit of it, as in torch's sums he may."""
+    return Upload(
+        *(
+            {name: reduce(torch.add, (tree[name] for tree in trees))[None] for name in trees[0]}
+            for trees in zip(*uploads, strict=True)
+        )
+    )
+
+
+def _upload_of(tree: Tree, place: int) -> Upload:
+    """One speaker's upload out of `sums.NAME` and `weights.NAME`, which have a leading axis over speakers."""
+    groups = ({k.partition(".")[2]: v[place] for k, v in tree.items() if k.startswith(f"{g}.")} for g in Upload._fields)
+    return Upload(*groups)
+
+
+def _widened(upload: Upload, classes: int) -> Upload:
+    """An upload over more classes, of whose new ones it says nothing."""
+    return Upload(
+        *({n: torch.cat([v, v.new_zeros(classes - len(v), *v.shape[1:])]) for n, v in t.items()} for t in upload)
+    )
+
+
+def _placed(contribution: Contribution, classes: tuple[str, ...], like: Upload) -> Upload:
+    """A contribution's rows in the places of its classes, in the types of the others' uploads."""
+    rows = torch.tensor([classes.index(name) for name in contribution.classes])
+    pairs = zip(like, contribution.upload, strict=True)
+    return Upload(
+        *(
+            {n: torch.zeros_like(others[n]).index_copy(0, rows, v.to(others[n])) for n, v in t.items()}
+            for others, t in pairs
+        )
+    )
+
+
+def _change(did: str, member: str, classes: list[str]) -> dict[str, Any]:
+    """`classes`: those that nobody had before, or has any more."""
+    return {"member": member, "did": did, "classes": classes}

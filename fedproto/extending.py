@@ -1,0 +1,112 @@
+"""A trained federation goes on with its newcomers: everybody with the model it has, beside the prototypes of all."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+
+from fedproto.bank import START, Bank, Contribution, Prototypes
+from fedproto.config import Config
+from fedproto.data import Source
+from fedproto.experiment import Experiment, in_runs, named, reopen
+from fedproto.federation import deal
+from fedproto.options import Part
+from fedproto.partitions.file import stamp
+from fedproto.runfolder import RunFolder
+from fedproto.types import Tree
+
+
+class _Person(NamedTuple):
+    """A member on its way from one federation to the next."""
+
+    dataset: Part
+    model: Part
+    portion: dict[str, Any]  # its entry in partition.json
+    state: Tree
+    classes: tuple[str, ...]  # of its head
+
+
+def extend(run: Path, newcomers: Sequence[Path], out: Path, rounds: int) -> tuple[Experiment, RunFolder]:
+    """A federation and its newcomers about to train `rounds` more rounds together, and their run folder.
+
+    The server starts from the prototypes of all who are members, the newcomers folded in. A head that lacks classes
+    somebody brought gets rows for them, as drawn.
+    """
+    RunFolder.refuse_used(out)
+    folder, loaded = RunFolder.open(run), dict[str, Source]()
+    bank = Bank.of(folder)
+    gone = {change["member"] for change in bank.changes if change["did"] == "left"}
+    config, people = _people(folder, gone, loaded)
+    for path in newcomers:
+        contribution = Contribution.load(path)
+        bank = bank if contribution.member in bank.members else bank.with_member(contribution)
+        people += _people(RunFolder.open(path), set(), loaded)[1]
+    experiment = _prepared(config, people, bank.prototypes(), rounds, out, loaded)
+    made = experiment.new_folder(out)
+    experiment.engine.restore(experiment.place, _states(people, experiment))
+    experiment.write_checkpoint(made)  # of round 0: their models are in no other file of the folder
+    return experiment, made
+
+
+def _people(folder: RunFolder, gone: set[str], loaded: dict[str, Source]) -> tuple[Config, list[_Person]]:
+    """The members of a run that have not left, as it left them, and its configuration."""
+    experiment, _ = reopen(folder, loaded)
+    with closing(experiment.engine):
+        states = experiment.client_states()
+    config, federation = experiment.config, experiment.federation
+    datasets, models = deal(config.dataset, config.clients, "dataset"), deal(config.model, config.clients, "model")
+    rows = zip(datasets, models, federation.partition["clients"], states, strict=True)
+    people = [_Person(*row, federation.classes) for number, row in enumerate(rows) if str(number) not in gone]
+    return config, people
+
+
+def _prepared(
+    config: Config, people: list[_Person], shared: Prototypes, rounds: int, out: Path, loaded: dict[str, Source]
+) -> Experiment:
+    """The federation of these people, by the settings of the one they come from."""
+    content: dict[str, Any] = {"version": 1, "clients": [person.portion for person in people]}
+    with tempfile.TemporaryDirectory() as folder:
+        partition, start = Path(folder) / "partition.json", Path(folder) / START
+        partition.write_text(json.dumps(content | {"sha256": stamp(content)}))
+        save_file({"prototypes": shared.values, "known": shared.known}, start, named(shared.classes))
+        settings: dict[str, Any] = {
+            "clients": len(people),
+            "dataset": tuple(in_runs([person.dataset for person in people])),
+            "model": tuple(in_runs([person.model for person in people])),
+            "rounds": rounds,
+            "dim": None,
+            "checkpoint_every": config.checkpoint_every or rounds,
+        }
+        there: dict[str, Any] = {"partition": Part(f"file:{partition}"), "prototypes": str(start)}
+        experiment = Experiment.prepare(replace(config, **settings, **there), loaded=loaded)
+    own = out.absolute()
+    experiment.config = replace(
+        experiment.config, partition=Part(f"file:{own / 'partition.json'}"), prototypes=str(own / START)
+    )
+    return experiment
+
+
+def _states(people: list[_Person], experiment: Experiment) -> Tree:
+    """Everybody's state as the engine takes them."""
+    states = {}
+    for member, person in zip(experiment.federation.members, people, strict=True):
+        for name, fresh in member.initial.items():
+            states[f"{member.id}.{name}"] = _fitted(name, person, fresh, experiment.federation.classes)
+    return states
+
+
+def _fitted(name: str, person: _Person, fresh: torch.Tensor, classes: tuple[str, ...]) -> torch.Tensor:
+    """A tensor of somebody's model; of a head's, whose rows are classes, each row goes where its class is now."""
+    own = person.state[name].to(fresh)
+    if not name.startswith("head.") or not own.dim() or len(own) != len(person.classes) or person.classes == classes:
+        return own
+    places = torch.tensor([classes.index(each) for each in person.classes], device=fresh.device)
+    return fresh.clone().index_copy(0, places, own)

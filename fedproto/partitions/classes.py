@@ -1,0 +1,24 @@
+import numpy as np
+
+from fedproto.errors import unknown
+from fedproto.options import Count
+from fedproto.partitions import Pool, Portion, enough, grouped, portions
+
+
+def classes(
+    pool: Pool, *, names: str = "", shots: Count | None = None, test_shots: Count | None = None
+) -> list[Portion]:
+    """Images of the named classes, `names="cat,dog"`, or of all: dealt in equal parts, or `shots` of each a client."""
+    wanted = [name.strip() for name in names.split(",") if name.strip()] or list(pool.names)
+    for name in wanted:
+        if name not in pool.names:
+            raise unknown("class", name, pool.names)
+    rows_of, hands = grouped(pool.train, len(pool.names)), [[np.zeros(0, int)] for _ in range(pool.clients)]
+    for label in sorted({pool.names.index(name) for name in wanted}):
+        rows = pool.generator.permutation(rows_of[label])
+        if names or shots:
+            enough(pool, label, len(rows), (shots or 1) * pool.clients, "training")
+        each = shots * pool.clients if shots else len(rows)
+        for hand, part in zip(hands, np.array_split(rows[:each], pool.clients), strict=True):
+            hand.append(part)
+    return portions(pool, [np.concatenate(hand) for hand in hands], test_shots)

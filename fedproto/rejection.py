@@ -1,0 +1,71 @@
+"""How well a run's members tell what they never saw: measured on test images that nothing was calibrated on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from fedproto.experiment import settings
+from fedproto.federation import Member
+from fedproto.trained import Trained, halves, members_of, novelty, scores_of, threshold
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """One client and one way to classify, such as "prototype own"."""
+
+    client: int
+    way: str
+    accuracy: float  # among known images, by this way
+    known_rejected: float  # should be near what was asked for
+    unseen_rejected: float  # images of classes the client never saw
+    auroc: float  # the chance that an unseen image looks newer than a known one
+
+
+def rejections(run: Path, reject: float, clients: list[int] | None = None) -> list[Rejection]:
+    """For the members of a run, or some of them, each way to classify; those with nothing unseen are left out."""
+    experiment, makers = members_of(run, clients or [])
+    chosen = range(len(makers)) if clients is None else clients
+    members = experiment.federation.members
+    with settings(experiment.config.threads, experiment.config.precision):
+        return [found for client in chosen for found in _of_member(members[client], makers[client](), reject)]
+
+
+def _of_member(member: Member, trained: Trained, reject: float) -> list[Rejection]:
+    known, unseen = halves(member)[1], _unseen(member)
+    if not len(known) or not len(unseen):
+        return []
+    seen = trained.see_prepared(known.x[known.rows])
+    strange = trained.see_prepared(member.test.x[unseen])
+    names = np.array(trained.classes)[known.y[known.rows].cpu().numpy()]
+    return [_judged(member.id, way, trained, seen, strange, names, reject) for way in trained.calibration]
+
+
+def _unseen(member: Member) -> Tensor:
+    """The test images at hand, which are of classes that some client has, of which this one has none."""
+    own = torch.tensor(member.classes, device=member.test.y.device)
+    return (~torch.isin(member.test.y, own)).nonzero().flatten()
+
+
+def _judged(
+    client: int, way: str, trained: Trained, seen: Pair, strange: Pair, names: np.ndarray, reject: float
+) -> Rejection:
+    by, among = way.split()
+    scores = scores_of(by, among, trained, seen)
+    old, new = novelty(by, scores).numpy(), novelty(by, scores_of(by, among, trained, strange)).numpy()
+    candidates, limit = np.array(trained.names(by, among)), threshold(trained.calibration[way], reject)
+    return Rejection(
+        client=client,
+        way=way,
+        accuracy=float((candidates[scores.argmax(1).numpy()] == names).mean()),
+        known_rejected=float((old > limit).mean()),
+        unseen_rejected=float((new > limit).mean()),
+        auroc=float(roc_auc_score(np.r_[np.zeros(len(old)), np.ones(len(new))], np.r_[old, new])),
+    )
