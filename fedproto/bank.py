@@ -41,7 +41,7 @@ class Prototypes:
     classes: tuple[str, ...]
     values: Tensor  # (C, d)
     known: Tensor  # (C,)
-    weighting: str | None = None  # how members are weighed, where the file says so
+    weighting: str | None = None  # how members are weighed, where that is known: a newcomer must be weighed alike
 
     def over(self, classes: tuple[str, ...]) -> Prototypes:
         """The same for other classes, in their order; those that have no prototype here have none there."""
@@ -59,17 +59,23 @@ def read_prototypes(path: Path) -> Prototypes:
         if not held:
             raise DataError(f"{path} holds no {PROTOTYPES}: name a finished run of fedproto, or such a file")
         path = held[0]
-    tensors, metadata = _read(path, "prototypes")
+    tensors, metadata = read_tensors(path, "prototypes")
     classes = _names(metadata.get("classes", ""), path)
     values, known = tensors.get("prototypes"), tensors.get("known")
     if values is None or known is None or values.dim() != 2 or not len(classes) == len(values) == known.numel():
         raise DataError(f"{path} holds no prototypes: `prototypes` (classes, values) and `known` (classes) are wanted")
     if not (torch.isfinite(values).all() and torch.isin(known, known.new_tensor([0, 1])).all()):
         raise DataError(f"{path} holds prototypes that are not finite, or a `known` that is neither 0 nor 1")
-    return Prototypes(classes, values, known, metadata.get("weighting"))
+    return Prototypes(classes, values, known, _weighting_beside(path))
 
 
-def _read(path: Path, what: str) -> tuple[Tree, dict[str, str]]:
+def _weighting_beside(path: Path) -> str | None:
+    """That of the run whose folder the file lies in."""
+    config = path.parent / "config.toml"
+    return read_toml(config).get("algorithm.weighting") if config.exists() else None
+
+
+def read_tensors(path: Path, what: str) -> tuple[Tree, dict[str, str]]:
     try:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
@@ -110,7 +116,7 @@ class Contribution:
         if path.is_dir() and not (path / UPLOAD).exists() and (path / "config.toml").exists():
             return cls._resumed(RunFolder(path))
         path = path / UPLOAD if path.is_dir() else path
-        tensors, metadata = _read(path, "an upload")
+        tensors, metadata = read_tensors(path, "an upload")
         parts: dict[str, Tree] = {"sums": {}, "weights": {}}
         for key, value in tensors.items():
             group, _, name = key.partition(".")
@@ -129,7 +135,7 @@ class Contribution:
             raise DataError(
                 f"{folder.path} is a run of several members: a newcomer's folder of `fedproto join` is wanted"
             )
-        _, metadata = _read(folder.path / PROTOTYPES, "prototypes")
+        _, metadata = read_tensors(folder.path / PROTOTYPES, "prototypes")
         names = _names(metadata.get("classes", ""), folder.path)
         return cls.of(folder.path.name, names, _upload_of(stored[1], 0))
 
@@ -171,13 +177,13 @@ class Bank:
         tree = stored[1]
         spoke = tree["last"].nonzero().flatten().tolist()
         members = {str(client): _upload_of(tree, client) for client in spoke}
-        _, metadata = _read(folder.path / PROTOTYPES, "prototypes")
+        _, metadata = read_tensors(folder.path / PROTOTYPES, "prototypes")
         base = read_prototypes(folder.path / START) if (folder.path / START).exists() else None
         return cls(_names(metadata.get("classes", ""), folder.path), algorithm, members, base)
 
     @classmethod
     def _load(cls, path: Path) -> Bank:
-        tensors, metadata = _read(path, "members")
+        tensors, metadata = read_tensors(path, "members")
         try:
             of = json.loads(metadata["of"])
             (algorithm,) = parts_of("algorithm", of["algorithm"])
@@ -197,7 +203,6 @@ class Bank:
             tensors |= {f"weights.{name}": value for name, value in together.weights.items()}
         of = {"algorithm": str(self.algorithm), "members": list(self.members), "changes": self.changes}
         metadata = {"classes": "\n".join(self.classes), "of": json.dumps(of)}
-        metadata |= {"weighting": made.weighting} if made.weighting else {}
         if self.base is not None:
             base = self.base.over(self.classes)
             tensors |= {"base": base.values, "base_known": base.known}

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from fedproto.cli_after import export, extend, join, members, predict
+from fedproto.cli_deploy import deploy_app
 from fedproto.cli_shared import escape, execute, print_table, say, show, wide_console
 from fedproto.errors import ConfigError, DataError, FedProtoError, unknown
 
@@ -343,6 +344,7 @@ data_app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(deploy_app, name="deploy")
 
 DataDir = Annotated[
     str | None, typer.Option("--data-dir", metavar="DIR", help="[$FEDPROTO_DATA, or ~/.cache/fedproto]")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedproto.trained import Trained
 
 Ways = Literal["prototype", "head", "both"]
-Run = Annotated[Path, typer.Argument(help="a run folder, or a folder that `fedproto export` wrote")]
+Run = Annotated[Path, typer.Argument(help="a run folder, an exported one, or a deployed member's TOML file")]
 
 
 def predict(
@@ -56,6 +56,11 @@ def _member(run: Path, client: int) -> Trained:
     from fedproto.export import MANIFEST, read_member
     from fedproto.trained import member_of
 
+    if run.suffix == ".toml" and run.is_file():
+        from fedproto.deploy.member import trained
+        from fedproto.deploy.settings import read_member as read_settings
+
+        return trained(read_settings(run))
     return read_member(run) if (run / MANIFEST).exists() else member_of(run, client)
 
 
@@ -221,14 +226,13 @@ def extend(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
+    run: Run,
     to: Annotated[Path, typer.Option(help="a new or empty folder")],
     client: Annotated[int, typer.Option(help="which one", min=0)] = 0,
     onnx: Annotated[bool, typer.Option(help="write model.onnx, too (needs fedproto[onnx])")] = True,
 ) -> None:
     """Write a client as a folder that needs neither the run nor its data: weights, prototypes, preprocessing, ONNX."""
     from fedproto.export import write_member
-    from fedproto.trained import member_of
 
-    write_member(member_of(run, client), to, onnx)
+    write_member(_member(run, client), to, onnx)
     say(f"written to {to}")

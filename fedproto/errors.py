@@ -6,6 +6,7 @@ FedProtoError
 ├── RunFolderError   a run folder that is in the way, damaged, or not one
 ├── TrainingError    training broke down in a named round, client and stage
 │   └── LostProcessError   one of several processes of a run is gone
+├── Refused          an answer of a member that the server does not believe, or one of the server's
 ├── KnownToAllError  carries an error of one of several processes, once all of them know of it
 └── MissingExtra     a Python package that is not installed
 """
@@ -37,6 +38,10 @@ class TrainingError(FedProtoError):
 
 
 class LostProcessError(TrainingError):
+    pass
+
+
+class Refused(FedProtoError):
     pass
 
 

@@ -169,9 +169,7 @@ class Experiment:
         if folder:
             if prototypes:
                 local = self.progress.memory.local_prototypes()
-                weighting = self.config.algorithm.options.get("weighting")  # which a newcomer must know to be weighed
-                metadata = named(self.federation.classes) | ({"weighting": weighting} if weighting else {})
-                folder.write_tensors(PROTOTYPES, prototypes | local, metadata)
+                folder.write_tensors(PROTOTYPES, prototypes | local, named(self.federation.classes))
             folder.write_json("result.json", result.data)
         return result
 

@@ -10,14 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors.torch import save_file
 
 from fedproto.bank import START, Bank, Contribution, Prototypes
 from fedproto.config import Config
 from fedproto.data import Source
 from fedproto.experiment import Experiment, in_runs, named, reopen
-from fedproto.federation import deal
+from fedproto.federation import deal, placed_by_class
 from fedproto.options import Part
 from fedproto.partitions.file import stamp
 from fedproto.runfolder import RunFolder
@@ -96,17 +95,9 @@ def _prepared(
 
 def _states(people: list[_Person], experiment: Experiment) -> Tree:
     """Everybody's state as the engine takes them."""
-    states = {}
+    states: Tree = {}
     for member, person in zip(experiment.federation.members, people, strict=True):
-        for name, fresh in member.initial.items():
-            states[f"{member.id}.{name}"] = _fitted(name, person, fresh, experiment.federation.classes)
+        own = {name: value.to(member.initial[name]) for name, value in person.state.items()}
+        placed = placed_by_class(own, member.initial, person.classes, experiment.federation.classes)
+        states |= {f"{member.id}.{name}": value for name, value in placed.items()}
     return states
-
-
-def _fitted(name: str, person: _Person, fresh: torch.Tensor, classes: tuple[str, ...]) -> torch.Tensor:
-    """A tensor of somebody's model; of a head's, whose rows are classes, each row goes where its class is now."""
-    own = person.state[name].to(fresh)
-    if not name.startswith("head.") or not own.dim() or len(own) != len(person.classes) or person.classes == classes:
-        return own
-    places = torch.tensor([classes.index(each) for each in person.classes], device=fresh.device)
-    return fresh.clone().index_copy(0, places, own)

@@ -224,7 +224,7 @@ def _partition(
     return content | {"sha256": stamp(content)}
 
 
-def _state(module: nn.Module) -> Tree:
+def state_of(module: nn.Module) -> Tree:
     """The module's parameters and buffers, by name; of a layer that is there twice, under its first name."""
     first = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     return {name: value.detach().clone() for name, value in module.state_dict().items() if name in first}
@@ -250,6 +250,30 @@ def _twin(layer: nn.Module) -> nn.Module:
     for name in ("_parameters", "_buffers", "_modules"):
         vars(twin)[name] = dict(vars(layer)[name])
     return twin
+
+
+def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
+    """The model with its initial weights: those of its architecture, or a client's own."""
+    with randomness.torchs_own_put_aside(torch.device("cpu")):
+        torch.manual_seed(int(randomness.key(seed, "initial weights", *client)))
+        try:
+            return registry.build("model", model, fit)
+        except RuntimeError as error:  # torch's, for a layer larger than the memory
+            raise ConfigError(f"model {model} cannot be built: {str(error).splitlines()[0]}") from error
+
+
+def placed_by_class(own: Tree, fresh: Tree, before: tuple[str, ...], now: tuple[str, ...]) -> Tree:
+    """Somebody's state where there are other classes now: each row of its head goes where its class is, others are
+    `fresh`, as drawn."""
+    if before == now:
+        return own
+    places = torch.tensor([now.index(name) for name in before])
+
+    def placed(name: str, value: Tensor) -> Tensor:
+        is_rows = name.startswith("head.") and value.dim() and len(value) == len(before)
+        return fresh[name].clone().index_copy(0, places.to(value.device), value) if is_rows else value
+
+    return {name: placed(name, value) for name, value in own.items()}
 
 
 class _Modules:
@@ -290,16 +314,10 @@ class _Modules:
         return self.built[name]
 
     def _initial(self, module: nn.Module) -> Tree:
-        return with_body(_state(module), self.weights) if self.weights else _state(module)
+        return with_body(state_of(module), self.weights) if self.weights else state_of(module)
 
     def _build(self, model: Part, shape: tuple[int, ...], *client: int) -> nn.Module:
-        """The model with its initial weights: those of its architecture, or a client's own."""
-        with randomness.torchs_own_put_aside(torch.device("cpu")):
-            torch.manual_seed(int(randomness.key(self.seed, "initial weights", *client)))
-            try:
-                return registry.build("model", model, Fit(shape, self.classes, self.dim))
-            except RuntimeError as error:  # torch's, for a layer larger than the memory
-                raise ConfigError(f"model {model} cannot be built: {str(error).splitlines()[0]}") from error
+        return draw_model(model, Fit(shape, self.classes, self.dim), self.seed, *client)
 
     def _probe(self, module: nn.Module, examples: Examples, client: int) -> int:
         """The size of the module's embedding, once it is known to keep the contract."""

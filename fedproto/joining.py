@@ -67,6 +67,7 @@ def prepare(
         "clients": 1,
         "rounds": epochs,
         "eval_every": 1,
+        "start": "own",  # a newcomer does not know what weights the others began with, which would align it by itself
         "prototypes": str(prototypes),
         "initial": None if weights is None else str(weights),
         "algorithm": "fedproto",

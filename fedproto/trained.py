@@ -128,11 +128,18 @@ def _makers(experiment: Experiment, folder: RunFolder) -> list[Callable[[], Trai
             "round": experiment.progress.round,
             "accuracy": result["clients"][member.id]["accuracy"] if result else {},
         }
-        own = tuple(names[label] for label in member.classes)
-        plain = Trained(_with_state(member.module, state), member.preparation, names, own, shared, {}, about)
-        return replace(plain, calibration=_calibration(plain, halves(member)[0]))
+        return made(member, state, names, shared, about)
 
     return [partial(make, member) for member in experiment.federation.members]
+
+
+def made(
+    member: Member, state: Tree, classes: tuple[str, ...], shared: Prototypes | None, about: dict[str, Any]
+) -> Trained:
+    """A member with its state, calibrated on images that were held out."""
+    own = tuple(classes[label] for label in member.classes)
+    plain = Trained(_with_state(member.module, state), member.preparation, classes, own, shared, {}, about)
+    return replace(plain, calibration=_calibration(plain, halves(member)[0]))
 
 
 def _on_cpu(tree: Tree) -> Tree:

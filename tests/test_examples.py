@@ -76,8 +76,8 @@ def test_every_command_in_the_readme_is_accepted(command):
     if words[0] == "reproduce":
         assert words[1] in (*targets(), "all") and set(words[2:]) <= {"--quick"}
     if words[0] != "run":
-        # Those for a trained federation are run in test_tutorials.py.
-        after = ("predict", "join", "members", "extend", "export")
+        # Those for a trained federation are run in test_tutorials.py, those for real machines in test_deploy.py.
+        after = ("predict", "join", "members", "extend", "export", "deploy")
         assert words[0] in ("list", "resume", "report", "reproduce", *after)
         return
     flags = dict(zip(words[1::2], words[2::2], strict=True))

@@ -1,0 +1,106 @@
+"""The rounds of a deployed federation: ask who is there, hear what comes in time, keep what is sound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from fedproto.deploy.hall import Hall
+from fedproto.deploy.parcels import Parcel
+from fedproto.deploy.rules import Expected
+from fedproto.errors import Refused, TrainingError
+
+Say = Callable[[str], None]
+
+
+class Post(Protocol):
+    """How messages get to members and back."""
+
+    def present(self) -> list[str]:
+        """The members that can be reached now."""
+
+    def exchange(
+        self, kind: str, parcels: dict[str, Parcel], timeout: float
+    ) -> Iterator[tuple[str, Parcel | str, int]]:
+        """Send, and give each answer until all have come or time is up: from whom, what (or why not), its bytes."""
+
+    def sent(self) -> dict[str, int]:
+        """The bytes that went to each member in the last exchange."""
+
+
+def serve(hall: Hall, post: Post, say: Say) -> None:
+    """All rounds from where the hall stands, and the last accuracies."""
+    say(f"round {hall.round} of {hall.settings.rounds} is done; state in {hall.path}")
+    while hall.round < hall.settings.rounds:
+        _round(hall, post, _quorum(hall, post, say), say)
+    _last_words(hall, post, say)
+
+
+def _quorum(hall: Hall, post: Post, say: Say) -> list[str]:
+    """The members that are there, once there are enough of them."""
+    allowed, ends = _allowed(hall), time.monotonic() + hall.settings.patience
+    while True:
+        there = sorted({name for name in post.present() if not allowed or name in allowed})
+        if len(there) >= hall.settings.quorum:
+            return there
+        if time.monotonic() > ends:
+            raise TrainingError(
+                f"round {hall.round + 1}: {len(there)} members are there, and {hall.settings.quorum} are wanted; start "
+                "them, and this again: it goes on where it stopped"
+            )
+        time.sleep(0.5)
+
+
+def _allowed(hall: Hall) -> set[str]:
+    return {name.strip() for name in hall.settings.members.split(",") if name.strip()}
+
+
+def _round(hall: Hall, post: Post, there: list[str], say: Say) -> None:
+    asked, counted = set(there), 0
+    for name, found, size in post.exchange("train", {name: hall.invite(name) for name in there}, hall.settings.timeout):
+        reason = _heard(hall, name, found, size, hall.expected(frozenset(asked)))
+        asked.discard(name)
+        counted += not reason
+        if reason:
+            say(f"round {hall.round + 1}: {name} was refused: {reason}")
+    for name, sent in post.sent().items():
+        if name in hall.seats:
+            hall.seats[name].bytes_down += sent
+    missing = f"; {', '.join(sorted(asked))} did not answer" if asked else ""
+    if not counted:
+        hall.save()  # who was refused, and why
+        raise TrainingError(
+            f"round {hall.round + 1}: no answer counted{missing}; this again goes on with the same round"
+        )
+    hall.close_round()
+    say(f"round {hall.round}: {counted} of {len(there)} answers counted{missing}")
+
+
+def _heard(hall: Hall, name: str, found: Parcel | str, size: int, expected: Expected) -> str:
+    """Why an answer does not count; empty where it does."""
+    if name not in hall.seats:
+        return "it is no member"
+    hall.heard(name, size)
+    if isinstance(found, str):
+        hall.refuse(name, found)
+        return found
+    if "error" in found.header:
+        hall.refuse(name, str(found.header["error"])[:300])
+        return f"it says {str(found.header['error'])[:300]!r}"
+    try:
+        hall.take(name, found, expected)
+    except Refused as error:
+        return str(error)
+    return ""
+
+
+def _last_words(hall: Hall, post: Post, say: Say) -> None:
+    """Everybody's accuracy with the server's last state; who is silent keeps the one before."""
+    allowed = _allowed(hall)
+    there = sorted({name for name in post.present() if name in hall.seats and (not allowed or name in allowed)})
+    for name, found, _ in post.exchange("evaluate", {name: hall.invite(name) for name in there}, hall.settings.timeout):
+        if isinstance(found, Parcel) and name in hall.seats:
+            hall.note_accuracy(name, found)
+    hall.save()
+    say(f"{hall.round} rounds are done; `fedproto deploy status {hall.path.parent}` shows them")

@@ -1,0 +1,129 @@
+"""What the server and each member are told: one small TOML file on each machine, and the run's settings by message."""
+
+from __future__ import annotations
+
+import hashlib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from fedproto import registry
+from fedproto.client import Training
+from fedproto.config import Seed, complete, parts_of, read_tables
+from fedproto.errors import ConfigError, unknown
+from fedproto.options import Count, File, Part, Positive, Share, Whole, convert
+from fedproto.types import Algorithm
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all members of a federation train by; the server states it in every message."""
+
+    algorithm: str = "fedproto"
+    dim: Whole = 50  # values of a prototype; 0: the models' own
+    batch: Count = 8
+    lr: Positive = 0.01
+    momentum: Share = 0.5
+    epochs: Count = 1
+    last_batch: Literal["auto", "keep", "drop"] = "auto"
+    seed: Seed = 0
+
+    def training(self) -> Training:
+        return Training(self.batch, self.lr, self.momentum, self.epochs, self.last_batch, self.seed)
+
+    def part(self) -> Part:
+        parts = parts_of("algorithm", self.algorithm)
+        if len(parts) != 1:
+            raise ConfigError(f"algorithm takes one method, not {self.algorithm!r}")
+        return complete("algorithm", parts[0], {}, {})
+
+    def build(self) -> Algorithm:
+        if self.part().options.get("fixed"):
+            raise ConfigError("fixed prototypes are for a newcomer in the simulator: a server makes its own")
+        algorithm = registry.build("algorithm", self.part())
+        if not (algorithm.additive or algorithm.remembers):
+            raise ConfigError(
+                f"{algorithm.name} seeds its server from all members at once: it runs in the simulator only"
+            )
+        return algorithm
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """The server's `[tool.flwr.app.config]`, and what `flwr run --run-config` changes of it."""
+
+    state: File = "server"  # the folder in which it keeps all it knows
+    rounds: Count = 100
+    model: str = ""  # and the inputs' shape, where weights travel: the server takes no member's word for it
+    shape: str = ""
+    classes: str = ""  # names, with commas; more may come where new-classes is true
+    members: str = ""  # names, with commas; empty: whoever Flower lets in
+    quorum: Count = 2  # members without whom no round is begun
+    timeout: Positive = 600.0  # seconds a round waits for answers
+    patience: Positive = 600.0  # seconds to wait for a quorum
+    new_classes: bool = False
+    max_bytes: Count = 64 * 2**20
+    max_count: Positive = 1e7
+    max_norm: Positive = 1e4
+    max_classes: Count = 1000
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """A member's own TOML file; nothing in it leaves its machine but the names of its classes."""
+
+    name: str
+    data: str  # any source: folder:scans, csv:PATH, ...
+    state: File  # the folder in which its model and round live
+    model: str = "auto"
+    classes: str = ""  # those it takes part with, with commas; empty: all of its data
+    weights: File | None = None
+    data_dir: File | None = None
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
+    threads: Count = 1
+    tell_accuracy: bool = True
+
+    def fingerprint(self) -> str:
+        """Tells whether the member is still the one whose state was kept."""
+        kept = (self.name, self.data, self.model, self.classes)
+        return hashlib.sha256("\0".join(kept).encode()).hexdigest()[:16]
+
+
+def checked(kind: type, given: Mapping[str, Any], where: str) -> Any:
+    """An instance of one of these out of what somebody wrote; `new-classes` is `new_classes`."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    values = {key.replace("-", "_"): value for key, value in given.items()}
+    for key in values:
+        if key not in hints:
+            raise unknown(f"key in {where}", key, hints)
+    needed = {field.name for field in fields(kind) if field.default is field.default_factory}  # both are MISSING
+    for key in needed - set(values):
+        raise ConfigError(f"{where} lacks {key!r}")
+    return kind(**{key: convert(key, value, hints[key]) for key, value in values.items()})
+
+
+def read_member(path: Path) -> MemberSettings:
+    """A member's file; paths in it are seen from the folder it lies in."""
+    tables = {key.replace("-", "_"): value for key, value in read_tables(path).items()}
+    settings: MemberSettings = checked(MemberSettings, tables, str(path))
+    if not settings.name.strip():
+        raise ConfigError(f"{path} gives the member no name")
+    here = path.absolute().parent
+    moved = {key: str(here / tables[key]) for key in ("state", "weights", "data_dir") if key in tables}
+    return checked(MemberSettings, vars(settings) | moved | {"data": _seen_from(here, settings.data)}, str(path))
+
+
+def _seen_from(here: Path, data: str) -> str:
+    """`csv:scans.csv` as a path from the member's folder, if there is such a file; a name stays as it is."""
+    base, colon, rest = data.partition(":")
+    return f"{base}:{here / rest}" if colon and not Path(rest).is_absolute() and (here / rest).exists() else data
+
+
+def divided(config: Mapping[str, Any], where: str) -> tuple[ServerSettings, Terms]:
+    """Flower's one table of settings as the server's own and those it states to members."""
+    terms = {field.name for field in fields(Terms)}
+    mine = {key: value for key, value in config.items() if key.replace("-", "_") not in terms}
+    theirs = {key: value for key, value in config.items() if key.replace("-", "_") in terms}
+    return checked(ServerSettings, mine, where), checked(Terms, theirs, where)

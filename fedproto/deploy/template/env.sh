@@ -1,0 +1,16 @@
+# Read by the other scripts. Everything Flower writes stays in this folder.
+cd "$(dirname "$0")"
+export FLWR_HOME="${FLWR_HOME:-$PWD/.flwr}"
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1  # seconds; Flower's own is 1
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+PORT="${PORT:-9443}"            # of the server; the only one that others must reach
+SERVER="${SERVER:-127.0.0.1}"   # where the server is
+mkdir -p "$FLWR_HOME"
+cat > "$FLWR_HOME/config.toml" <<CONFIG
+[superlink]
+default = "federation"
+
+[superlink.federation]
+address = "$SERVER:$PORT"
+root-certificates = "$PWD/keys/ca.crt"
+CONFIG
