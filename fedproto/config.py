@@ -175,7 +175,11 @@ def _argument(kind: str, base: str, text: str) -> str:
         raise ConfigError(f"{kind} {base!r} needs something after its colon: '{base}:PATH'")
     takes_name = "name" in inspect.signature(registry.find(kind, base)).parameters
     path = Path(text).expanduser()  # a shell leaves ~ alone after a colon
-    return text if takes_name and not (kind == "dataset" and path.is_dir()) else str(path.absolute())
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # a name longer than the file system takes
+        raise ConfigError(f"{kind} {base}:{text[:60]}... is no path: {error.strerror}") from error
+    return text if takes_name and not (kind == "dataset" and is_folder) else str(path.absolute())
 
 
 def _sort(

@@ -48,7 +48,11 @@ class RunFolder:
     @staticmethod
     def refuse_used(path: Path) -> None:
         """A run never writes into a folder that holds something."""
-        if (path / "config.toml").exists():
+        try:
+            used = (path / "config.toml").exists()
+        except OSError as error:  # a name longer than the file system takes
+            raise RunFolderError(f"{str(path)[:60]}... cannot be made: {error.strerror}") from error
+        if used:
             raise RunFolderError(
                 f"{path} already holds a run: name another folder with --out, or `fedproto resume {path}`"
             )

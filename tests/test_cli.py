@@ -665,3 +665,9 @@ def test_a_real_process_refuses_in_one_line(inputs: Path) -> None:
     assert (result.code, result.out) == (2, "")
     assert only_line(result.err).startswith("error: ")
     assert files_in(Path.cwd()) == []
+
+
+@pytest.mark.parametrize("words", [("--dataset", "folder:" + "x" * 300), (*SMALL, "--out", "x" * 300)])
+def test_a_name_longer_than_files_may_have_is_a_sentence(words: tuple[str, ...]) -> None:
+    result = fedproto("run", *words)
+    assert result.code == 2 and "File name too long" in only_line(result.err)
