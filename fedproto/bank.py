@@ -238,9 +238,8 @@ class Bank:
         rest = replace(self, members={each: upload for each, upload in self.members.items() if each != name})
         held = self._held(self.members[name])
         gone = [each for each in self.classes if each in held - rest._spoken()]
-        base = rest.base and rest.base.over(
-            tuple(each for each in self.classes if each not in held)
-        )  # it was part of it
+        others = tuple(each for each in self.classes if each not in held)
+        base = rest.base and rest.base.over(others)  # of the rest it may have been part
         return replace(rest, base=base, changes=(*self.changes, _change("left", name, gone)))
 
     def notices(self) -> list[str]:
