@@ -45,5 +45,7 @@ def deploy_status(
 
         typer.echo(dumps(found, indent=1))
         return
-    print_table(("member", "last heard", "round", "classes", "accuracy", "up", "down", "refused", "why"), rows(found))
+    print_table(
+        ("member", "last heard", "round", "classes", "accuracy", "up", "down", "refused or failed", "why"), rows(found)
+    )
     say(f"round {found['round']}, {found['algorithm']}, classes {', '.join(found['classes'])}")

@@ -1,12 +1,18 @@
 """One thread for every process: the suite runs a process a core, and tiny models gain nothing from a second thread."""
 
 import os
+import signal
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the processes that tests start
 
 from pathlib import Path
 
 from hypothesis import settings
+
+# A shell's background job begins with Ctrl-C ignored, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 settings.register_profile("noisy machine", deadline=None)
 settings.load_profile("noisy machine")

@@ -9,6 +9,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class Hall:
     def __init__(self, settings: ServerSettings, terms: Terms) -> None:
         self.settings, self.terms = settings, terms
         self.algorithm = terms.build()
+        self.id = token_hex(8)  # tells this federation from another that the same members take part in
         self.round = 0
         self.classes: tuple[str, ...] = tuple(name.strip() for name in settings.classes.split(",") if name.strip())
         self.seats: dict[str, Seat] = {}
@@ -64,6 +66,7 @@ class Hall:
         state = of_server(self.server, self.classes)
         told = {"refused": seat.reason} if seat.reason else {}
         header = {"round": self.round + 1, "number": seat.number, "classes": list(self.classes), "member": name}
+        header |= {"federation": self.id}
         return Parcel({**header, **vars(self.terms), **state.header, **told}, state.arrays)
 
     def expected(self, asked: frozenset[str]) -> Expected:
@@ -95,7 +98,7 @@ class Hall:
     def refuse(self, name: str, reason: str) -> None:
         if name in self.seats:
             self.seats[name].refused += 1
-            self.seats[name].reason = reason
+            self.seats[name].reason = "".join(c if c.isprintable() else "?" for c in reason)[:300]  # a stranger's words
 
     def close_round(self) -> None:
         """Make the server's new state of what was said, and keep it."""
@@ -137,6 +140,7 @@ class Hall:
             for group, tree in zip(Upload._fields, upload, strict=True):
                 tensors |= {f"{number}.{group}.{key}": value for key, value in tree.items()}
         of = {
+            "id": self.id,
             "round": self.round,
             "classes": list(self.classes),
             "algorithm": str(self.terms.part()),
@@ -161,7 +165,7 @@ class Hall:
         if of["algorithm"] != str(self.terms.part()):
             raise RunFolderError(f"{self.path} is of {of['algorithm']}, not of {self.terms.part()}: name another state")
         try:
-            self.round = int(of["round"])
+            self.id, self.round = str(of["id"]), int(of["round"])
             self.classes = tuple(dict.fromkeys((*of["classes"], *self.classes)))
             self.seats = {name: Seat(**seat) for name, seat in of["seats"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -219,7 +223,7 @@ def read_state(path: Path) -> tuple[Tree, dict[str, Any]]:
     tensors, metadata = read_tensors(path, "a server's state")
     try:
         of = json.loads(metadata["of"])
-        if not {"round", "classes", "algorithm", "seats"} <= of.keys():
+        if not {"id", "round", "classes", "algorithm", "seats"} <= of.keys():
             raise ValueError("it lacks what a server keeps")
     except (KeyError, ValueError, AttributeError) as error:
         raise RunFolderError(f"{path} is no server's state: {error}") from error

@@ -80,6 +80,8 @@ def answer(parcel: Parcel, own: MemberSettings) -> Parcel:
     terms, round = _terms(parcel.header), parcel.header["round"]
     path = Path(own.state) / STATE
     kept = Kept.load(path, own.fingerprint())
+    if kept is not None and kept.reply.header.get("federation") != parcel.header.get("federation"):
+        raise RunFolderError(f"{path} is of another federation, or its server lost its state: name another state")
     if kept is not None and kept.round == round:
         return kept.reply
     if kept is not None and kept.round > round:
@@ -151,7 +153,7 @@ def _trained(parcel: Parcel, own: MemberSettings, terms: Terms, kept: Kept | Non
             raise DataError(
                 f"{own.name}'s training broke down in round {round}: {name} is not finite; the lr may be too high"
             )
-    header = {"member": own.name, "round": round, **reply.header, **told}
+    header = {"member": own.name, "round": round, "federation": parcel.header.get("federation"), **reply.header, **told}
     # Weights that travel are in the state already; prototypes are what it classifies by.
     sent = seat.server if "known" in seat.server else {}
     return Kept(round, seat.federation.classes, outcome.state, sent, Parcel(header, reply.arrays))

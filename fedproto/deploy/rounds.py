@@ -31,6 +31,8 @@ class Post(Protocol):
 
 def serve(hall: Hall, post: Post, say: Say) -> None:
     """All rounds from where the hall stands, and the last accuracies."""
+    if not hall.path.exists():
+        hall.save()  # now: members will remember which federation asked them
     say(f"round {hall.round} of {hall.settings.rounds} is done; state in {hall.path}")
     while hall.round < hall.settings.rounds:
         _round(hall, post, _quorum(hall, post, say), say)
