@@ -1369,3 +1369,12 @@ def test_init_writes_any_path_and_class_or_refuses_it(folder: str, data: str, na
 def test_a_seat_is_plain_values() -> None:
     """So that it is one object in the state's metadata."""
     assert Seat(**json.loads(json.dumps(vars(Seat(3))))) == Seat(3)
+
+
+def test_two_runs_do_not_work_on_one_state(world: Any) -> None:
+    place = world(patience=0.01)
+    first, second = place.hall(), place.hall()
+    with first.alone(), pytest.raises(RunFolderError, match="another run"), second.alone():
+        pass
+    with second.alone():
+        pass

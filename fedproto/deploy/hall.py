@@ -5,12 +5,15 @@ All of it is one file, replaced atomically after every round, from which a kille
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from safetensors.torch import save
@@ -132,6 +135,18 @@ class Hall:
 
     # --- on disk
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While nobody else works on this state: Flower may start a second run when the first one is not quite dead."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        ends = time.monotonic() + self.settings.patience
+        with (self.path.parent / "lock").open("w") as file:
+            while not _locked(file):
+                if time.monotonic() > ends:
+                    raise RunFolderError(f"another run works on {self.path.parent}: stop it with `flwr stop`, or wait")
+                time.sleep(0.5)
+            yield
+
     def save(self) -> None:
         """One file; what Flower's people and `fedproto deploy status` read of it is in its metadata."""
         tensors = {f"server.{name}": value for name, value in self.server.items()}
@@ -228,6 +243,14 @@ def read_state(path: Path) -> tuple[Tree, dict[str, Any]]:
     except (KeyError, ValueError, AttributeError) as error:
         raise RunFolderError(f"{path} is no server's state: {error}") from error
     return tensors, of
+
+
+def _locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which ends with the process, however that ends
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _row(value: torch.Tensor, by_class: bool) -> torch.Size:

@@ -21,8 +21,9 @@ def main(grid: Grid, context: Context) -> None:
 
     try:
         hall = Hall(*divided(context.run_config, "[tool.flwr.app.config]"))
-        hall.load()
-        serve(hall, FlowerPost(grid), lambda sentence: log(logging.INFO, sentence))
+        with hall.alone():
+            hall.load()
+            serve(hall, FlowerPost(grid), lambda sentence: log(logging.INFO, sentence))
     except FedProtoError as error:
         log(logging.ERROR, str(error))  # the sentence, before the traceback that Flower shows
         raise
