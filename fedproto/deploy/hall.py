@@ -103,10 +103,16 @@ class Hall:
             self.seats[name].refused += 1
             self.seats[name].reason = "".join(c if c.isprintable() else "?" for c in reason)[:300]  # a stranger's words
 
+    def admits(self, name: str) -> bool:
+        """Whether somebody is a member; where nobody is listed, whoever Flower lets in."""
+        listed = {each.strip() for each in self.settings.members.split(",") if each.strip()}
+        return not listed or name in listed
+
     def close_round(self) -> None:
         """Make the server's new state of what was said, and keep it."""
         self.round += 1
-        spoke = {n for n, seat in self.seats.items() if n in self.uploads}
+        self.uploads = {name: upload for name, upload in self.uploads.items() if self.admits(name)}  # who left is gone
+        spoke = set(self.uploads)
         counts = spoke if self.algorithm.remembers else {n for n in spoke if self.seats[n].last_round == self.round}
         new = [name for seat in self.seats.values() for name in seat.spoken if name not in self.classes]
         self.classes += tuple(dict.fromkeys(new))
@@ -126,6 +132,8 @@ class Hall:
         fresh = {name: torch.zeros_like(value[0]) for name, value in uploads.sums.items()}
         if weight.dim() > 1:
             fresh["known"] = torch.zeros_like(weight[0])
+        if self.algorithm.remembers:  # all that anybody who is still a member ever said is in the uploads
+            return fresh
         return {name: self._kept(name, value) for name, value in fresh.items()}
 
     def _kept(self, name: str, fresh: torch.Tensor) -> torch.Tensor:

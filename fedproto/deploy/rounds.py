@@ -41,9 +41,9 @@ def serve(hall: Hall, post: Post, say: Say) -> None:
 
 def _quorum(hall: Hall, post: Post, say: Say) -> list[str]:
     """The members that are there, once there are enough of them."""
-    allowed, ends = _allowed(hall), time.monotonic() + hall.settings.patience
+    ends = time.monotonic() + hall.settings.patience
     while True:
-        there = sorted({name for name in post.present() if not allowed or name in allowed})
+        there = sorted(filter(hall.admits, set(post.present())))
         if len(there) >= hall.settings.quorum:
             return there
         if time.monotonic() > ends:
@@ -52,10 +52,6 @@ def _quorum(hall: Hall, post: Post, say: Say) -> list[str]:
                 "them, and this again: it goes on where it stopped"
             )
         time.sleep(0.5)
-
-
-def _allowed(hall: Hall) -> set[str]:
-    return {name.strip() for name in hall.settings.members.split(",") if name.strip()}
 
 
 def _round(hall: Hall, post: Post, there: list[str], say: Say) -> None:
@@ -99,8 +95,7 @@ def _heard(hall: Hall, name: str, found: Parcel | str, size: int, expected: Expe
 
 def _last_words(hall: Hall, post: Post, say: Say) -> None:
     """Everybody's accuracy with the server's last state; who is silent keeps the one before."""
-    allowed = _allowed(hall)
-    there = sorted({name for name in post.present() if name in hall.seats and (not allowed or name in allowed)})
+    there = sorted(name for name in set(post.present()) if name in hall.seats and hall.admits(name))
     for name, found, _ in post.exchange("evaluate", {name: hall.invite(name) for name in there}, hall.settings.timeout):
         if isinstance(found, Parcel) and name in hall.seats:
             hall.note_accuracy(name, found)
