@@ -194,7 +194,7 @@ class Deployed:
 
     def submit(self, **config: Any) -> str:
         words = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items())
-        done = self.flwr("run", "app", "federation", "--format", "json", "--run-config", words)
+        done = self.flwr("run", ".", "federation", "--format", "json", "--run-config", words)
         assert done.returncode == 0 and "run-id" in json.loads(done.stdout), done.stdout + done.stderr
         return json.loads(done.stdout)["run-id"]
 

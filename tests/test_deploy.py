@@ -8,6 +8,7 @@ import threading
 import time
 import tomllib
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -1278,13 +1279,23 @@ def test_init_writes_a_federation_that_passes_its_own_checks(tmp_path: Path) -> 
     folder = tmp_path / "new" / "fed"
     starting.init(folder, ["a", "b-1", "c.d"], "digits", list("0123456789"))
     assert {path.name for path in folder.iterdir()} == {
-        *("admit.sh", "env.sh", "keys.py", "member.sh", "run.sh", "server.sh", "app", "README.md"),
+        *(
+            "admit.sh",
+            "env.sh",
+            "keys.py",
+            "member.sh",
+            "run.sh",
+            "server.sh",
+            "pyproject.toml",
+            ".gitignore",
+            "README.md",
+        ),
         *("a.toml", "b-1.toml", "c.d.toml"),
     }
     for path in filter(Path.is_file, folder.rglob("*")):
         assert os.access(path, os.X_OK) == (path.suffix == ".sh") or path.name == "env.sh", path
         assert "@" not in path.read_text().replace('"$@"', "").replace("@app", ""), path
-    config = tomllib.loads((folder / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     mine, theirs = divided(config, "here")
     assert mine.members == "a,b-1,c.d" and mine.state == str(folder / "server") and theirs == Terms()
     hall = Hall(mine, theirs)
@@ -1297,7 +1308,7 @@ def test_init_writes_a_federation_that_passes_its_own_checks(tmp_path: Path) -> 
 
 def test_a_federation_from_the_template_trains(tmp_path: Path) -> None:
     starting.init(tmp_path / "fed", ["a", "b"], "digits", list("0123456789"))
-    config = tomllib.loads((tmp_path / "fed" / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    config = tomllib.loads((tmp_path / "fed" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     hall = Hall(*divided(config | {"rounds": 1}, "here"))
     own = {name: read_member(tmp_path / "fed" / f"{name}.toml") for name in "ab"}
     serve(hall, Post(own, hall), lambda sentence: None)
@@ -1361,7 +1372,7 @@ def test_init_writes_any_path_and_class_or_refuses_it(folder: str, data: str, na
         starting.init(made, ["a", "b"], data, [name, "1", "2"])
     except ConfigError:
         return
-    config = tomllib.loads((made / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    config = tomllib.loads((made / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert divided(config, "here")[0].classes.split(",") == [name, "1", "2"]
     assert read_member(made / "a.toml").data == data
     assert config["state"] == str(made / "server")
@@ -1393,3 +1404,16 @@ def test_who_is_struck_off_the_members_leaves_exactly(world: Any, weighting: str
     assert equal(hall.server, hall.algorithm.aggregate(before, stack(rest)))
     alone = set(hall.seats["c"].spoken) - {name for each in "ab" for name in hall.seats[each].spoken}
     assert alone and all(hall.server["known"][hall.classes.index(name)] == 0 for name in alone)
+
+
+def test_flower_is_handed_nothing_but_the_settings(tmp_path: Path) -> None:
+    """Not the members' files, nor keys, which lie in the same folder."""
+    build = pytest.importorskip("flwr.cli.build")
+    folder = tmp_path / "fed"
+    starting.init(folder, ["a", "b"], "digits", ["0", "1"])
+    (folder / "keys").mkdir()
+    for name in ("keys/secret.json", "notes.md", "state-a.json"):
+        (folder / name).write_text("secret")
+    packed = build.build_fab_from_disk(folder)
+    names = zipfile.ZipFile(io.BytesIO(packed)).namelist()
+    assert "pyproject.toml" in names and all(name == "pyproject.toml" or name.startswith(".info") for name in names)

@@ -35,8 +35,9 @@ def init(folder: Path, members: list[str], data: str, classes: list[str]) -> Non
 def _fill(made: Path, folder: Path, members: list[str], data: str, classes: list[str]) -> None:
     words = {"NAMES": " ".join(members), "FIRST": members[0], "SECOND": members[1], "MEMBERS": ",".join(members)}
     common = words | {"STATE": str(folder / "server"), "CLASSES": ",".join(classes)}
-    for file in (*TEMPLATE.glob("*.sh"), TEMPLATE / "keys.py", TEMPLATE / "app" / "pyproject.toml"):
-        _write(made / file.relative_to(TEMPLATE), file, common)
+    for file in (*TEMPLATE.glob("*.sh"), TEMPLATE / "keys.py", TEMPLATE / "pyproject.toml"):
+        _write(made / file.name, file, common)
+    _write(made / ".gitignore", TEMPLATE / "gitignore", {})
     _write(made / "README.md", TEMPLATE / "guide.md", common | {"STATE": "server"})
     for place, name in enumerate(members):
         own = [each for number, each in enumerate(classes) if number % (len(members) + 1) != place] or classes
@@ -44,7 +45,6 @@ def _fill(made: Path, folder: Path, members: list[str], data: str, classes: list
 
 
 def _write(path: Path, template: Path, words: dict[str, str]) -> None:
-    path.parent.mkdir(exist_ok=True)
     text = template.read_text()
     for word, value in words.items():
         text = text.replace(f"@{word}@", value)
