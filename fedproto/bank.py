@@ -20,11 +20,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedproto import registry
-from fedproto.config import parts_of, read_toml
-from fedproto.errors import DataError, RunFolderError
+from fedproto.config import one_part, read_toml
+from fedproto.errors import ConfigError, DataError, RunFolderError
 from fedproto.options import Part
 from fedproto.runfolder import RunFolder, write_atomically
-from fedproto.trees import stack
+from fedproto.trees import flat, one_of, parted, spread, stack, widened
 from fedproto.types import Tree, Upload
 from fedproto.vocabulary import alike
 
@@ -99,8 +99,7 @@ class Contribution:
     upload: Upload
 
     def save(self, path: Path) -> None:
-        tensors = {f"sums.{name}": value.contiguous() for name, value in self.upload.sums.items()}
-        tensors |= {f"weights.{name}": value.contiguous() for name, value in self.upload.weights.items()}
+        tensors = {name: value.contiguous() for name, value in flat(self.upload._asdict()).items()}
         write_atomically(path, save(tensors, {"member": self.member, "classes": "\n".join(self.classes)}))
 
     @classmethod
@@ -117,12 +116,8 @@ class Contribution:
             return cls._resumed(RunFolder(path))
         path = path / UPLOAD if path.is_dir() else path
         tensors, metadata = read_tensors(path, "an upload")
-        parts: dict[str, Tree] = {"sums": {}, "weights": {}}
-        for key, value in tensors.items():
-            group, _, name = key.partition(".")
-            parts.setdefault(group, {})[name] = value
-        upload = Upload(parts["sums"], parts["weights"])
-        return cls(metadata.get("member") or path.parent.name, _names(metadata.get("classes", ""), path), upload)
+        names = _names(metadata.get("classes", ""), path)
+        return cls(metadata.get("member") or path.parent.name, names, _uploads_of(tensors))
 
     @classmethod
     def _resumed(cls, folder: RunFolder) -> Contribution:
@@ -137,7 +132,7 @@ class Contribution:
             )
         _, metadata = read_tensors(folder.path / PROTOTYPES, "prototypes")
         names = _names(metadata.get("classes", ""), folder.path)
-        return cls.of(folder.path.name, names, _upload_of(stored[1], 0))
+        return cls.of(folder.path.name, names, one_of(_uploads_of(stored[1]), 0))
 
 
 @dataclass(frozen=True)
@@ -176,7 +171,8 @@ class Bank:
             raise RunFolderError(f"{folder.path} has no checkpoint with its members' uploads")
         tree = stored[1]
         spoke = tree["last"].nonzero().flatten().tolist()
-        members = {str(client): _upload_of(tree, client) for client in spoke}
+        uploads = _uploads_of(tree)
+        members = {str(client): one_of(uploads, client) for client in spoke}
         _, metadata = read_tensors(folder.path / PROTOTYPES, "prototypes")
         base = read_prototypes(folder.path / START) if (folder.path / START).exists() else None
         return cls(_names(metadata.get("classes", ""), folder.path), algorithm, members, base)
@@ -186,9 +182,9 @@ class Bank:
         tensors, metadata = read_tensors(path, "members")
         try:
             of = json.loads(metadata["of"])
-            (algorithm,) = parts_of("algorithm", of["algorithm"])
-            members = {name: _upload_of(tensors, place) for place, name in enumerate(of["members"])}
-        except (KeyError, ValueError, IndexError, TypeError) as error:
+            algorithm, uploads = one_part("algorithm", of["algorithm"]), _uploads_of(tensors)
+            members = {name: one_of(uploads, place) for place, name in enumerate(of["members"])}
+        except (KeyError, ValueError, IndexError, TypeError, ConfigError) as error:
             raise DataError(f"{path} is damaged: {error}") from error
         classes = _names(metadata.get("classes", ""), path)
         base = Prototypes(classes, tensors["base"], tensors["base_known"]) if "base" in tensors else None
@@ -198,9 +194,7 @@ class Bank:
         made = self.prototypes()
         tensors = {"prototypes": made.values, "known": made.known}
         if self.members:
-            together = stack(list(self.members.values()))
-            tensors |= {f"sums.{name}": value for name, value in together.sums.items()}
-            tensors |= {f"weights.{name}": value for name, value in together.weights.items()}
+            tensors |= flat(stack(list(self.members.values()))._asdict())
         of = {"algorithm": str(self.algorithm), "members": list(self.members), "changes": self.changes}
         metadata = {"classes": "\n".join(self.classes), "of": json.dumps(of)}
         if self.base is not None:
@@ -225,7 +219,7 @@ class Bank:
         self._check(contribution)
         classes = tuple(dict.fromkeys((*self.classes, *contribution.classes)))
         members = {each: _widened(upload, len(classes)) for each, upload in self.members.items()}
-        members[name] = _placed(contribution, classes, next(iter(members.values())))
+        members[name] = _placed(contribution, classes, next(iter(self.members.values())))
         new = [each for each in contribution.classes if each not in self._spoken()]
         return replace(self, classes=classes, members=members, changes=(*self.changes, _change("joined", name, new)))
 
@@ -283,7 +277,7 @@ class Bank:
 def _algorithm_of(folder: RunFolder) -> Part:
     """The run's method with its options."""
     settings = read_toml(folder.path / "config.toml")
-    (part,) = parts_of("algorithm", settings["algorithm"])
+    part = one_part("algorithm", settings["algorithm"])
     options = {k.partition(".")[2]: v for k, v in settings.items() if k.startswith("algorithm.")}
     return replace(part, options=part.options | options)
 
@@ -298,29 +292,23 @@ def _added(uploads: list[Upload]) -> Upload:
     )
 
 
-def _upload_of(tree: Tree, place: int) -> Upload:
-    """One speaker's upload out of `sums.NAME` and `weights.NAME`, which have a leading axis over speakers."""
-    groups = ({k.partition(".")[2]: v[place] for k, v in tree.items() if k.startswith(f"{g}.")} for g in Upload._fields)
-    return Upload(*groups)
+def _uploads_of(tensors: Tree) -> Upload:
+    """What a file holds under `sums.NAME` and `weights.NAME`."""
+    parts = parted(tensors)
+    return Upload(*(parts.get(group, {}) for group in Upload._fields))
 
 
 def _widened(upload: Upload, classes: int) -> Upload:
     """An upload over more classes, of whose new ones it says nothing."""
-    return Upload(
-        *({n: torch.cat([v, v.new_zeros(classes - len(v), *v.shape[1:])]) for n, v in t.items()} for t in upload)
-    )
+    return Upload(*({name: widened(value, classes) for name, value in tree.items()} for tree in upload))
 
 
 def _placed(contribution: Contribution, classes: tuple[str, ...], like: Upload) -> Upload:
     """A contribution's rows in the places of its classes, in the types of the others' uploads."""
-    rows = torch.tensor([classes.index(name) for name in contribution.classes])
+    places = torch.tensor([classes.index(name) for name in contribution.classes])
     pairs = zip(like, contribution.upload, strict=True)
-    return Upload(
-        *(
-            {n: torch.zeros_like(others[n]).index_copy(0, rows, v.to(others[n])) for n, v in t.items()}
-            for others, t in pairs
-        )
-    )
+    alike_typed = Upload(*({n: v.to(others[n]) for n, v in tree.items()} for others, tree in pairs))
+    return spread(alike_typed, places, len(classes))
 
 
 def _change(did: str, member: str, classes: list[str]) -> dict[str, Any]:

@@ -23,9 +23,9 @@ def deploy_init(
 ) -> None:
     """Write a folder from which a federation is started: settings, a file a member, keys, scripts, a guide."""
     from fedproto.deploy.starting import init
+    from fedproto.options import words
 
-    names = [name.strip() for name in members.split(",") if name.strip()]
-    init(folder, names, data, [name.strip() for name in classes.split(",") if name.strip()])
+    init(folder, words(members), data, words(classes))
     say(f"written to {folder}; its README.md says how to go on")
 
 

@@ -169,6 +169,14 @@ def parts_of(kind: str, value: Any) -> list[Part]:
     return parts
 
 
+def one_part(kind: str, value: Any) -> Part:
+    """A choice that can only be one."""
+    parts = parts_of(kind, value)
+    if len(parts) != 1 or parts[0].count is not None:
+        raise ConfigError(f"{kind} takes one choice here, not {value!r}")
+    return parts[0]
+
+
 def _argument(kind: str, base: str, text: str) -> str:
     """What stands after the colon: a path, made absolute, unless the plug-in calls it a name and no folder has it."""
     if not text:

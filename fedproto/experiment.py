@@ -33,6 +33,7 @@ from fedproto.options import Part, options_of
 from fedproto.partitions import Portion
 from fedproto.rounds import Course, Progress, RoundResult, Schedule, run_rounds, summary
 from fedproto.runfolder import RunFolder
+from fedproto.trees import flat, parted
 from fedproto.types import Algorithm, Tree
 from fedproto.vocabulary import alike
 
@@ -144,7 +145,7 @@ class Experiment:
     def write_checkpoint(self, folder: RunFolder) -> None:
         if self.config.checkpoint_every == 0:
             return
-        clients = {f"client.{name}": value for name, value in self.engine.export(self.place).items()}
+        clients = flat({"client": self.engine.export(self.place)})
         folder.save_checkpoint(self.progress.round, self.progress.export() | clients)
 
     def restore(self, folder: RunFolder) -> None:
@@ -155,8 +156,7 @@ class Experiment:
         round, tree = stored
         try:
             self.progress.restore(tree, round)
-            states = {name.removeprefix("client."): v for name, v in tree.items() if name.startswith("client.")}
-            self.engine.restore(self.place, states)
+            self.engine.restore(self.place, parted(tree).get("client", {}))
         except KeyError as error:
             raise RunFolderError(f"the checkpoint in {folder.path} lacks {error}: it belongs to another run") from error
 
@@ -175,11 +175,13 @@ class Experiment:
 
     def client_states(self) -> list[Tree]:
         """Each client's own parameters and buffers, by name."""
-        states: list[Tree] = [{} for _ in self.federation.members]
-        for key, value in self.engine.export(self.place).items():
-            client, _, name = key.partition(".")
-            states[int(client)][name] = value
-        return states
+        states = parted(self.engine.export(self.place))
+        return [states.get(str(member.id), {}) for member in self.federation.members]
+
+    def as_evaluated(self, member: Member, own: Tree) -> Tree:
+        """A client's model as it is evaluated, on the device: its own state, or that with what its server sends."""
+        received = self.algorithm.send(self.progress.server, self.federation.own_classes[member.id])
+        return self.algorithm.adopt({name: value.to(self.federation.device) for name, value in own.items()}, received)
 
     def _contents(self, lines: list[dict[str, Any]], clients: Tree) -> dict[str, Any]:
         traffic, seconds = self.progress.ledger.total(), sum(line["seconds"] for line in lines)

@@ -41,13 +41,12 @@ from fedproto.models import Fit
 from fedproto.options import FilePath, Part, options_of, parse
 from fedproto.preparation import Preparation
 from fedproto.runfolder import RunFolder, whole_folder, write_atomically
-from fedproto.trained import Trained, threshold
+from fedproto.trained import WAYS, Trained, threshold
 from fedproto.types import Tree
 
 MANIFEST, WEIGHTS, CALIBRATION, ONNX = "manifest.json", "model.safetensors", "calibration.safetensors", "model.onnx"
 FILES = (WEIGHTS, PROTOTYPES, CALIBRATION, ONNX)
 KIND, VERSION = "member", 1
-WAYS = tuple(f"{by} {among}" for by in ("prototype", "head") for among in ("all", "own"))
 SHOWN_REJECT = 0.05  # the share of known images for which the manifest states thresholds
 OPSET, IR = 18, 8  # of ONNX, late 2022: newer ones have nothing our models need, and older runtimes read these
 

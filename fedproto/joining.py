@@ -16,7 +16,7 @@ from fedproto.experiment import Experiment, OnRound, Result
 from fedproto.options import Part
 from fedproto.rounds import RoundResult
 from fedproto.runfolder import RunFolder
-from fedproto.types import Upload
+from fedproto.trees import one_of
 from fedproto.vocabulary import alike
 
 Accuracies = dict[str, float]
@@ -169,5 +169,4 @@ def _contribution(experiment: Experiment, name: str) -> Contribution:
     """The newcomer's last upload, by class name."""
     uploads = experiment.progress.memory.uploads
     assert uploads is not None, "fedproto remembers its members' last uploads"
-    first = Upload(*({key: value[0] for key, value in tree.items()} for tree in uploads))
-    return Contribution.of(name, experiment.federation.classes, first)
+    return Contribution.of(name, experiment.federation.classes, one_of(uploads, 0))

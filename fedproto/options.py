@@ -172,6 +172,11 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def words(text: str) -> list[str]:
+    """`a, b` as names."""
+    return [word for word in map(str.strip, text.split(",")) if word]
+
+
 def parse(text: str, what: str) -> list[Part]:
     """`a(x=1)*2,b` as parts. Commas inside brackets or double quotes do not separate.
 

@@ -16,7 +16,7 @@ from fedproto import randomness, wire
 from fedproto.engines import Chunk, Engine, Lot
 from fedproto.errors import TrainingError
 from fedproto.federation import Federation
-from fedproto.trees import join, moved, rows_of, total
+from fedproto.trees import flat, join, moved, parted, rows_of, total
 from fedproto.types import Algorithm, Tree, Upload
 
 #: Values of all clients' prototypes together that are still written beside the global ones.
@@ -123,23 +123,15 @@ class Progress:
         return cls(server, Ledger(clients), Memory(clients))
 
     def export(self) -> Tree:
-        tree = {f"server.{name}": value for name, value in self.server.items()}
-        tree |= {"ledger": self.ledger.counts, "last": self.memory.last}
-        if self.memory.uploads is not None:
-            tree |= {f"sums.{name}": value for name, value in self.memory.uploads.sums.items()}
-            tree |= {f"weights.{name}": value for name, value in self.memory.uploads.weights.items()}
-        return tree
+        tree = flat({"server": self.server}) | {"ledger": self.ledger.counts, "last": self.memory.last}
+        return tree if self.memory.uploads is None else tree | flat(self.memory.uploads._asdict())
 
     def restore(self, tree: Tree, round: int) -> None:
-        parts: dict[str, Tree] = {"server": {}, "sums": {}, "weights": {}}
-        for key, value in tree.items():
-            group, _, name = key.partition(".")
-            if group in parts:
-                parts[group][name] = value
-        self.server = {name: value.to(self.server[name].device) for name, value in parts["server"].items()}
+        parts = parted(tree)
+        self.server = {name: value.to(self.server[name].device) for name, value in parts.get("server", {}).items()}
         self.ledger.counts, self.memory.last, self.round = tree["ledger"], tree["last"], round
         device = next((value.device for value in self.server.values()), torch.device("cpu"))
-        sums, weights = ({n: v.to(device) for n, v in parts[group].items()} for group in ("sums", "weights"))
+        sums, weights = ({n: v.to(device) for n, v in parts.get(group, {}).items()} for group in Upload._fields)
         self.memory.uploads = Upload(sums, weights) if sums else None
 
 

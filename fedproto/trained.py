@@ -26,6 +26,8 @@ from fedproto.runfolder import RunFolder
 from fedproto.types import Tree
 
 CALIBRATED_ON = 1000  # held-out images at most
+#: The ways to classify: by what, and among which classes.
+WAYS = ("prototype all", "prototype own", "head all", "head own")
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,14 +113,11 @@ def members_of(run: Path, clients: Sequence[int] = ()) -> tuple[Experiment, list
 
 def _makers(experiment: Experiment, folder: RunFolder) -> list[Callable[[], Trained]]:
     """One a member: a thousand members at once might fill the memory."""
-    states = experiment.client_states()
+    states, names = experiment.client_states(), experiment.federation.classes
     shared = read_prototypes(folder.path) if "prototypes" in experiment.progress.server else None
     result = folder.result() or {}
 
     def make(member: Member) -> Trained:
-        received = experiment.algorithm.send(experiment.progress.server, experiment.federation.own_classes[member.id])
-        state = experiment.algorithm.adopt({n: v.cpu() for n, v in states[member.id].items()}, _on_cpu(received))
-        names = experiment.federation.classes
         about = {
             "run": folder.path.name,
             "client": member.id,
@@ -128,7 +127,7 @@ def _makers(experiment: Experiment, folder: RunFolder) -> list[Callable[[], Trai
             "round": experiment.progress.round,
             "accuracy": result["clients"][member.id]["accuracy"] if result else {},
         }
-        return made(member, state, names, shared, about)
+        return made(member, experiment.as_evaluated(member, states[member.id]), names, shared, about)
 
     return [partial(make, member) for member in experiment.federation.members]
 
@@ -140,10 +139,6 @@ def made(
     own = tuple(classes[label] for label in member.classes)
     plain = Trained(_with_state(member.module, state), member.preparation, classes, own, shared, {}, about)
     return replace(plain, calibration=_calibration(plain, halves(member)[0]))
-
-
-def _on_cpu(tree: Tree) -> Tree:
-    return {name: value.cpu() for name, value in tree.items()}
 
 
 def _with_state(module: nn.Module, state: Tree) -> nn.Module:
@@ -168,9 +163,8 @@ def _calibration(member: Trained, examples: Examples) -> dict[str, np.ndarray]:
     if not len(examples):
         return {}
     seen = member.see_prepared(examples.x[examples.rows[:CALIBRATED_ON]])
-    ways = [(by, among) for by in ("prototype", "head") for among in ("all", "own")]
     return {
         f"{by} {among}": novelty(by, scores_of(by, among, member, seen)).numpy()
-        for by, among in ways
+        for by, among in map(str.split, WAYS)
         if by == "head" or (member.prototypes is not None and member.names(by, among))
     }

@@ -1,6 +1,7 @@
 """Sums of trees of tensors: the server's arithmetic."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,43 @@ def moved(index: Tensor, device: torch.device) -> Tensor:
     if index.device == device or device.type != "cuda":
         return index.to(device)
     return index.pin_memory().to(device, non_blocking=True)
+
+
+T = TypeVar("T")
+
+
+def flat(groups: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+    """Groups of named values as one, for a file or a message: `{"sums": {"a": x}}` is `{"sums.a": x}`."""
+    return {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
+
+
+def parted(values: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """The same back, by what stands before the first dot; of a name without one, the rest is empty."""
+    groups: dict[str, dict[str, T]] = {}
+    for key, value in values.items():
+        group, _, name = key.partition(".")
+        groups.setdefault(group, {})[name] = value
+    return groups
+
+
+def one_of(uploads: Upload, place: int) -> Upload:
+    """A single speaker's upload, without the axis over speakers."""
+    return Upload(*({name: value[place] for name, value in tree.items()} for tree in uploads))
+
+
+def widened(value: Tensor, rows: int) -> Tensor:
+    """With rows of zeros at its end, so that there are so many."""
+    return torch.cat([value, value.new_zeros(rows - len(value), *value.shape[1:])])
+
+
+def spread(upload: Upload, places: Tensor, rows: int) -> Upload:
+    """An upload's rows in these places among so many, of whose others it says nothing."""
+    return Upload(
+        *(
+            {name: value.new_zeros(rows, *value.shape[1:]).index_copy(0, places, value) for name, value in tree.items()}
+            for tree in upload
+        )
+    )
 
 
 def rows_of(uploads: Upload, rows: Tensor) -> Upload:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedproto.errors import ConfigError
+from fedproto.options import words
 from fedproto.trees import mean, weighted
 from fedproto.types import Algorithm, Step, Task, Tree, Upload
 
@@ -87,7 +88,7 @@ def sharing(name: str, shared: Callable[[str], bool]) -> Algorithm:
 
 def named_layers(layers: str) -> Callable[[str], bool]:
     """Whether a parameter belongs to one of the comma-separated layers: `head`, `fc1,fc2`, `body.conv1`."""
-    wanted = [layer.strip() for layer in layers.split(",") if layer.strip()]
+    wanted = words(layers)
     return lambda name: any(f".{layer}." in f".{name}." for layer in wanted)
 
 
@@ -97,7 +98,7 @@ def keeping(name: str, personal: str) -> Algorithm:
     algorithm = sharing(name, lambda parameter: not is_personal(parameter))
 
     def init(params: Tree, task: Task) -> Tree:
-        for layer in filter(None, map(str.strip, personal.split(","))):
+        for layer in words(personal):
             if not any(map(named_layers(layer), params)):
                 accepted = sorted({".".join(parameter.split(".")[:-1]) for parameter in params})
                 raise ConfigError(f"personal layer {layer!r} is not in the model, whose layers are {accepted}")

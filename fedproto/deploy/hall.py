@@ -19,16 +19,16 @@ import torch
 from safetensors.torch import save
 
 from fedproto.bank import read_tensors
-from fedproto.config import complete, parts_of
+from fedproto.config import complete, one_part
 from fedproto.deploy.parcels import Parcel, of_server, over, to_upload
 from fedproto.deploy.rules import Expected, Limits, accuracies, check, shapes_of
 from fedproto.deploy.settings import ServerSettings, Terms
 from fedproto.errors import ConfigError, Refused, RunFolderError
 from fedproto.federation import draw_model, state_of
 from fedproto.models import Fit
-from fedproto.options import Count, convert
+from fedproto.options import Count, convert, words
 from fedproto.runfolder import write_atomically
-from fedproto.trees import stack
+from fedproto.trees import flat, parted, stack, widened
 from fedproto.types import Algorithm, Batch, Step, Task, Tree, Upload, nothing
 
 STATE = "server.safetensors"
@@ -55,7 +55,7 @@ class Hall:
         self.algorithm = terms.build()
         self.id = token_hex(8)  # tells this federation from another that the same members take part in
         self.round = 0
-        self.classes: tuple[str, ...] = tuple(name.strip() for name in settings.classes.split(",") if name.strip())
+        self.classes = tuple(words(settings.classes))
         self.seats: dict[str, Seat] = {}
         self.uploads: dict[str, Upload] = {}  # as they were sent; rows are of the seat's `spoken` classes
         self.path = Path(settings.state) / STATE
@@ -105,7 +105,7 @@ class Hall:
 
     def admits(self, name: str) -> bool:
         """Whether somebody is a member; where nobody is listed, whoever Flower lets in."""
-        listed = {each.strip() for each in self.settings.members.split(",") if each.strip()}
+        listed = words(self.settings.members)
         return not listed or name in listed
 
     def close_round(self) -> None:
@@ -139,7 +139,7 @@ class Hall:
     def _kept(self, name: str, fresh: torch.Tensor) -> torch.Tensor:
         if name not in self.server:
             return fresh
-        return _grown(self.server[name], len(fresh)) if fresh.dim() else self.server[name]
+        return widened(self.server[name], len(fresh)) if fresh.dim() else self.server[name]
 
     # --- on disk
 
@@ -157,11 +157,9 @@ class Hall:
 
     def save(self) -> None:
         """One file; what Flower's people and `fedproto deploy status` read of it is in its metadata."""
-        tensors = {f"server.{name}": value for name, value in self.server.items()}
-        for name, upload in self.uploads.items() if self.algorithm.remembers else ():  # else nobody asks for them
-            number = self.seats[name].number
-            for group, tree in zip(Upload._fields, upload, strict=True):
-                tensors |= {f"{number}.{group}.{key}": value for key, value in tree.items()}
+        remembered = self.uploads if self.algorithm.remembers else {}  # else nobody asks for them
+        uploads = {str(self.seats[name].number): flat(upload._asdict()) for name, upload in remembered.items()}
+        tensors = flat({"server": self.server} | uploads)
         of = {
             "id": self.id,
             "round": self.round,
@@ -193,18 +191,11 @@ class Hall:
             self.seats = {name: Seat(**seat) for name, seat in of["seats"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"{self.path} is damaged: {error}") from error
-        server = {name.partition(".")[2]: value for name, value in tensors.items() if name.startswith("server.")}
-        self._refuse_other(server)
-        self.server = server
-        for name, seat in self.seats.items():
-            parts: dict[str, Tree] = {group: {} for group in Upload._fields}
-            for key, value in tensors.items():
-                number, _, rest = key.partition(".")
-                group, _, own = rest.partition(".")
-                if number == str(seat.number):
-                    parts[group][own] = value
-            if parts["sums"]:
-                self.uploads[name] = Upload(**parts)
+        parts = parted(tensors)
+        self._refuse_other(parts.get("server", {}))
+        self.server = parts.get("server", {})
+        stored = {name: parts[str(seat.number)] for name, seat in self.seats.items() if str(seat.number) in parts}
+        self.uploads = {name: Upload(**parted(tree)) for name, tree in stored.items()}
 
 
 def _beginning(
@@ -237,7 +228,7 @@ def _architecture(terms: Terms, settings: ServerSettings, classes: int) -> Tree:
         raise ConfigError(
             f"{terms.algorithm} averages weights: the server must know `model` and `shape`, such as '1,28,28'"
         )
-    (part,) = parts_of("model", settings.model)
+    part = one_part("model", settings.model)
     shape = tuple(convert("shape", settings.shape, tuple[Count, ...]))
     return state_of(draw_model(complete("model", part, {}, {}), Fit(shape, classes, terms.dim or None), terms.seed))
 
@@ -263,8 +254,3 @@ def _locked(file: TextIO) -> bool:
 
 def _row(value: torch.Tensor, by_class: bool) -> torch.Size:
     return value.shape[1:] if by_class and value.dim() else value.shape
-
-
-def _grown(value: torch.Tensor, rows: int) -> torch.Tensor:
-    """With zeros for classes that came since."""
-    return torch.cat([value, value.new_zeros(rows - len(value), *value.shape[1:])])

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from fedproto import registry
 from fedproto.bank import Prototypes, read_tensors
 from fedproto.client import evaluate, train
-from fedproto.config import AUTO, complete, parts_of, resolve_auto
+from fedproto.config import AUTO, complete, one_part, resolve_auto
 from fedproto.data import Places, Source
 from fedproto.deploy.parcels import Header, Parcel, of_upload, to_server
 from fedproto.deploy.settings import MemberSettings, Terms, checked
@@ -30,6 +30,7 @@ from fedproto.partitions import Pool
 from fedproto.partitions.classes import classes as of_classes
 from fedproto.runfolder import write_atomically
 from fedproto.trained import Trained, made
+from fedproto.trees import flat, parted
 from fedproto.types import Algorithm, Task, Tree
 
 STATE = "member.safetensors"
@@ -46,9 +47,9 @@ class Kept:
     reply: Parcel
 
     def save(self, path: Path, fingerprint: str) -> None:
-        tensors = {f"state.{name}": value.cpu().contiguous() for name, value in self.state.items()}
-        tensors |= {f"server.{name}": value.cpu().contiguous() for name, value in self.server.items()}
-        tensors |= {f"reply.{name}": torch.from_numpy(np.array(value)) for name, value in self.reply.arrays.items()}
+        reply = {name: torch.from_numpy(np.array(value)) for name, value in self.reply.arrays.items()}
+        parts = flat({"state": self.state, "server": self.server, "reply": reply})
+        tensors = {name: value.cpu().contiguous() for name, value in parts.items()}
         of = {"round": self.round, "classes": self.classes, "header": self.reply.header, "member": fingerprint}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, save(tensors, {"of": json.dumps(of)}))
@@ -64,13 +65,12 @@ class Kept:
                 raise RunFolderError(
                     f"{path} is of another member, or of other data or another model: name another state"
                 )
-            parts: dict[str, Tree] = {"state": {}, "server": {}, "reply": {}}
-            for key, value in tensors.items():
-                group, _, name = key.partition(".")
-                parts[group][name] = value
-            arrays = {name: value.numpy() for name, value in parts["reply"].items()}
-            kept = parts["state"], parts["server"], Parcel(of["header"], arrays)
-            return cls(of["round"], tuple(of["classes"]), *kept)
+            parts = parted(tensors)
+            state, server, reply = (parts.pop(group, {}) for group in ("state", "server", "reply"))
+            if parts:
+                raise ValueError(f"it holds {min(parts)!r}, too")
+            arrays = {name: value.numpy() for name, value in reply.items()}
+            return cls(of["round"], tuple(of["classes"]), state, server, Parcel(of["header"], arrays))
         except (KeyError, ValueError, TypeError) as error:
             raise RunFolderError(f"{path} is no member's state: {error}") from error
 
@@ -185,11 +185,11 @@ def _seated(parcel: Parcel, own: MemberSettings, terms: Terms, kept: Kept | None
 
 def _federation(own: MemberSettings, terms: Terms, known: tuple[str, ...]) -> Federation:
     """A federation of this one member, over the classes that all agree on and those it brings."""
-    (part,) = parts_of("dataset", own.data)
-    source = registry.build("dataset", complete("dataset", part, {}, {}), Places(own.data_dir))
+    part = complete("dataset", one_part("dataset", own.data), {}, {})
+    source = registry.build("dataset", part, Places(own.data_dir))
     pool = Pool(source.train.y, source.test.y, source.classes, 1, source.shots, np.random.default_rng(0), "")
     portion = of_classes(pool, names=own.classes)[0]
-    (model,) = parts_of("model", own.model)
+    model = one_part("model", own.model)
     if model.name == AUTO:
         (model,) = resolve_auto(model, source.model)
     held = {source.classes[label] for label in np.unique(source.train.y[portion.train])}

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedproto.bank import Contribution
+from fedproto.trees import flat, parted, spread
 from fedproto.types import Tree, Upload
 
 Header = dict[str, Any]
@@ -19,17 +21,13 @@ class Parcel:
     arrays: dict[str, np.ndarray]
 
 
-def rows_of_classes(tree: Tree, rows: torch.Tensor) -> dict[str, np.ndarray]:
-    return {name: value[rows.to(value.device)].cpu().numpy() for name, value in tree.items()}
-
-
 def of_server(server: Tree, classes: tuple[str, ...]) -> Parcel:
     """The server's state: of prototypes one array, of the classes that have one, whose names are in the header."""
     if "known" not in server:
         return Parcel({}, {name: value.cpu().numpy() for name, value in server.items()})
     known = server["known"].nonzero().flatten()
-    values = {name: value for name, value in server.items() if name != "known"}
-    return Parcel({"known": [classes[row] for row in known.tolist()]}, rows_of_classes(values, known))
+    values = {name: value[known].cpu().numpy() for name, value in server.items() if name != "known"}
+    return Parcel({"known": [classes[row] for row in known.tolist()]}, values)
 
 
 def to_server(parcel: Parcel, classes: tuple[str, ...], like: Tree) -> Tree:
@@ -47,35 +45,19 @@ def to_server(parcel: Parcel, classes: tuple[str, ...], like: Tree) -> Tree:
 
 def of_upload(upload: Upload, classes: tuple[str, ...]) -> Parcel:
     """A member's upload: one weight for all of it, or a row a class it speaks of, whose names are in the header."""
-    weight = upload.weights.get("weight")
-    by_class = weight is not None and weight.dim() > 0
     header: Header = {}
-    if by_class:
-        assert weight is not None
-        rows = weight.nonzero().flatten()
-        header["spoken"] = [classes[row] for row in rows.tolist()]
-        parts = [rows_of_classes(tree, rows) for tree in upload]
-    else:
-        parts = [{name: value.cpu().numpy() for name, value in tree.items()} for tree in upload]
-    named = zip(Upload._fields, parts, strict=True)
-    return Parcel(header, {f"{group}.{name}": value for group, part in named for name, value in part.items()})
+    if upload.weights["weight"].dim():
+        spoken = Contribution.of("", classes, upload)
+        header, upload = {"spoken": list(spoken.classes)}, spoken.upload
+    return Parcel(header, {name: value.cpu().numpy() for name, value in flat(upload._asdict()).items()})
 
 
 def to_upload(parcel: Parcel) -> Upload:
     """An upload as it was sent: rows are of the header's `spoken` classes, in that order."""
-    parts: dict[str, Tree] = {group: {} for group in Upload._fields}
-    for key, value in parcel.arrays.items():
-        group, _, name = key.partition(".")
-        parts[group][name] = torch.from_numpy(value.copy())
-    return Upload(**parts)
+    return Upload(**parted({name: torch.from_numpy(value.copy()) for name, value in parcel.arrays.items()}))
 
 
 def over(upload: Upload, spoken: list[str], classes: tuple[str, ...]) -> Upload:
     """An upload's rows in the places of their classes; zeros for those it says nothing of."""
-    rows = torch.tensor([classes.index(name) for name in spoken], dtype=torch.long)
-    return Upload(
-        *(
-            {n: value.new_zeros(len(classes), *value.shape[1:]).index_copy(0, rows, value) for n, value in tree.items()}
-            for tree in upload
-        )
-    )
+    places = torch.tensor([classes.index(name) for name in spoken], dtype=torch.long)
+    return spread(upload, places, len(classes))

@@ -35,11 +35,11 @@ def serve(hall: Hall, post: Post, say: Say) -> None:
         hall.save()  # now: members will remember which federation asked them
     say(f"round {hall.round} of {hall.settings.rounds} is done; state in {hall.path}")
     while hall.round < hall.settings.rounds:
-        _round(hall, post, _quorum(hall, post, say), say)
+        _round(hall, post, _quorum(hall, post), say)
     _last_words(hall, post, say)
 
 
-def _quorum(hall: Hall, post: Post, say: Say) -> list[str]:
+def _quorum(hall: Hall, post: Post) -> list[str]:
     """The members that are there, once there are enough of them."""
     ends = time.monotonic() + hall.settings.patience
     while True:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedproto import registry
 from fedproto.client import Training
-from fedproto.config import Seed, complete, parts_of, read_tables
+from fedproto.config import Seed, complete, one_part, read_tables
 from fedproto.errors import ConfigError, unknown
 from fedproto.options import Count, File, Part, Positive, Share, Whole, convert
 from fedproto.types import Algorithm
@@ -34,10 +34,7 @@ class Terms:
         return Training(self.batch, self.lr, self.momentum, self.epochs, self.last_batch, self.seed)
 
     def part(self) -> Part:
-        parts = parts_of("algorithm", self.algorithm)
-        if len(parts) != 1:
-            raise ConfigError(f"algorithm takes one method, not {self.algorithm!r}")
-        return complete("algorithm", parts[0], {}, {})
+        return complete("algorithm", one_part("algorithm", self.algorithm), {}, {})
 
     def build(self) -> Algorithm:
         if self.part().options.get("fixed"):

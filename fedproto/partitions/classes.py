@@ -1,7 +1,7 @@
 import numpy as np
 
 from fedproto.errors import unknown
-from fedproto.options import Count
+from fedproto.options import Count, words
 from fedproto.partitions import Pool, Portion, enough, grouped, portions
 
 
@@ -9,7 +9,7 @@ def classes(
     pool: Pool, *, names: str = "", shots: Count | None = None, test_shots: Count | None = None
 ) -> list[Portion]:
     """Images of the named classes, `names="cat,dog"`, or of all: dealt in equal parts, or `shots` of each a client."""
-    wanted = [name.strip() for name in names.split(",") if name.strip()] or list(pool.names)
+    wanted = words(names) or list(pool.names)
     for name in wanted:
         if name not in pool.names:
             raise unknown("class", name, pool.names)

@@ -36,17 +36,6 @@ def look(folder: RunFolder, after: dict[str, bool]) -> None:
                 write_atomically(folder.path / file, make(experiment))
 
 
-def _states(experiment: Experiment) -> list[Tree]:
-    """Each client's model as it is evaluated: its own, or with what its server sends."""
-    received = [experiment.algorithm.send(experiment.progress.server, own) for own in experiment.federation.own_classes]
-    pairs = zip(experiment.client_states(), received, strict=True)
-    return [experiment.algorithm.adopt(_on(own, experiment), some) for own, some in pairs]
-
-
-def _on(state: Tree, experiment: Experiment) -> Tree:
-    return {name: value.to(experiment.federation.device) for name, value in state.items()}
-
-
 def _embeddings(experiment: Experiment) -> bytes:
     """Some test images' embeddings by each client's model, with the client's class means over its training images."""
     found: dict[str, list[np.ndarray]] = {
@@ -58,7 +47,8 @@ def _embeddings(experiment: Experiment) -> bytes:
         "local_client": [],
     }
     classes = len(experiment.federation.classes)
-    for member, state in zip(experiment.federation.members, _states(experiment), strict=True):
+    for member, own in zip(experiment.federation.members, experiment.client_states(), strict=True):
+        state = experiment.as_evaluated(member, own)
         x, y = embed(member.module, state, member.test)
         keep = torch.cat([_some((y == label).nonzero().flatten(), member.id) for label in member.classes])
         trained, labels = embed(member.module, state, member.train)
@@ -93,7 +83,8 @@ def _travel(experiment: Experiment) -> bytes:
     assert uploads is not None, "FedProto remembers its members' last uploads"
     sums, weights = uploads.sums["prototypes"], uploads.weights["weight"]
     clients = []
-    for member, state in zip(experiment.federation.members, _states(experiment), strict=True):
+    for member, own in zip(experiment.federation.members, experiment.client_states(), strict=True):
+        state = experiment.as_evaluated(member, own)
         seen = embed(member.module, state, member.test)
         others = _without(sums, weights, member.id)
         clients.append(
