@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sources import build, images, refusal
 
 import fedproto
 from fedproto import registry
 from fedproto.data import Places, Source, Split, hold_out
-from fedproto.errors import DataError, FedProtoError
+from fedproto.errors import DataError
 from fedproto.options import Part
 
 REAL = Path(os.environ.get("FEDPROTO_DATA") or Path(__file__).parents[2] / "shared" / "data").absolute()
@@ -25,22 +26,6 @@ def nowhere_else(monkeypatch, tmp_path):
     """A test finds only the files it wrote: no real data, no cache of whoever runs it."""
     monkeypatch.delenv("FEDPROTO_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no cache"))
-
-
-def build(name, folder=None, **options):
-    return registry.build("dataset", Part(name, options), Places(None if folder is None else str(folder)))
-
-
-def refusal(name, folder=None, **options):
-    """The one sentence with which a source refuses."""
-    with pytest.raises(FedProtoError) as caught:
-        build(name, folder, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def images(count, *shape, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
 
 
 # --- mnist: idx files -------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from command_line import fedproto, only_line
+from sources import build, images, refusal
 
 from fedproto import registry
-from fedproto.data import Places
 from fedproto.errors import FedProtoError
 from fedproto.models import Fit
 from fedproto.options import Part
@@ -26,22 +26,6 @@ def nowhere_else(monkeypatch, tmp_path):
     """A test finds only the files it wrote."""
     monkeypatch.delenv("FEDPROTO_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no cache"))
-
-
-def build(name, folder, **options):
-    return registry.build("dataset", Part(name, options), Places(str(folder)))
-
-
-def refusal(name, folder, **options):
-    """The one sentence with which a source refuses."""
-    with pytest.raises(FedProtoError) as caught:
-        build(name, folder, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def images(count, *shape, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
 
 
 def idx(array):

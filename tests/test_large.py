@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from sources import build
 
 from fedproto import data, federation, randomness, registry
 from fedproto.config import configure
-from fedproto.data import Places, Source, Split, check
+from fedproto.data import Source, Split, check
 from fedproto.data._lazy import Lazy
 from fedproto.errors import DataError, FedProtoError
 from fedproto.experiment import Experiment
@@ -30,10 +31,6 @@ def peak_of(work):
         return work(), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-def build(name, **options):
-    return registry.build("dataset", Part(name, options), Places())
 
 
 # --- a million images ------------------------------------------------------------------------------------------------

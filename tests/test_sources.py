@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from command_line import fedproto as command
 from PIL import Image
+from sources import build, images, refusal
 
 import fedproto
 from fedproto import federation as federations
@@ -23,21 +24,6 @@ from fedproto.errors import ConfigError, FedProtoError, MissingExtra
 from fedproto.options import Part
 
 NORMAL = {"mean": 0.1307, "std": 0.3081}
-
-
-def build(name, **options):
-    return registry.build("dataset", Part(name, options), Places())
-
-
-def refusal(name, **options):
-    with pytest.raises(FedProtoError) as caught:
-        build(name, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def pixels(count, *shape, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
 
 
 def save(path, array, **options):
@@ -172,7 +158,7 @@ def test_every_form_holds_the_same_rows_in_the_same_order(form, digits, tmp_path
 @pytest.mark.parametrize("form", FORMS)
 def test_thirty_images_of_two_classes_are_enough_for_the_defaults(form, tmp_path):
     """Whatever the seed, neither class of 20 clients must run out; who asks for too much is told so."""
-    x, y = pixels(60, 28, 28), np.repeat([0, 1], 30)
+    x, y = images(60, 28, 28), np.repeat([0, 1], 30)
     source = build(FORMS[form](tmp_path, (x, y), (x, y)))
     source = source if len(source.classes) == 2 else replace(source, classes=("0", "1"))  # as_hf and as_pfllib say ten
     for seed in range(50):
@@ -201,7 +187,7 @@ def test_a_run_of_a_folder_of_a_very_long_name_needs_no_option(tmp_path, monkeyp
 
 
 def test_clients_without_a_name_are_refused(tmp_path):
-    np.savez(tmp_path / "own.npz", x=pixels(4, 2), y=[0, 0, 1, 1], client=["a", "a", "", "b"])
+    np.savez(tmp_path / "own.npz", x=images(4, 2), y=[0, 0, 1, 1], client=["a", "a", "", "b"])
     assert "has an empty client or writer id in row 2" in refusal(f"npz:{tmp_path}/own.npz")
 
 
@@ -212,7 +198,7 @@ def test_clients_without_a_name_are_refused(tmp_path):
     "index", [3, -1, slice(1, 4), [2, 0], np.array([4, 4]), np.arange(5) > 2, np.zeros(0, int)], ids=repr
 )
 def test_a_lazy_array_gives_the_rows_that_an_array_gives(index):
-    array = pixels(5, 2, 3)
+    array = images(5, 2, 3)
     lazy = Lazy(array.shape, lambda rows: array[rows])
     assert (lazy.shape, lazy.ndim, len(lazy)) == (array.shape, 3, 5)
     assert lazy[index].tolist() == array[index].tolist()
@@ -220,14 +206,14 @@ def test_a_lazy_array_gives_the_rows_that_an_array_gives(index):
 
 
 def test_images_are_read_when_asked_for(tmp_path):
-    array = pixels(3, 4, 5)
+    array = images(3, 4, 5)
     for number, image in enumerate(array):
         save(tmp_path / f"{number}.png", image)
-    images = Images([tmp_path / f"{number}.png" for number in range(3)], (4, 5), "L")
+    lazy = Images([tmp_path / f"{number}.png" for number in range(3)], (4, 5), "L")
     (tmp_path / "1.png").unlink()
-    assert images[[2, 0]].tolist() == array[[2, 0]].tolist()
+    assert lazy[[2, 0]].tolist() == array[[2, 0]].tolist()
     with pytest.raises(FedProtoError, match=r"1\.png is damaged or no image"):
-        images[1]
+        lazy[1]
 
 
 # --- folder -----------------------------------------------------------------------------------------------------------
@@ -235,7 +221,7 @@ def test_images_are_read_when_asked_for(tmp_path):
 
 def write_folder(root, count=5, shape=(4, 4), end="png", classes=("cat", "dog")):
     for seed, name in enumerate(classes):
-        for number, image in enumerate(pixels(count, *shape, seed=seed)):
+        for number, image in enumerate(images(count, *shape, seed=seed)):
             save(root / name / f"{number}.{end}", image)
     return f"folder:{root}"
 
@@ -243,7 +229,7 @@ def write_folder(root, count=5, shape=(4, 4), end="png", classes=("cat", "dog"))
 def test_folder_without_train_and_test_holds_out_a_fifth_of_each_class(tmp_path):
     source = build(write_folder(tmp_path))
     assert source.classes == ("cat", "dog")
-    everything = np.concatenate([pixels(5, 4, 4, seed=seed) for seed in (0, 1)])
+    everything = np.concatenate([images(5, 4, 4, seed=seed) for seed in (0, 1)])
     train, test = hold_out(np.repeat([0, 1], 5))
     assert source.train.x[:].tolist() == everything[train].tolist()
     assert source.test.x[:].tolist() == everything[test].tolist()
@@ -320,7 +306,7 @@ def test_folder_leaves_other_files_alone(tmp_path):
 
 
 def test_folder_colours_are_channels_first(tmp_path):
-    image = pixels(1, 3, 4, 3)[0]
+    image = images(1, 3, 4, 3)[0]
     for number in range(2):
         save(tmp_path / "a" / f"{number}.png", image)
     x = build(f"folder:{tmp_path}").train.x
@@ -330,14 +316,14 @@ def test_folder_colours_are_channels_first(tmp_path):
 
 def test_folder_is_coloured_if_one_file_is(tmp_path):
     write_folder(tmp_path)
-    save(tmp_path / "cat" / "9.png", pixels(1, 4, 4, 3)[0])
+    save(tmp_path / "cat" / "9.png", images(1, 4, 4, 3)[0])
     assert build(f"folder:{tmp_path}").train.x.shape[1:] == (3, 4, 4)
     assert build(f"folder:{tmp_path}", grey=True).train.x.shape[1:] == (4, 4)
 
 
 def test_folder_size_resizes_and_its_absence_refuses_other_sizes(tmp_path):
     write_folder(tmp_path)
-    save(tmp_path / "dog" / "9.png", pixels(1, 6, 4)[0])
+    save(tmp_path / "dog" / "9.png", images(1, 6, 4)[0])
     assert "dog/9.png has 6x4 pixels but others have 4x4: with size=N every" in refusal(f"folder:{tmp_path}")
     source = build(f"folder:{tmp_path}", size=8)
     assert source.train.x[:].shape == (len(source.train.y), 8, 8)
@@ -466,7 +452,7 @@ def test_pfllib_refuses_a_client_that_cannot_be_tested(tmp_path):
 def write_hf(root, features=None, parts=("train", "test"), **columns):
     datasets = pytest.importorskip("datasets")
     root.mkdir(exist_ok=True)
-    whole = {"image": [encoded(image) for image in pixels(6, 4, 4)], "label": [0, 1, 2] * 2} | columns
+    whole = {"image": [encoded(image) for image in images(6, 4, 4)], "label": [0, 1, 2] * 2} | columns
     table = datasets.Dataset.from_dict({name: column for name, column in whole.items() if column is not None})
     for name, feature in ({"image": datasets.Image()} | (features or {})).items():
         table = table.cast_column(name, feature) if name in table.features and feature else table
@@ -477,7 +463,7 @@ def write_hf(root, features=None, parts=("train", "test"), **columns):
 
 def test_hf_reads_plain_structs_of_bytes_and_path(tmp_path):
     source = build(write_hf(tmp_path / "plain", {"image": None}))
-    assert source.train.x[:].tolist() == pixels(6, 4, 4).tolist()
+    assert source.train.x[:].tolist() == images(6, 4, 4).tolist()
     assert source.classes == ("0", "1", "2")
 
 
@@ -491,7 +477,7 @@ def test_hf_without_a_test_part_holds_out(tmp_path):
     source = build(write_hf(tmp_path / "one", parts=["train"]))
     assert (len(source.train.y), len(source.test.y)) == (3, 3)
     kept = hold_out(np.array([0, 1, 2] * 2))[0]
-    assert source.train.x[:].tolist() == pixels(6, 4, 4)[kept].tolist()
+    assert source.train.x[:].tolist() == images(6, 4, 4)[kept].tolist()
 
 
 def test_hf_takes_validation_for_a_missing_test_part(tmp_path):
@@ -520,9 +506,9 @@ def test_hf_columns_may_be_named(tmp_path):
         ({"label": [0, None, 2] * 2}, "column 'label' is empty in 2 rows"),
         ({"label": [0, -1, 2] * 2}, "has a label -1, out of range"),
         ({"label": None}, "needs label=COLUMN"),
-        ({"image": [encoded(pixels(1, 4, 4)[0])] * 5 + [None]}, "has no image in row 5"),
-        ({"image": [encoded(pixels(1, 4, 4)[0])] * 5 + [{"bytes": b"x", "path": None}]}, "row 5, is damaged"),
-        ({"image": [encoded(pixels(1, 4, n)[0]) for n in (4, 4, 4, 4, 4, 5)]}, "row 5, has 4x5 pixels but others have"),
+        ({"image": [encoded(images(1, 4, 4)[0])] * 5 + [None]}, "has no image in row 5"),
+        ({"image": [encoded(images(1, 4, 4)[0])] * 5 + [{"bytes": b"x", "path": None}]}, "row 5, is damaged"),
+        ({"image": [encoded(images(1, 4, n)[0]) for n in (4, 4, 4, 4, 4, 5)]}, "row 5, has 4x5 pixels but others have"),
     ],
 )  # fmt: skip
 def test_unusable_hf_tables_are_refused(tmp_path, columns, words):

@@ -11,6 +11,7 @@ import torch
 from command_line import fedproto, only_line
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sources import build, refusal
 from tiny import SETTINGS
 from torch.nn import functional as F
 
@@ -19,22 +20,10 @@ from fedproto.config import configure
 from fedproto.data import Places, hold_out
 from fedproto.engines import layers as stacked
 from fedproto.engines.vectorised import VectorisedEngine
-from fedproto.errors import ConfigError, DataError, FedProtoError
+from fedproto.errors import ConfigError, DataError
 from fedproto.experiment import Experiment
 from fedproto.models import Fit
 from fedproto.options import Part
-
-
-def build(name, **options):
-    return registry.build("dataset", Part(str(name), options), Places())
-
-
-def refusal(name, **options):
-    """The one sentence with which a source refuses."""
-    with pytest.raises(FedProtoError) as caught:
-        build(name, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def write(path, content, pack=bytes):
