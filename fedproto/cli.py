@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -432,7 +434,9 @@ for command in (predict, join, members, extend, export):
 
 
 def main() -> None:
-    """Errors meant for people become one line and exit code 2."""
+    """Errors meant for people become one line and exit code 2; who is told to end stops as after Ctrl-C."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun ends the others of a process that died, and at once
+        signal.signal(signal.SIGTERM, lambda signum, frame: signal.raise_signal(signal.SIGINT))
     try:
         app()
     except FedProtoError as error:

@@ -125,6 +125,10 @@ class RunFolder:
             if path.name != name:
                 path.unlink()
 
+    def drop_checkpoints(self) -> None:
+        for path in (self.path / "checkpoint").glob("round-*.safetensors"):
+            path.unlink()
+
     def checkpoint_round(self) -> int:
         """The round of the newest checkpoint, 0 where there is none."""
         files = sorted((self.path / "checkpoint").glob("round-*.safetensors"))

@@ -15,11 +15,14 @@ floating-point sums are added. A sweep that is run again skips what is finished 
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from fedproto.config import AUTO, Config, configure, flat, read_tables, read_toml
 from fedproto.data import Source
@@ -133,13 +136,37 @@ def run_sweep(
         if _begun(cell, out) is None:
             RunFolder.refuse_used(out / cell.name)
     for batch in batches(cells, out):
-        _run_batch(batch, out, loaded, on_batch, on_broken)
+        _run_or_halve(batch, out, loaded, on_batch, on_broken)
     return [RunFolder.open(out / cell.name).result() for cell in cells]
 
 
-def _run_batch(
-    batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch, on_broken: OnBroken | None
+def _run_or_halve(
+    batch: Batch,
+    out: Path,
+    loaded: dict[str, Source],
+    on_batch: OnBatch,
+    on_broken: OnBroken | None,
+    notices: Sequence[str] = (),
 ) -> None:
+    """A batch; where it breaks down, its halves."""
+    try:
+        _run_batch(batch, out, loaded, on_batch, notices)
+        return
+    except TrainingError as error:
+        if on_broken is None:
+            raise
+        if len(batch) == 1:
+            on_broken(batch[0][0], error)
+            return
+        why = f"{error}: {len(batch)} federations together broke down, so half of them are tried at a time"
+    _release_memory()  # after the handler, in which the error held on to all of it
+    cells, middle = [cell for cell, _ in batch], len(batch) // 2
+    for half, said in ((cells[:middle], [why]), (cells[middle:], [])):  # in the end only what fails alone is lost
+        for each in batches(half, out):
+            _run_or_halve(each, out, loaded, on_batch, on_broken, said)
+
+
+def _run_batch(batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch, notices: Sequence[str]) -> None:
     experiments = Experiment.prepare_together([cell.config for cell, _ in batch], loaded)
     folders = []
     for experiment, (cell, folder) in zip(experiments, batch, strict=True):
@@ -147,13 +174,10 @@ def _run_batch(
             experiment.restore(folder)
         folders.append(folder or experiment.new_folder(out / cell.name))
     cells = [cell for cell, _ in batch]
-    try:
-        execute(experiments, folders, on_batch(cells, experiments[0].progress.round, experiments[0].notices))
-    except TrainingError as error:
-        if on_broken is None:
-            raise
-        if len(batch) == 1:
-            on_broken(cells[0], error)
-            return
-        for cell in cells:  # each by itself, from its own checkpoint: only the one that broke down is lost
-            _run_batch([(cell, _begun(cell, out))], out, loaded, on_batch, on_broken)
+    execute(experiments, folders, on_batch(cells, experiments[0].progress.round, [*notices, *experiments[0].notices]))
+
+
+def _release_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

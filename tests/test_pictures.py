@@ -213,6 +213,17 @@ def test_a_study_of_what_travels(tmp_path: Path) -> None:
     assert float(rows[0]["covered"]) == pytest.approx(0.875)
 
 
+def test_a_study_of_the_start_shows_the_start(tmp_path: Path) -> None:
+    """Not what the first round made of it."""
+    start = {"head": {"mean": 0.1, "interval": 0.02}, "prototype_own": {"mean": 0.6}}
+    cells = [cell("all weights", COLUMNS[0], [{"head": [0.5]}]) | {"before": start}]
+    rows = made("study-before", same(cells), tmp_path)
+    assert [tuple(row.values()) for row in rows] == [
+        ("all weights", "head", "0.1", "0.02"),
+        ("all weights", "prototype, own classes", "0.6", ""),
+    ]
+
+
 def test_other_studies_are_rows_of_dots(tmp_path: Path) -> None:
     cells = [
         cell(method, column, [{"prototype": [0.9]}, {"prototype": [0.9 + more]}], "prototype")
@@ -227,7 +238,7 @@ def test_other_studies_are_rows_of_dots(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["table-mnist", "fig-shots", "fig-lambda", "fig-tsne", "study-travel", "study-options"]
+    "name", ["table-mnist", "fig-shots", "fig-lambda", "fig-tsne", "study-travel", "study-before", "study-options"]
 )
 def test_where_every_run_broke_down_nothing_is_drawn(name: str, tmp_path: Path) -> None:
     assert list(draw(name, same([cell("FedProto", "k = 5", [])]), tmp_path, tmp_path)) == []

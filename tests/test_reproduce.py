@@ -78,9 +78,11 @@ def test_every_cell_can_be_configured(target, quick, weights_somewhere):
     if not quick:
         assert len({each.cell.config.toml() for each in planned}) == len(planned)  # and none is run twice
     assert all(each.cell.config.seed == each.seed for each in planned)
-    # A checkpoint is kept for whoever looks at the models afterwards, and only then: `archive.pack` relies on it.
     kept = {each.cell.config.checkpoint_every for each in planned}
-    assert kept == ({each.cell.config.rounds for each in planned} if spec.after else {0})
+    if spec.after:  # the last round's, for whoever looks at the models afterwards
+        assert kept == {each.cell.config.rounds for each in planned}
+    else:
+        assert kept <= {0, 25}
 
 
 @every_target
@@ -454,10 +456,11 @@ class Quiet:
     """A teller that says nothing, remembers what was trained, and may stop it all."""
 
     def __init__(self, stop_at=None):
-        self.trained, self.broke, self.stop_at = [], [], stop_at
+        self.trained, self.done, self.broke, self.stop_at = [], [], [], stop_at
 
     def batch(self, cells, done, notices):
         self.trained.append([cell.name for cell in cells])
+        self.done.append(done)
         return self.round
 
     def round(self, result):
@@ -595,7 +598,9 @@ def test_every_number_of_the_page_can_be_computed_from_the_json(done):
             if key == cell["score"]:
                 (overview,) = [each for each in shown["Tiny"] if each["method"] == cell["method"]]
                 assert overview[cell["column"]] == (f"{numbers[0]:.2f} ± {numbers[2]:.2f} ({theirs['accuracy']:.2f})")
-                assert float(line["difference"]) == pytest.approx((a + b) / 2 - theirs["accuracy"], abs=0.011)
+            column = {cell["score"]: "difference", f"{cell['score']}_own": "difference, own"}.get(key)
+            if column:
+                assert float(line[column]) == pytest.approx((a + b) / 2 - theirs["accuracy"], abs=0.011)
         curves = [run["curve"][cell["score"]] for run in cell["runs"]]
         reached = [next(n for n, value in enumerate(c, 1) if value >= 0.99 * c[-1]) for c in curves]
         assert line["to 99%"] == f"{sum(reached) / 2:.0f}"
@@ -676,6 +681,19 @@ def test_what_was_stopped_goes_on(stop_at, done, specs, tmp_path):
     assert teller.trained == rows[stop_at[0] - 1 :]  # a finished row is not begun again
     assert [path.name for path in files] == ["tiny.json", "tiny.md"]
     assert content(out) == content(done[0])
+
+
+def test_a_row_goes_on_from_its_checkpoint_and_keeps_none(done, specs, tmp_path):
+    (specs / "tiny.toml").write_text(TINY.replace("checkpoint_every = 0", "checkpoint_every = 1"))
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        made(out, stop_at=(2, 3))
+    assert [RunFolder(out / "runs" / "tiny" / name).checkpoint_round() for name in CELLS] == [0] * 4 + [3, 2, 2, 2]
+    teller, _ = made(out, archive=tmp_path / "cells.tgz")
+    assert sorted(zip(teller.done, teller.trained, strict=True)) == [(2, CELLS[5:]), (3, CELLS[4:5])]
+    assert not list(out.glob("runs/tiny/*/checkpoint/*"))
+    assert content(out)["cells"] == content(done[0])["cells"]
+    assert archives.unpack(tmp_path / "cells.tgz", tmp_path / "runs") == 8
 
 
 def test_another_row_column_or_seed_leaves_what_is_there(done, specs, tmp_path):
@@ -781,14 +799,26 @@ def test_an_archive_does_not_overwrite_what_is_there(done, tmp_path):
     out, _ = done
     newer = tmp_path / "runs" / "tiny" / CELLS[0]
     newer.mkdir(parents=True)
-    (newer / "config.toml").write_text("mine")  # not even finished
+    (newer / "config.toml").write_text("rounds = 4")  # another run, not even finished
     also = tmp_path / "runs" / "tiny" / CELLS[1]
     archives.unpack(out / "cells.tgz", tmp_path / "elsewhere")
     also.mkdir()
     (also / "result.json").write_text("mine")
     assert archives.unpack(out / "cells.tgz", tmp_path / "runs") == 6
-    assert files_in(newer) == ["config.toml"] and (newer / "config.toml").read_text() == "mine"
+    assert files_in(newer) == ["config.toml"] and (newer / "config.toml").read_text() == "rounds = 4"
     assert files_in(also) == ["result.json"] and (also / "result.json").read_text() == "mine"
+
+
+def test_what_was_begun_here_gives_way_to_what_was_finished_elsewhere(done, specs, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        made(out, stop_at=(1, 2))
+    begun = RunFolder(out / "runs" / "tiny" / CELLS[0])
+    assert begun.result() is None
+    assert archives.unpack(done[0] / "cells.tgz", out / "runs") == 8
+    assert begun.result() == RunFolder(done[0] / "runs" / "tiny" / CELLS[0]).result()
+    assert made(out)[0].trained == []
+    assert content(out) == content(done[0])
 
 
 def bytes_of(done):

@@ -303,13 +303,14 @@ def test_a_process_killed_at_any_moment_resumes_to_the_same_folder(
     assert resume(path) == undisturbed("long")
 
 
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "told to end"])
 def test_an_interrupted_process_finishes_its_round_and_says_how_to_go_on(
-    tmp_path: Path, undisturbed: Callable[[str], Files]
+    stop: signal.Signals, tmp_path: Path, undisturbed: Callable[[str], Files]
 ) -> None:
     path = tmp_path / "run"
     running = start(path)
     wait_until(lambda: lines(path) >= 4, running)
-    running.send_signal(signal.SIGINT)
+    running.send_signal(stop)
     result = answer(running)
     assert result.code == 130
     assert (

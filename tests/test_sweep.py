@@ -1,8 +1,10 @@
 """Sweeps: which federations there are, which are trained together, and that each comes out as it would alone."""
 
+import gc
 import json
 import os
 import signal
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,10 @@ from command_line import fedproto, files_in, only_line
 from safetensors.torch import load_file
 from tiny import SETTINGS
 
-from fedproto import console
+from fedproto import console, sweep
 from fedproto.config import configure
 from fedproto.engines.vectorised import VectorisedEngine
-from fedproto.errors import ConfigError, RunFolderError
+from fedproto.errors import ConfigError, RunFolderError, TrainingError
 from fedproto.experiment import Experiment
 from fedproto.runfolder import RunFolder
 from fedproto.sweep import batches, read_sweep, run_sweep
@@ -471,6 +473,35 @@ def test_the_folder_is_named_by_the_file_where_none_is_named(tmp_path, monkeypat
     assert answer.code == 0, answer.err
     assert sorted(each.name for each in (tmp_path / "runs" / "mine").iterdir()) == ["seed=0", "seed=1"]
     assert answer.out.splitlines()[-1] == "written to runs/mine"
+
+
+def test_a_batch_too_large_for_the_memory_is_halved(tmp_path, monkeypatch):
+    """And what it held is let go first: the halves need the room."""
+    alive, began, told = [], [], []
+
+    def two_fit(experiments, folders, on_round):
+        gc.collect()
+        began.append((len(experiments), sum(each() is not None for each in alive)))
+        alive.extend(weakref.ref(each) for each in experiments)
+        if len(experiments) > 2:
+            raise TrainingError("the GPU's memory is full")
+        return real(experiments, folders, on_round)
+
+    def remember(cells, done, notices):
+        told.append(notices)
+        return ignore
+
+    real = sweep.execute
+    monkeypatch.setattr(sweep, "execute", two_fit)
+    cells = cells_of(tmp_path, {"seed": [0, 1, 2, 3, 4]})
+    results = run_sweep(cells, tmp_path / "out", remember, pytest.fail)
+    assert began == [(5, 0), (2, 0), (3, 0), (1, 0), (2, 0)]
+    assert [list(each) for each in told if each] == [
+        [f"the GPU's memory is full: {many} federations together broke down, so half of them are tried at a time"]
+        for many in (5, 3)
+    ]
+    monkeypatch.undo()
+    assert [r["accuracy"] for r in results] == [r["accuracy"] for r in run_sweep(cells, tmp_path / "again", quietly)]
 
 
 def test_a_federation_that_diverges_takes_no_other_with_it(tmp_path):

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedproto as package
 from fedproto.client import Training
 from fedproto.config import configure
-from fedproto.engines import Lot, Shard, choice
+from fedproto.engines import Lot, Shard, choice, stacks, vectorised
 from fedproto.engines import layers as stacked
 from fedproto.engines.cohorts import Store, grouped
 from fedproto.engines.graphs import STEP, rewound
@@ -349,6 +349,23 @@ def test_the_size_of_a_stack_does_not_matter(stack):
         runs = [prepared(algorithm, "vectorised", stack=size, **settings) for size in (None, stack)]
         assert runs[1].engine.stacks[0].room == stack
         assert_equal(*((run, run.execute()) for run in runs), 1e-10)
+
+
+def test_a_step_is_tried_with_two_clients_however_little_memory_is_free(monkeypatch):
+    """With room for one, the second of the two would not fit into what a GPU's step works on."""
+    tried = []
+
+    class Seen(vectorised.Stack):
+        def train(self, *how):
+            tried.append((self.room, len(how[1])))
+            return super().train(*how)
+
+    monkeypatch.setattr(stacks, "_room", lambda cohort, batch: 1)
+    monkeypatch.setattr(vectorised, "Stack", Seen)
+    run = prepared("fedproto", "vectorised", data=clients_of(RAGGED))
+    assert tried == [(2, 2)] and not run.notices
+    run.execute()
+    assert set(tried[1:]) == {(1, 1)}
 
 
 @pytest.mark.parametrize("place", ["host", "disk"])

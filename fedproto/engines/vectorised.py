@@ -108,7 +108,8 @@ def obstacle(
 
 def _try(few: Cohort, algorithm: Algorithm, server: Tree, training: Training, plan: Plan) -> None:
     """A round of one batch, and an evaluation."""
-    stack, who = Stack(few, algorithm, training, replace(plan, compile=False)), torch.arange(len(few))
+    # Room for both, however little is free: the run itself will find out how many fit.
+    stack, who = Stack(few, algorithm, training, replace(plan, compile=False, stack=len(few))), torch.arange(len(few))
     servers = [server] * (1 + int(few.federation.max()))
     stack.train(1, who, _received(algorithm, servers, few, who), torch.zeros(len(who), dtype=torch.bool))
     stack.evaluate(who, _received(algorithm, servers, few, who, everything=True))

@@ -9,7 +9,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shutil
 import tarfile
+import tomllib
 import zlib
 from pathlib import Path, PurePosixPath
 
@@ -44,18 +46,31 @@ def pack(archive: Path, runs: Path) -> None:
 
 
 def unpack(archive: Path, runs: Path) -> int:
-    """Put the archive's cells where there are none yet; how many were new."""
+    """Put the archive's cells where none are finished yet; how many were new."""
     files, new = _files(archive), 0
     for path in files:
         if path.name != "result.json" or len(path.parts) != 3 or ".." in path.parts or path.is_absolute():
             continue
-        if not (runs / path.parent).exists():
+        if _is_free(runs / path.parent, files.get(path.parent / "config.toml", b"")):
             try:
                 _place(runs / path.parent, path.parent, files)
             except (KeyError, TypeError, ValueError) as error:
                 raise RunFolderError(f"{archive} does not hold all of {path.parent}: {error}") from error
             new += 1
     return new
+
+
+def _is_free(place: Path, config: bytes) -> bool:
+    """Where there is nothing, or the same run, and unfinished; one of other settings is somebody's work."""
+    if (place / "result.json").exists():
+        return False
+    if not place.exists():
+        return True
+    try:
+        stored = tomllib.loads((place / "config.toml").read_text())
+        return stored["rounds"] == tomllib.loads(config.decode())["rounds"]
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def _files(archive: Path) -> dict[PurePosixPath, bytes]:
@@ -76,6 +91,7 @@ def _place(target: Path, cell: PurePosixPath, files: dict[PurePosixPath, bytes])
     with whole_folder(target) as temporary:
         for name, content in found.items():
             write_atomically(temporary / name, content)
+        shutil.rmtree(target, ignore_errors=True)  # what was begun here
 
 
 def _partition(stamp: str) -> PurePosixPath:

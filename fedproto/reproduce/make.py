@@ -70,12 +70,19 @@ def _run(spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | Non
         for row in spec.rows:
             cells = [each.cell for each in planned if each.row is row]
             results = run_sweep(cells, folder, teller.batch, teller.broken)
-            if spec.after:
-                for cell, result in zip(cells, results, strict=True):
-                    if result is not None:
-                        look(RunFolder.open(folder / cell.name), spec.after)
+            for cell, result in zip(cells, results, strict=True):
+                if result is not None:
+                    _close(RunFolder.open(folder / cell.name), spec)
             if archive is not None:
                 pack(archive, runs)
+
+
+def _close(folder: RunFolder, spec: Spec) -> None:
+    """What is wanted of a finished run's models, and else their room."""
+    if spec.after:
+        look(folder, spec.after)
+    else:
+        folder.drop_checkpoints()
 
 
 def write(spec: Spec, planned: Sequence[Planned], narrowed: Narrowed, out: Path) -> Iterator[Path]:

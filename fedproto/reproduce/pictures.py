@@ -21,7 +21,7 @@ from scipy.spatial.distance import cdist
 
 from fedproto.report.figures import COLOURS, GRID, INK, STYLE, Axes, Canvas, Line2D, mpl, percent, size
 from fedproto.reproduce.plan import cell_name
-from fedproto.reproduce.tables import summary
+from fedproto.reproduce.tables import PAPERS_START, summary
 from fedproto.runfolder import write_atomically
 
 Cells = Sequence[dict[str, Any]]  # those of the JSON that have runs
@@ -68,6 +68,7 @@ def _picture(name: str) -> Picture:
         "fig-lambda": Picture(lambda_rows, _lambda),
         "fig-tsne": Picture(tsne_rows, _tsne),
         "study-travel": Picture(travel_rows, _travel),
+        "study-before": Picture(before_rows, _before),
     }
     return known.get(name) or (Picture(table_rows, _table) if name.startswith("table-") else Picture(dot_rows, _dots))
 
@@ -670,6 +671,28 @@ def _rows_down(axes: Axes, count: int) -> None:
     percent(axes, "x")
 
 
+# --- before anybody trained
+
+
+def before_rows(cells: Cells, _: Path) -> Rows:
+    """A row for each way to predict with the weights a method starts from."""
+    return [
+        {"method": cell["method"], "column": key.replace("_own", ", own classes")}
+        | {"mean": found["mean"], "interval": found.get("interval", "")}
+        for cell in cells
+        for key, found in cell.get("before", {}).items()
+    ]
+
+
+def _before(rows: Rows) -> Canvas:
+    canvas = _dots(rows)
+    (axes,) = canvas.axes
+    axes.axvline(PAPERS_START, color=PALE, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
+    axes.text(PAPERS_START, 1.0, f"the paper: {100 * PAPERS_START:.2f}%", color=PALE, fontsize=8, **place)
+    return canvas
+
+
 # --- a row a setting
 
 
@@ -679,8 +702,8 @@ def dot_rows(cells: Cells, _: Path) -> Rows:
 
 def _dots(rows: Rows) -> Canvas:
     methods, columns = _values(rows, "method"), _values(rows, "column")
-    canvas, (axes,) = _panels(1.2 + 0.27 * len(methods) + 0.25 * (len(columns) > 1))
-    shifts = [(number - (len(columns) - 1) / 2) * 0.28 for number in range(len(columns))]
+    canvas, (axes,) = _panels(1.2 + 0.27 * len(methods) + 0.25 * (len(columns) > 1) + 0.3 * (len(columns) > 2))
+    shifts = [(number - (len(columns) - 1) / 2) * 0.56 / len(columns) for number in range(len(columns))]
     entries = [
         (_dotted(axes, [row for row in rows if row["column"] == column], methods, shift, number), column)
         for number, (column, shift) in enumerate(zip(columns, shifts, strict=True))

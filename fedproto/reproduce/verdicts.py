@@ -17,6 +17,7 @@ import numpy as np
 from scipy import stats
 
 from fedproto.errors import RunFolderError
+from fedproto.reproduce.tables import PAPERS_START
 
 LIKELY = 0.05  # chance of a difference where there is none, up to which we believe in one
 TABLES = {"table-mnist": "MNIST", "table-femnist": "62 characters", "table-cifar10": "CIFAR-10"}
@@ -354,7 +355,7 @@ def before_training(found: dict[str, Found]) -> Iterator[Verdict]:
         for (method, _), cell in table.cells.items()
         for key, value in cell.get("before", {}).items()
     }
-    near = [name for name, mean in means.items() if abs(mean - 27.55) < 3]
+    near = [name for name, mean in means.items() if abs(mean - 100 * PAPERS_START) < 3]
     verdict = f"{CONDITION}: near it comes {' and '.join(near)}" if near else NOT
     yield Verdict(claim, "; ".join(f"{name} {mean:.1f}" for name, mean in means.items()), verdict if means else OPEN)
 
@@ -384,6 +385,8 @@ def separable(folder: Path) -> Iterator[Verdict]:
 def own_heads(found: dict[str, Found]) -> Iterator[Verdict]:
     claim = "FedProto is more accurate than {} whose head chooses among the client's own classes"
     yield from _against(found, accuracy(), accuracy("head_own"), 1, claim, ("FedAvg", "FedProx", "FeSEM"))
+    claim = "FedProto is more accurate than {}, both choosing among the client's own classes"
+    yield from _against(found, accuracy("prototype_own"), accuracy("head_own"), 1, claim)
 
 
 def _variants(
