@@ -561,6 +561,8 @@ def read_markdown(text):
     for block in text.split("\n\n"):
         if block.startswith("#"):
             heading = block.lstrip("# ")
+        if block.startswith("The same, "):
+            heading = "own classes"
         if block.startswith("|"):
             head, _, *lines = ([entry.strip() for entry in line.strip("|").split("|")] for line in block.splitlines())
             found[heading] = [dict(zip(head, line, strict=True)) for line in lines]
@@ -579,7 +581,7 @@ def test_every_number_of_the_page_can_be_computed_from_the_json(done):
     for column in ("n = 3, stdev 2", "n = 4, stdev 2"):
         held = [run["classes"] for cell in found["cells"] if cell["column"] == column for run in cell["runs"]]
         shown[column] = shown.pop(f"{column} ({statistics.fmean(held):.1f} classes a client)")
-    assert list(shown) == ["Tiny", "n = 3, stdev 2", "n = 4, stdev 2"]
+    assert list(shown) == ["Tiny", "own classes", "n = 3, stdev 2", "n = 4, stdev 2"]
     paper = {(row["method"], row["n"]): row for row in paper_rows() if (row["dataset"], row["stdev"]) == ("MNIST", 2)}
     for cell in found["cells"]:
         theirs = paper[cell["method"], cell["n"]]
@@ -595,8 +597,9 @@ def test_every_number_of_the_page_can_be_computed_from_the_json(done):
             numbers = [float(number) for number in re.findall(r"\d+\.\d+", entry)]
             assert entry == "{:.2f} ± {:.2f} [± {:.2f}]".format(*numbers)
             assert numbers == pytest.approx([(a + b) / 2, sum(spread) / 2, T1 * abs(a - b) / 2], abs=0.006)
-            if key == cell["score"]:
-                (overview,) = [each for each in shown["Tiny"] if each["method"] == cell["method"]]
+            if key.startswith(cell["score"]):
+                table = shown["own classes" if key.endswith("_own") else "Tiny"]
+                (overview,) = [each for each in table if each["method"] == cell["method"]]
                 assert overview[cell["column"]] == (f"{numbers[0]:.2f} ± {numbers[2]:.2f} ({theirs['accuracy']:.2f})")
             column = {cell["score"]: "difference", f"{cell['score']}_own": "difference, own"}.get(key)
             if column:
@@ -830,7 +833,9 @@ def cut(content, position):
 
 
 def change(content, position):
-    content[int(len(content) * position)] ^= 0x55
+    """Some bytes: a single one may mean another copy of the same zeros, and so nothing."""
+    for place in range(int(len(content) * position), len(content))[:8]:
+        content[place] ^= 0x55
 
 
 @pytest.mark.parametrize("damage", [cut, change])

@@ -160,7 +160,7 @@ def markdown(found: dict[str, Any]) -> str:
         "on test data. "
         f"Made by `{found['command']}`: {found['seconds']:,.0f} s of runs on {', '.join(found['machines'])}.",
         _said(found),
-        *([_overview(cells, columns)] if len(columns) > 1 else []),
+        *(_overviews(cells, columns) if len(columns) > 1 else []),
         _LEGEND,
         *(_section(column, [c for c in cells if c["column"] == column]) for column in columns),
         "Partitions (SHA-256, first 12 digits): " + _partitions(cells) + ".",
@@ -196,19 +196,27 @@ def _section(column: str, cells: Sequence[dict[str, Any]]) -> str:
     return f"## {column} ({held:.1f} classes a client)\n\n{_details(cells)}"
 
 
-def _overview(cells: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
+def _overviews(cells: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[str]:
+    """By what the methods predict with; and, beside the paper, among the client's own classes."""
+    found = [_overview(cells, columns)]
+    if any(cell["paper"] for cell in cells):
+        found += ["The same, choosing only among the client's own classes:", _overview(cells, columns, "_own")]
+    return found
+
+
+def _overview(cells: Sequence[dict[str, Any]], columns: Sequence[str], own: str = "") -> str:
     methods = list(dict.fromkeys(cell["method"] for cell in cells))
     lines = ["| method | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for method in methods:
         mine = {cell["column"]: cell for cell in cells if cell["method"] == method}
-        lines.append(f"| {method} | " + " | ".join(_short(mine.get(column)) for column in columns) + " |")
+        lines.append(f"| {method} | " + " | ".join(_short(mine.get(column), own) for column in columns) + " |")
     return "\n".join(lines)
 
 
-def _short(cell: dict[str, Any] | None) -> str:
+def _short(cell: dict[str, Any] | None, own: str) -> str:
     if cell is None:
         return ""
-    found, paper = cell["accuracy"][cell["score"]], cell["paper"]
+    found, paper = cell["accuracy"][cell["score"] + own], cell["paper"]
     beside = f" ({paper['accuracy']:.2f})" if paper else ""
     return f"{100 * found['mean']:.2f}{_half(found)}{beside}"
 

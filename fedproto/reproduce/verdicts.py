@@ -23,6 +23,7 @@ LIKELY = 0.05  # chance of a difference where there is none, up to which we beli
 TABLES = {"table-mnist": "MNIST", "table-femnist": "62 characters", "table-cifar10": "CIFAR-10"}
 BASELINES = ("Local", "FeSEM", "FedProx", "FedPer", "FedAvg", "FedRep")
 OURS = "FedProto"
+NEXT = "<br>"  # a data set a line
 HOLDS, CONDITION, NOT, OPEN = "holds", "holds under a condition", "does not hold", "not measured yet"
 
 
@@ -191,7 +192,7 @@ def _combined(compared: Sequence[Compared], wanted: int) -> str:
         return OPEN
     if set(told.values()) == {HOLDS} and len(told) == len(TABLES):
         return HOLDS
-    return "; ".join(f"{title}: {verdict}" for title, verdict in told.items())
+    return NEXT.join(f"{title}: {verdict}" for title, verdict in told.items())
 
 
 def _against(
@@ -202,7 +203,7 @@ def _against(
         tables = _tables(found, rival).items()
         pairs = [Compared.of(title, table.of(OURS, ours), table.of(rival, theirs)) for title, table in tables]
         compared = [each for each in pairs if each is not None]
-        yield Verdict(what.format(rival), "; ".join(map(str, compared)), _combined(compared, wanted))
+        yield Verdict(what.format(rival), NEXT.join(map(str, compared)), _combined(compared, wanted))
 
 
 def more_accurate(found: dict[str, Found]) -> Iterator[Verdict]:
@@ -226,7 +227,7 @@ def fewer_rounds(found: dict[str, Found]) -> Iterator[Verdict]:
                 never = sum(not there for _, there in theirs.values())
                 shown.append(f"{each}; {baseline} never got there in {never}")
         claim = f"it needs fewer rounds than {baseline} (to 98% of FedProto's last accuracy)"
-        yield Verdict(claim, "; ".join(shown), _combined(compared, -1))
+        yield Verdict(claim, NEXT.join(shown), _combined(compared, -1))
 
 
 def _rounds_to(table: Found, method: str, goals: Numbers) -> dict[tuple[str, int], tuple[int, bool]]:
@@ -259,7 +260,7 @@ def mixed_models(found: dict[str, Found]) -> Iterator[Verdict]:
     tables = _tables(found, mixed)
     pairs = {title: pair(table.of(mixed, accuracy()), table.of(OURS, accuracy())) for title, table in tables.items()}
     there = {title: each for title, each in pairs.items() if each is not None}
-    shown = "; ".join(f"{title} {each}" for title, each in there.items())
+    shown = NEXT.join(f"{title} {each}" for title, each in there.items())
     signs = {title: each.sign if each.sign is None else _at_least(each, -1) for title, each in there.items()}
     yield Verdict("mixed models are as good as equal ones (at most one point less)", shown, judged(signs))
 
@@ -454,8 +455,33 @@ def page(folder: Path) -> str:
     claims = [verdict for judge in (*judges, best_lambda, before_training) for verdict in judge(found)]
     claims += separable(folder)
     beyond = [verdict for claim in (own_heads, travel, options) for verdict in claim(found)]
-    parts = [_INTRODUCTION, _table(claims), "## What the paper does not show", _table(beyond)]
-    return "\n\n".join(parts) + "\n"
+    parts = [_INTRODUCTION, *_in_short(found), "## Claim by claim", _table(claims)]
+    return "\n\n".join([*parts, "## What the paper does not show", _table(beyond)]) + "\n"
+
+
+def _in_short(found: dict[str, Found]) -> list[str]:
+    """FedProto minus each baseline, by data set, over all classes and among own ones; nothing without a table."""
+    kinds = {"": (None, None), ", own classes": ("prototype_own", "head_own")}
+    heads = [f"{title}{kind}" for title in _tables(found) for kind in kinds]
+    lines = [f"| FedProto against | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for rival in BASELINES:
+        entries = [
+            _entry(pair(table.of(OURS, accuracy(ours)), table.of(rival, accuracy(theirs))))
+            for table in _tables(found).values()
+            for ours, theirs in kinds.values()
+        ]
+        lines.append(f"| {rival} | {' | '.join(entries)} |")
+    return ["## In short: accuracy in points", _SHORT, "\n".join(lines)] if heads else []
+
+
+_SHORT = "Bold is a difference we believe in (p < 0.05), ± the half-width of its 95% interval."
+
+
+def _entry(each: Paired | None) -> str:
+    if each is None or each.sign is None:
+        return "–"
+    text = f"{each.mean:+.2f} ± {each.half:.2f}"
+    return f"**{text}**" if each.sign else text
 
 
 _INTRODUCTION = """# The paper's claims, judged
