@@ -23,7 +23,8 @@ Run = Annotated[Path, typer.Argument(help="a run folder, an exported one, or a d
 def predict(
     run: Run,
     inputs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="images, .npy or .npz arrays, or folders of them")
+        list[Path] | None,
+        typer.Argument(metavar="[INPUT]...", help="images, tables, texts, .npy or .npz arrays, or folders of them"),
     ] = None,
     client: Annotated[int | None, typer.Option(help="whose model classifies [0]", show_default=False)] = None,
     by: Annotated[Ways, typer.Option(help="the nearest prototype, the client's head, or both")] = "both",
@@ -35,7 +36,7 @@ def predict(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="a line of JSON an image")] = False,
 ) -> None:
-    """Classify images by name; without images, show how well each client tells what it never saw."""
+    """Classify inputs by name; without any, show how well each client tells what it never saw."""
     if not inputs:
         _show_rejections(run, client, 0.05 if reject is None else reject, json)
         return
@@ -232,7 +233,10 @@ def export(
     onnx: Annotated[bool, typer.Option(help="write model.onnx, too (needs fedproto[onnx])")] = True,
 ) -> None:
     """Write a client as a folder that needs neither the run nor its data: weights, prototypes, preprocessing, ONNX."""
-    from fedproto.export import write_member
+    from fedproto.export import ENCODING, write_member
 
-    write_member(_member(run, client), to, onnx)
+    member = _member(run, client)
+    write_member(member, to, onnx)
+    if member.preparation.encoding is not None:
+        say(f"{to / ENCODING} {member.preparation.encoding.tells}: read it before you hand it on", stderr=True)
     say(f"written to {to}")

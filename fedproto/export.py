@@ -4,6 +4,7 @@ manifest.json            what the member is, what it takes and gives, and the SH
 model.safetensors        its parameters and buffers, by name
 prototypes.safetensors   the federation's prototypes, where its method has any; in the form of a run's
 calibration.safetensors  how far held-out images lie, for "none of these"; where some were held out
+encoding.json            how rows of a table, or texts, become numbers; where it was trained on such
 model.onnx               x, as the data set stores it -> features, logits and, where there are prototypes, distances
 
 Files of the machine that wrote it are not named: not the data set's folder, nor weights that training began with.
@@ -36,6 +37,7 @@ from torch import Tensor, nn
 
 from fedproto import prototypes, randomness, registry
 from fedproto.bank import PROTOTYPES, read_prototypes
+from fedproto.encoding import Encoding, from_json, to_json
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError, need
 from fedproto.models import Fit
 from fedproto.options import FilePath, Part, options_of, parse
@@ -45,7 +47,8 @@ from fedproto.trained import WAYS, Trained, threshold
 from fedproto.types import Tree
 
 MANIFEST, WEIGHTS, CALIBRATION, ONNX = "manifest.json", "model.safetensors", "calibration.safetensors", "model.onnx"
-FILES = (WEIGHTS, PROTOTYPES, CALIBRATION, ONNX)
+ENCODING = "encoding.json"
+FILES = (WEIGHTS, PROTOTYPES, CALIBRATION, ENCODING, ONNX)
 KIND, VERSION = "member", 1
 SHOWN_REJECT = 0.05  # the share of known images for which the manifest states thresholds
 OPSET, IR = 18, 8  # of ONNX, late 2022: newer ones have nothing our models need, and older runtimes read these
@@ -75,6 +78,8 @@ def _fill(folder: RunFolder, member: Trained, graph: bytes | None) -> None:
         folder.write_tensors(PROTOTYPES, tensors, {"classes": "\n".join(member.prototypes.classes)})
     if member.calibration:
         folder.write_tensors(CALIBRATION, {way: torch.tensor(v) for way, v in member.calibration.items()}, {})
+    if member.preparation.encoding is not None:
+        folder.write_json(ENCODING, to_json(member.preparation.encoding))
     if graph is not None:
         write_atomically(folder.path / ONNX, graph)
     files = {name: _sha256(folder.path / name) for name in FILES if (folder.path / name).exists()}
@@ -169,7 +174,8 @@ def read_member(folder: Path) -> Trained:
     _check_files(folder, manifest["files"])
     shared = read_prototypes(folder / PROTOTYPES) if PROTOTYPES in manifest["files"] else None
     calibration = _read_calibration(folder / CALIBRATION) if CALIBRATION in manifest["files"] else {}
-    preparation, state = _preparation(manifest["input"]), _tensors(folder / WEIGHTS)
+    encoding = _read_encoding(folder / ENCODING) if ENCODING in manifest["files"] else None
+    preparation, state = _preparation(manifest["input"], encoding), _tensors(folder / WEIGHTS)
     classes, own = tuple(manifest["classes"]), tuple(manifest["own"])
     try:
         module = _built(manifest["model"], Fit(preparation.shape, len(classes), manifest["dim"]), state)
@@ -195,8 +201,19 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return _checked(manifest, str(path))
 
 
-def _preparation(given: dict[str, Any]) -> Preparation:
-    return Preparation(tuple(given["shape"]), tuple(given["mean"]), tuple(given["std"]), given["scale"])
+def _preparation(given: dict[str, Any], encoding: Encoding | None) -> Preparation:
+    if encoding is not None and given["shape"] != [encoding.width]:
+        raise DataError(
+            f"{ENCODING} makes inputs of shape ({encoding.width},), where {tuple(given['shape'])} is wanted"
+        )
+    return Preparation(tuple(given["shape"]), tuple(given["mean"]), tuple(given["std"]), given["scale"], encoding)
+
+
+def _read_encoding(path: Path) -> Encoding:
+    try:
+        return from_json(json.loads(path.read_bytes()), str(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def _check_files(folder: Path, files: dict[str, str]) -> None:

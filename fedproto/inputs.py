@@ -1,4 +1,7 @@
-"""Image and array files as a trained member takes them; what had to be changed about an image is said, not hidden."""
+"""Images, tables, texts and arrays in files, as a trained member takes them.
+
+What had to be changed about one, or is new to the member, is said, not hidden.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ import numpy as np
 from PIL import Image
 
 from fedproto.data._lazy import GREY, opened
+from fedproto.data.csv import Table
+from fedproto.data.text import texts_in
+from fedproto.encoding import UNKNOWN, Columns, Words
 from fedproto.errors import DataError
 from fedproto.preparation import Preparation
 
@@ -24,7 +30,7 @@ class Input(NamedTuple):
 
 
 def read_inputs(path: Path, preparation: Preparation) -> Iterator[Input]:
-    """The inputs of an image, of an array file, or of all such files in a folder."""
+    """The inputs of an image, a table, texts or an array file, or of all such files in a folder."""
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if path.is_dir():
@@ -35,6 +41,10 @@ def read_inputs(path: Path, preparation: Preparation) -> Iterator[Input]:
             yield from read_inputs(file, preparation)
     elif path.suffix.lower() in (".npy", ".npz"):
         yield from _from_array(path, preparation)
+    elif isinstance(preparation.encoding, Columns):
+        yield from _from_table(path, preparation.encoding)
+    elif isinstance(preparation.encoding, Words):
+        yield from _from_texts(path, preparation.encoding)
     else:
         yield _from_image(path, preparation)
 
@@ -53,6 +63,26 @@ def _from_array(path: Path, preparation: Preparation) -> Iterator[Input]:
         raise DataError(f"{path}: {error}") from error
     for number, row in enumerate(rows):
         yield Input(f"{path}[{number}]" if len(rows) > 1 else str(path), row, [])
+
+
+def _from_table(path: Path, encoding: Columns) -> Iterator[Input]:
+    """A row each; columns that the member does not know are passed over, such as one of classes."""
+    table = Table.read(path)
+    missing = [column.name for column in encoding.columns if column.name not in table.columns]
+    if missing:
+        found = ", ".join(table.columns)
+        raise DataError(f"{path} has no column {missing[0]!r}, which this member was trained on: it has {found}")
+    strangers = encoding.strangers(table.columns)
+    for row, x in enumerate(encoding(table.columns, table.place)):
+        place = table.place(row)
+        yield Input(place, x, [f"{place}: {each}, which no training row does" for each in strangers.get(row, [])])
+
+
+def _from_texts(path: Path, encoding: Words) -> Iterator[Input]:
+    found = list(texts_in(path))
+    for (_, place), ids in zip(found, encoding([text for text, _ in found]), strict=True):
+        strange = [] if (ids > UNKNOWN).any() else [f"{place} holds no word that the training texts hold"]
+        yield Input(place, ids.astype(np.float32), strange)
 
 
 def _is_one(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedproto.encoding import Encoding
 from fedproto.errors import DataError
 
 
@@ -20,6 +21,7 @@ class Preparation:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     scale: float = 1.0
+    encoding: Encoding | None = None  # of rows of a table, or texts: how they become numbers, before all this
 
     def __call__(self, x: np.ndarray) -> Tensor:
         """Of inputs that anybody may have given."""

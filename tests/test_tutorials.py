@@ -20,13 +20,16 @@ BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the files that the pages speak of: one image of a seven, and images with their labels."""
+    """With the files that the pages speak of: one image of a seven, images with their labels, and two tables."""
     path = tmp_path_factory.mktemp("tutorials")
     source = registry.build("dataset", Part("mnist5k"), Places(None))
     test = source.test
     Image.fromarray(test.x[np.flatnonzero(test.y == 7)[0]]).save(path / "seven.png")
     np.save(path / "images.npy", test.x[::10])
     np.save(path / "labels.npy", np.array(source.classes)[test.y[::10]])
+    bottles = [f"{number % 7},{'red' if number % 2 else 'white'}" for number in range(60)]
+    (path / "wine.csv").write_text("\n".join(["acid,kind", *bottles]) + "\n")
+    (path / "bottles.csv").write_text("acid\n3\n6\n")
     return path
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedproto import randomness
 from fedproto.data._lazy import Lazy
+from fedproto.encoding import Encoding
 from fedproto.errors import ConfigError, DataError
 from fedproto.preparation import Preparation
 
@@ -54,6 +55,7 @@ class Source:
     model: str = "cnn"
     mixed_model: str = "cnn-mh"
     shots: int = 100
+    encoding: Encoding | None = None  # how rows of a table, or texts, became these inputs
 
     def __post_init__(self) -> None:
         refuse_unwritable("the data set is called", self.name)
@@ -84,7 +86,8 @@ class Source:
     @property
     def preparation(self) -> Preparation:
         shape = self.train.x.shape[1:]
-        return Preparation((1, *shape) if len(shape) == 2 else shape, tuple(self.mean), tuple(self.std), self.scale)
+        channels_first = (1, *shape) if len(shape) == 2 else shape
+        return Preparation(channels_first, tuple(self.mean), tuple(self.std), self.scale, self.encoding)
 
 
 def check(where: str, split: Split, classes: int) -> None:

@@ -12,6 +12,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from fedproto.data import Places, Source, Split, few, hold_out, refuse_unwritable
+from fedproto.encoding import Category, Columns, Number, numbers
 from fedproto.errors import DataError, unknown
 
 LABELS = ("label", "class", "target", "y")  # what a column of classes is usually called
@@ -44,11 +45,12 @@ def csv(
             f"{path} needs a column of classes and another of inputs, beside any of clients: it has {found}"
         )
     names, y, rows = labelled(path, inputs.pop(chosen).tolist(), table.cut, table.place)
-    x = np.concatenate([_inputs(table, name, values, rows[0]) for name, values in inputs.items()], 1)
+    encoding = Columns(tuple(_fitted(table, name, values, rows[0]) for name, values in inputs.items()))
+    x = encoding(inputs, table.place)
     writer = table.clients(whose) if whose else None
     train, test = (Split(x, y, writer).rows(part) for part in rows)
-    shots = few(train.y)
-    return Source(f"csv:{path}", names, train, test, scale=1.0, model="mlp", mixed_model="mlp-mh", shots=shots)
+    how = {"scale": 1.0, "model": "mlp", "mixed_model": "mlp-mh", "shots": few(train.y), "encoding": encoding}
+    return Source(f"csv:{path}", names, train, test, **how)  # type: ignore[arg-type]
 
 
 # --- reading, which text.py does too
@@ -219,72 +221,41 @@ def labelled(
 # --- columns as inputs
 
 
-def _inputs(table: Table, name: str, texts: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """A column as one standardised input, or as one input for each text among the training rows."""
-    if _numbers(texts[train]) is None:
-        _refuse_spoilt_numbers(table, name, texts, train)
-        return _one_hot(table, name, texts, train)
-    numbers = _numbers(texts)
-    if numbers is None:
-        row = next(row for row in range(len(texts)) if _numbers(texts[row : row + 1]) is None)
-        raise DataError(
-            f"{table.place(row)}: column {name!r} holds {str(texts[row])!r}, but the training rows hold numbers"
-        )
-    wrong = np.flatnonzero(~np.isfinite(numbers) & (texts != ""))
-    if len(wrong):
-        raise DataError(
-            f"{table.place(wrong[0])}: column {name!r} holds {str(texts[wrong[0]])!r}, which is no finite number; "
-            "leave empty what is missing, or write NA"
-        )
-    return _standardised(table, name, numbers, train)
-
-
-def _refuse_spoilt_numbers(table: Table, name: str, texts: np.ndarray, train: np.ndarray) -> None:
-    """A column of numbers with a stray word, or with decimal commas, would else become an input for each number."""
-    values = np.unique(texts[train])
-    read = [
-        value for value in values if value and _numbers(np.char.replace(values[values == value], ",", ".")) is not None
-    ]
-    if len(read) <= 10 or len(read) < 0.8 * np.count_nonzero(values != ""):
-        return
-    row = next(row for row in train if _numbers(texts[row : row + 1]) is None)
-    raise DataError(
-        f"{table.place(row)}: column {name!r} holds {str(texts[row])!r}, but most of it are numbers: leave empty what "
-        "is missing, or write NA or ?, and write decimals with a point"
-    )
-
-
-def _numbers(texts: np.ndarray) -> np.ndarray | None:
-    """As numbers, NaN where they are missing; None where one is none, as 1_000 is, which Python would read."""
-    if (np.char.find(texts, "_") >= 0).any():
-        return None
-    try:
-        return np.where(texts == "", "nan", texts).astype(np.float64)
-    except ValueError:
-        return None
-
-
-def _standardised(table: Table, name: str, numbers: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """To mean 0 and deviation 1 over the training rows; what is missing is 0, as is a column that never changes."""
-    known = numbers[train][~np.isnan(numbers[train])]
-    changes = len(np.unique(known)) > 1  # asked of the numbers: rounding gives equal ones a tiny deviation
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean, std = known.mean() if changes else known[:1].sum(), known.std() if changes else 1.0
-    if not np.isfinite(std):
-        raise DataError(f"{table.files[0][0]}: column {name!r} holds numbers too large to be squared")
-    return np.nan_to_num((numbers - mean) / std).astype(np.float32)[:, None]
-
-
-def _one_hot(table: Table, name: str, texts: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """A one where the row holds the text; a text that no training row holds is all zeros."""
+def _fitted(table: Table, name: str, texts: np.ndarray, train: np.ndarray) -> Number | Category:
+    """How a column becomes inputs, by its training rows."""
+    known = numbers(texts[train])
+    if known is not None:
+        return _standardised(table, name, known[np.isfinite(known)])
+    _refuse_spoilt_numbers(table, name, texts, train)
     values = np.unique(texts[train])
     if len(values) > MOST_CATEGORIES:
         raise DataError(
             f"{table.files[0][0]}: column {name!r} holds {len(values):,} different texts, more than "
             f"{MOST_CATEGORIES:,}: name it in `ignore`, or read it with text:PATH"
         )
-    position = np.searchsorted(values, texts).clip(max=len(values) - 1)
-    known = values[position] == texts
-    x = np.zeros((len(texts), len(values)), np.float32)
-    x[np.flatnonzero(known), position[known]] = 1
-    return x
+    return Category(name, tuple(values.tolist()))
+
+
+def _standardised(table: Table, name: str, known: np.ndarray) -> Number:
+    """To mean 0 and deviation 1; a column that never changes is 0."""
+    changes = len(np.unique(known)) > 1  # asked of the numbers: rounding gives equal ones a tiny deviation
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, std = known.mean() if changes else known[:1].sum(), known.std() if changes else 1.0
+    if not np.isfinite(std):
+        raise DataError(f"{table.files[0][0]}: column {name!r} holds numbers too large to be squared")
+    return Number(name, float(mean), float(std))
+
+
+def _refuse_spoilt_numbers(table: Table, name: str, texts: np.ndarray, train: np.ndarray) -> None:
+    """A column of numbers with a stray word, or with decimal commas, would else become an input for each number."""
+    values = np.unique(texts[train])
+    read = [
+        value for value in values if value and numbers(np.char.replace(values[values == value], ",", ".")) is not None
+    ]
+    if len(read) <= 10 or len(read) < 0.8 * np.count_nonzero(values != ""):
+        return
+    row = next(row for row in train if numbers(texts[row : row + 1]) is None)
+    raise DataError(
+        f"{table.place(row)}: column {name!r} holds {str(texts[row])!r}, but most of it are numbers: leave empty what "
+        "is missing, or write NA or ?, and write decimals with a point"
+    )

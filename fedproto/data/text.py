@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -11,12 +9,11 @@ import numpy as np
 
 from fedproto.data import Places, Source, Split, few, folders_in
 from fedproto.data.csv import LABELS, labelled, opened, parts_of, read_rows, usual
+from fedproto.encoding import Words
 from fedproto.errors import DataError, unknown
 from fedproto.options import Bounds, Count
 
 Vocabulary = Annotated[int, Bounds(1, 2**24 - 2)]  # inputs travel as float32, which counts to 2^24
-WORD = re.compile(r"\w+(?:'\w+)*")
-PADDING, UNKNOWN = 0, 1  # the ids that are no word
 ENDS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 
@@ -43,36 +40,30 @@ def text(
         raise DataError(f"{path} holds no text: {_WANTED}")
     cut = len(parts[0]) if len(parts) > 1 else None
     names, y, rows = labelled(path, [d.label for d in documents], cut, lambda row: documents[row].place)
-    known = _vocabulary((documents[row].text for row in rows[0]), vocabulary)
-    if not known:
+    encoding = Words.of((documents[row].text for row in rows[0]), vocabulary, length)
+    if not encoding.words:
         raise DataError(f"{path} holds no word in its training texts")
-    x = _ids([document.text for document in documents], known, length)
+    x = encoding([document.text for document in documents])
     writer = np.array([d.client for d in documents]) if documents[0].client is not None else None
     train, test = (Split(x, y, writer).rows(part) for part in rows)
-    mix = ",".join(f"textcnn(words={len(known)}, filters={filters})" for filters in (40, 50, 60))
-    model = f"textcnn(words={len(known)})"
-    return Source(f"text:{path}", names, train, test, scale=1.0, model=model, mixed_model=mix, shots=few(train.y))
+    size = len(encoding.words)
+    mix = ",".join(f"textcnn(words={size}, filters={filters})" for filters in (40, 50, 60))
+    how = {"model": f"textcnn(words={size})", "mixed_model": mix, "shots": few(train.y), "encoding": encoding}
+    return Source(f"text:{path}", names, train, test, scale=1.0, **how)  # type: ignore[arg-type]
 
 
-def _vocabulary(texts: Iterable[str], size: int) -> dict[str, int]:
-    """The ids of the most frequent words; of equally frequent ones the alphabetically first."""
-    counts: Counter[str] = Counter()
-    for each in texts:
-        counts.update(_words(each))
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: rank for rank, word in enumerate(ranked[:size], UNKNOWN + 1)}
-
-
-def _words(text: str) -> list[str]:
-    return WORD.findall(text.lower())
-
-
-def _ids(texts: Sequence[str], known: dict[str, int], length: int) -> np.ndarray:
-    x = np.full((len(texts), length), PADDING, np.int32)
-    for row, each in zip(x, texts, strict=True):
-        ids = [known.get(word, UNKNOWN) for word in _words(each)[:length]]
-        row[: len(ids)] = ids
-    return x
+def texts_in(path: Path) -> Iterator[tuple[str, str]]:
+    """The texts of one file, each with where it stands; labels do not matter."""
+    if path.suffix == ".txt":
+        with opened(path) as lines:
+            yield lines.read(), str(path)
+        return
+    read = _json_lines if ".jsonl" in path.suffixes else _table
+    for line, row in read(path):
+        name = usual(list(row), ("text",))
+        if name is None:
+            raise DataError(f"{path}, line {line} has no 'text': it has {', '.join(row) or 'nothing'}")
+        yield row[name], f"{path}, line {line}"
 
 
 # --- where the texts lie

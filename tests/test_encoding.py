@@ -1,0 +1,237 @@
+"""How tables and texts become numbers, by hand; and that it goes with a trained member wherever it goes."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from command_line import fedproto, only_line
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedproto.data import Places
+from fedproto.data.csv import csv
+from fedproto.data.text import text
+from fedproto.encoding import Category, Columns, Number, Words, from_json, to_json
+from fedproto.errors import DataError
+from fedproto.export import ENCODING, read_member
+from fedproto.inputs import read_inputs
+from fedproto.preparation import Preparation
+
+
+def nowhere(row):
+    return f"row {row}"
+
+
+def texts(*values):
+    return np.array(values)
+
+
+# --- by hand
+
+
+def test_a_number_is_standardised_and_what_is_missing_is_the_mean():
+    assert Number("size", 2.0, 4.0)(texts("2", "", "-1e1"), nowhere).tolist() == [[0.0], [0.0], [-3.0]]
+
+
+def test_a_category_is_one_input_a_text_and_a_new_one_is_nothing():
+    found = Category("home", ("flat", "tree"))(texts("tree", "boat", "flat", "zoo"), nowhere)
+    assert found.tolist() == [[0, 1], [0, 0], [1, 0], [0, 0]]
+
+
+def test_columns_stand_side_by_side_in_their_own_order_and_say_what_is_new():
+    encoding = Columns((Number("size", 0.0, 1.0), Category("home", ("", "flat"))))
+    table = {"other": texts("x", "y"), "home": texts("flat", "boat"), "size": texts("3", "4")}
+    assert encoding(table, nowhere).tolist() == [[3, 0, 1], [4, 0, 0]]
+    assert encoding.strangers(table) == {1: ["column 'home' holds 'boat'"]}
+    assert encoding.width == 3
+
+
+def test_words_are_ranked_by_how_often_they_occur():
+    encoding = Words.of(["The dog", "dog eats the cat"], 3, length=4)
+    assert encoding.words == ("dog", "the", "cat") and encoding.width == 4
+    assert encoding(["Cat, the zebra!", "a a a a dog"]).tolist() == [[4, 3, 1, 0], [1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize(("value", "words"), [("tall", "but the training rows hold numbers"), ("inf", "no finite")])
+def test_what_is_no_number_is_refused_where_it_stands(value, words):
+    with pytest.raises(DataError, match=f"^row 1: column 'size' holds '{value}', .*{words}"):
+        Number("size", 0.0, 1.0)(texts("1", value), nowhere)
+
+
+# --- there and back
+
+names = st.text(st.characters(exclude_categories=("Cs",)), max_size=5)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+numbers = st.builds(Number, names, finite, finite.filter(lambda value: value > 0))
+categories = st.builds(Category, names, st.sets(names, min_size=1).map(lambda found: tuple(sorted(found))))
+tables = st.builds(Columns, st.lists(numbers | categories, min_size=1).map(tuple))
+vocabularies = st.builds(Words, st.lists(names, min_size=1, unique=True).map(tuple), st.integers(1, 1000))
+
+
+@given(tables | vocabularies)
+def test_json_gives_back_what_it_was_given(encoding):
+    assert from_json(json.loads(json.dumps(to_json(encoding))), "here") == encoding
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(None, 3, [], {}, {"words": ["a"]}, {"words": [], "length": 3}, {"words": ["a", "a"], "length": 3}),
+        *({"words": ["a"], "length": 0}, {"words": ["a"], "length": True}, {"words": [1], "length": 3}),
+        *({"columns": []}, {"columns": [3]}, {"columns": [{"name": "a"}]}, {"columns": {"a": 1}}),
+        {"columns": [{"name": 3, "values": ["a"]}]},
+        {"columns": [{"name": "a", "values": ["b", "a"]}]},
+        {"columns": [{"name": "a", "values": "ab"}]},
+        {"columns": [{"name": "a", "mean": 0.0, "std": 0.0}]},
+        {"columns": [{"name": "a", "mean": float("nan"), "std": 1.0}]},
+        {"columns": [{"name": "a", "mean": "0", "std": 1.0}]},
+    ],
+    ids=repr,
+)
+def test_anything_else_is_refused(content):
+    with pytest.raises(DataError, match=r"^here does not say how rows or texts become numbers: "):
+        from_json(content, "here")
+
+
+# --- a source's own rows, read again
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path, generator = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    animals, sounds = ("cat", "dog", "owl"), ("purrs", "barks", "hoots")
+    rows, documents = ["size,home,label"], []
+    for number in range(75):
+        kind = number % 3
+        home = ("flat", "house", "tree")[generator.choice([kind, 1])]
+        rows.append(f"{generator.normal(kind):.3f},{home},{animals[kind]}")
+        documents.append({"text": f"it {sounds[kind]} {number}", "label": animals[kind]})
+    (path / "animals.csv").write_text("\n".join(rows) + "\n")
+    (path / "animals.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
+    return path
+
+
+def test_rows_of_a_table_are_read_as_in_training(folder):
+    source = csv(Places(), str(folder / "animals.csv"))
+    found = list(read_inputs(folder / "animals.csv", source.preparation))
+    read = np.stack([each.x for each in found])
+    assert read.shape == (75, 4) and not any(each.notices for each in found)
+    assert sorted(map(tuple, read)) == sorted(map(tuple, np.concatenate([source.train.x, source.test.x])))
+    assert found[1].name == f"{folder / 'animals.csv'}, line 3"
+
+
+def test_texts_are_read_as_in_training(folder):
+    source = text(Places(), str(folder / "animals.jsonl"), length=5)
+    read = np.stack([each.x for each in read_inputs(folder / "animals.jsonl", source.preparation)])
+    assert sorted(map(tuple, read)) == sorted(map(tuple, np.concatenate([source.train.x, source.test.x])))
+
+
+# --- new ones
+
+
+TABLE = Preparation((3,), encoding=Columns((Number("size", 0.0, 1.0), Category("home", ("flat", "tree")))))
+TEXT = Preparation((4,), encoding=Words(("dog", "the"), 4))
+
+
+def test_a_new_table_needs_no_label_and_says_what_is_new(tmp_path):
+    (tmp_path / "new.csv").write_text("home;more;size\ntree;1;2\nboat;2;\n")
+    first, second = read_inputs(tmp_path / "new.csv", TABLE)
+    assert (first.x.tolist(), first.notices) == ([2, 0, 1], [])
+    place = f"{tmp_path / 'new.csv'}, line 3"
+    assert second.x.tolist() == [0, 0, 0]
+    assert second.notices == [f"{place}: column 'home' holds 'boat', which no training row does"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("home,more\ntree,1\n", "has no column 'size', which this member was trained on: it has home, more"),
+        ("home,size\ntree,tall\n", "line 2: column 'size' holds 'tall', but the training rows hold numbers"),
+        ("home,size\n", "holds no row below its header"),
+        ("3,4\n", "has no header"),
+        ("\0", "holds no row below its header"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(tmp_path, content, words):
+    (tmp_path / "new.csv").write_text(content)
+    with pytest.raises(DataError, match=words):
+        list(read_inputs(tmp_path / "new.csv", TABLE))
+
+
+@pytest.mark.parametrize("name", ["new.txt", "new.csv", "new.jsonl"])
+def test_a_new_text_needs_no_label_and_says_where_it_knows_nothing(tmp_path, name):
+    raw = {"new.txt": "The dog.", "new.csv": "id,text\n7,The dog.\n", "new.jsonl": '{"text": "The dog.", "id": 7}\n'}
+    (tmp_path / name).write_text(raw[name])
+    (found,) = read_inputs(tmp_path / name, TEXT)
+    assert (found.x.tolist(), found.x.dtype, found.notices) == ([3, 2, 0, 0], np.float32, [])
+    (tmp_path / name).write_text(raw[name].replace("The dog", "Zebra"))
+    (found,) = read_inputs(tmp_path / name, TEXT)
+    assert found.x.tolist() == [1, 0, 0, 0] and found.notices[0].endswith("no word that the training texts hold")
+
+
+def test_texts_without_a_text_are_refused(tmp_path):
+    (tmp_path / "new.jsonl").write_text('{"txt": "The dog."}\n')
+    with pytest.raises(DataError, match=r"new.jsonl, line 1 has no 'text': it has txt"):
+        list(read_inputs(tmp_path / "new.jsonl", TEXT))
+
+
+def test_arrays_are_taken_as_they_are(tmp_path):
+    np.save(tmp_path / "rows.npy", np.eye(3))
+    assert [each.x.tolist() for each in read_inputs(tmp_path / "rows.npy", TABLE)] == np.eye(3).tolist()
+
+
+# --- with a trained member
+
+
+NEW = {
+    "csv": ("animals.csv", "home,size\nflat,-0.5\ntree,2.5\nboat,0\n"),
+    "text": ("animals.jsonl", '{"text": "listen: it hoots"}\n{"text": "it barks"}\n{"text": "moo"}\n'),
+}
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_an_exported_member_reads_new_rows_where_its_data_is_gone(kind, folder, tmp_path):
+    data, content = NEW[kind]
+    mine = shutil.copytree(folder, tmp_path / "data") / data
+    settings = ("--clients", "3", "--ways", "3", "--stdev", "0", "--shots", "6", "--rounds", "15", "--lr", "0.1")
+    run, new, exported = tmp_path / "run", tmp_path / f"new.{data.split('.')[1]}", tmp_path / "exported"
+    assert fedproto("run", "--dataset", f"{kind}:{mine}", *settings, "--out", run).code == 0
+    new.write_text(content)
+    answer = fedproto("predict", run, new, "--json")
+    assert answer.code == 0, answer.err
+    lines = [json.loads(line) for line in answer.out.splitlines()]
+    assert [line["input"] for line in lines] == [
+        f"{new}, line {n}" for n in ((2, 3, 4) if kind == "csv" else (1, 2, 3))
+    ]
+    wanted = {"csv": ["cat", "owl"], "text": ["owl", "dog"]}[kind]
+    assert [line["head"]["label"] for line in lines][:2] == wanted
+    assert ("no training row does" if kind == "csv" else "no word that the training") in only_line(answer.err)
+    told = only_line(fedproto("export", run, "--to", exported).err)
+    assert told.startswith(f"{exported / ENCODING} ") and told.endswith(": read it before you hand it on")
+    shutil.rmtree(tmp_path / "data")
+    shutil.rmtree(run)
+    again = fedproto("predict", exported, new, "--json")
+    assert (again.code, again.out, again.err) == (0, answer.out, answer.err)
+
+
+def test_an_encoding_that_does_not_fit_its_member_is_refused(folder, tmp_path):
+    run, exported = tmp_path / "run", tmp_path / "exported"
+    settings = ("--clients", "2", "--shots", "3", "--rounds", "1", "--out", run)
+    assert fedproto("run", "--dataset", f"csv:{folder / 'animals.csv'}", *settings).code == 0
+    assert fedproto("export", run, "--to", exported, "--no-onnx").code == 0
+    assert json.loads((exported / ENCODING).read_text())["columns"][1]["values"] == ["flat", "house", "tree"]
+    for content, words in (
+        ('{"words": ["a"], "length": 3}', r"encoding.json makes inputs of shape \(3,\), where \(4,\) is wanted"),
+        ("{", "encoding.json cannot be read as JSON"),
+        ("{}", "encoding.json does not say how rows or texts become numbers"),
+    ):
+        (exported / ENCODING).write_text(content)
+        with pytest.raises(DataError, match=r"encoding.json is damaged or of another export"):
+            read_member(exported)
+        manifest = json.loads((exported / "manifest.json").read_text())
+        manifest["files"][ENCODING] = hashlib.sha256(content.encode()).hexdigest()
+        (exported / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(DataError, match=words):
+            read_member(exported)
