@@ -45,7 +45,6 @@ def deploy_status(
 
         typer.echo(dumps(found, indent=1))
         return
-    print_table(
-        ("member", "last heard", "round", "classes", "accuracy", "up", "down", "refused or failed", "why"), rows(found)
-    )
+    heads = ("member", "last heard", "round", "classes", "accuracy", "up", "down", "refused", "failed", "why")
+    print_table(heads, rows(found))
     say(f"round {found['round']}, {found['algorithm']}, classes {', '.join(found['classes'])}")

@@ -82,7 +82,7 @@ class Columns:
 
     @property
     def tells(self) -> str:
-        return f"names {len(self.columns)} columns, and the texts that training rows hold in them"
+        return f"names {len(self.columns)} columns, with the mean, or the texts, of the training rows in each"
 
     @property
     def width(self) -> int:

@@ -188,9 +188,11 @@ def test_a_member_that_cannot_train_says_why_and_others_go_on(setup: Setup) -> N
     assert run.status == "finished:completed", run.log
     assert same(server_of(run.rounds[2][0]), replayed(setup.federation, setup.files, ["ab", "ab"]).server)
     seat = run.rounds[2][1]["seats"]["c"]
-    assert seat["refused"] == 2 and seat["last_round"] == 0
+    assert (seat["failed"], seat["refused"], seat["last_round"]) == (2, 0, 0)
     assert "/nowhere/at/all.npz" in seat["reason"]
-    assert "c was refused: it says" in run.log
+    assert "c failed: it says" in run.log
+    told = setup.federation.log("c")
+    assert "This member cannot answer" in told and "The last answer did not count" in told
 
 
 @pytest.mark.slow
@@ -268,12 +270,13 @@ def test_hostile_answers_reach_no_sum(setup: Setup) -> None:
     assert_like_the_simulator(run._replace(rounds=honest), arrays[:3], range(1, last))
     for number, (trick, reason) in enumerate(TRICKS.items(), 1):
         seat = run.rounds[number][1]["seats"]["d"]
-        assert (seat["refused"], seat["last_round"]) == (number, 0), trick
+        assert (seat["refused"] + seat["failed"], seat["last_round"]) == (number, 0), trick
         assert reason in seat["reason"], trick
         assert len(seat["reason"]) < 500, trick
-        assert f"round {number}: d was refused" in run.log, trick
+        assert f"round {number}: d {'failed' if trick == 'raise' else 'was refused'}" in run.log, trick
     seat = run.rounds[last][1]["seats"]["d"]
-    assert (seat["refused"], seat["last_round"], seat["reason"]) == (len(TRICKS), last, ""), "now it behaves"
+    counts = seat["refused"], seat["failed"], seat["last_round"]
+    assert (*counts, seat["reason"]) == (len(TRICKS) - 1, 1, last, ""), "now it behaves"
     assert run.rounds[last][1]["classes"] == list(CLASSES)
 
 

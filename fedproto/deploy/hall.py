@@ -20,7 +20,7 @@ from safetensors.torch import save
 
 from fedproto.bank import read_tensors
 from fedproto.config import complete, one_part
-from fedproto.deploy.parcels import Parcel, of_server, over, to_upload
+from fedproto.deploy.parcels import Parcel, of_server, over, printable, to_upload
 from fedproto.deploy.rules import Expected, Limits, accuracies, check, shapes_of
 from fedproto.deploy.settings import ServerSettings, Terms
 from fedproto.errors import ConfigError, Refused, RunFolderError
@@ -44,8 +44,9 @@ class Seat:
     spoken: list[str] = field(default_factory=list)
     bytes_up: int = 0
     bytes_down: int = 0
-    refused: int = 0
-    reason: str = ""  # of the last refusal, until it has been told
+    refused: int = 0  # answers that the rules did not let pass
+    failed: int = 0  # rounds it could not answer, by its own word or Flower's
+    reason: str = ""  # of the last of either, until it has been told
     accuracy: dict[str, float] = field(default_factory=dict)
 
 
@@ -101,7 +102,11 @@ class Hall:
     def refuse(self, name: str, reason: str) -> None:
         if name in self.seats:
             self.seats[name].refused += 1
-            self.seats[name].reason = "".join(c if c.isprintable() else "?" for c in reason)[:300]  # a stranger's words
+            self.seats[name].reason = printable(reason)
+
+    def fail(self, name: str, reason: str) -> None:
+        self.seats[name].failed += 1
+        self.seats[name].reason = printable(reason)
 
     def admits(self, name: str) -> bool:
         """Whether somebody is a member; where nobody is listed, whoever Flower lets in."""

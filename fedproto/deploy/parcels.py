@@ -21,6 +21,11 @@ class Parcel:
     arrays: dict[str, np.ndarray]
 
 
+def printable(words: str) -> str:
+    """A stranger's words, as a log or a table can show them."""
+    return "".join(c if c.isprintable() else "?" for c in words)[:300]
+
+
 def of_server(server: Tree, classes: tuple[str, ...]) -> Parcel:
     """The server's state: of prototypes one array, of the classes that have one, whose names are in the header."""
     if "known" not in server:

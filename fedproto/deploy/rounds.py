@@ -61,7 +61,7 @@ def _round(hall: Hall, post: Post, there: list[str], say: Say) -> None:
         asked.discard(name)
         counted += not reason
         if reason:
-            say(f"round {hall.round + 1}: {name} was refused: {reason}")
+            say(f"round {hall.round + 1}: {name} {reason}")
     for name, sent in post.sent().items():
         if name in hall.seats:
             hall.seats[name].bytes_down += sent
@@ -78,18 +78,18 @@ def _round(hall: Hall, post: Post, there: list[str], say: Say) -> None:
 def _heard(hall: Hall, name: str, found: Parcel | str, size: int, expected: Expected) -> str:
     """Why an answer does not count; empty where it does."""
     if name not in hall.seats:
-        return "it is no member"
+        return "was refused: it is no member"
     hall.heard(name, size)
     if isinstance(found, str):
-        hall.refuse(name, found)
-        return found
+        hall.fail(name, found)
+        return f"failed: {found}"
     if "error" in found.header:
-        hall.refuse(name, str(found.header["error"])[:300])
-        return f"it says {str(found.header['error'])[:300]!r}"
+        hall.fail(name, str(found.header["error"]))
+        return f"failed: it says {str(found.header['error'])[:300]!r}"
     try:
         hall.take(name, found, expected)
     except Refused as error:
-        return str(error)
+        return f"was refused: {error}"
     return ""
 
 
