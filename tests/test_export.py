@@ -25,7 +25,7 @@ from fedproto.errors import ConfigError, DataError, FedProtoError, MissingExtra,
 from fedproto.export import ENCODING, FILES, MANIFEST, read_member, write_member
 from fedproto.inference import Classifier
 from fedproto.models import Fit
-from fedproto.options import Part
+from fedproto.options import Part, parse
 from fedproto.preparation import Preparation
 from fedproto.trained import Trained, member_of, threshold
 
@@ -74,7 +74,7 @@ def state_of(module):
 def hand_made(model, shape, classes=("cat", "dog", "eel"), scale=255.0, module=None, **about):
     """A member that no run made: drawn weights, running statistics of noise, prototypes but one."""
     torch.manual_seed(0)
-    (part,) = export.parse(model, "model")
+    (part,) = parse(model, "model")
     part = Part(part.name, {name: value for name, value in part.options.items() if name != "weights"})
     module = module or registry.build("model", part, Fit(shape, len(classes), None))
     with torch.no_grad():

@@ -190,7 +190,7 @@ def test_a_member_that_cannot_train_says_why_and_others_go_on(setup: Setup) -> N
     seat = run.rounds[2][1]["seats"]["c"]
     assert (seat["failed"], seat["refused"], seat["last_round"]) == (2, 0, 0)
     assert "/nowhere/at/all.npz" in seat["reason"]
-    assert "c failed: it says" in run.log
+    assert "c failed: " in run.log
     told = setup.federation.log("c")
     assert "This member cannot answer" in told and "The last answer did not count" in told
 

@@ -84,12 +84,13 @@ class FlowerPost:
         for node, parcel, reply in self._replies({nodes[n]: p for n, p in parcels.items()}, kind, timeout):
             name = self.names[node]
             if reply.has_error():
-                yield name, f"Flower reports error {reply.error.code}: {str(reply.error.reason)[:300]}", 0
+                error = f"Flower reports error {reply.error.code}: {str(reply.error.reason)[:300]}"
+                yield name, Parcel({"error": error}, {}), 0
                 continue
             try:
                 yield name, _answer(parcel, reply), size(reply.content)
-            except Refused as error:
-                yield name, str(error), size(reply.content)
+            except Refused as refusal:
+                yield name, str(refusal), size(reply.content)
 
     def sent(self) -> dict[str, int]:
         return self._sent

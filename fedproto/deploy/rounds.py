@@ -23,7 +23,8 @@ class Post(Protocol):
     def exchange(
         self, kind: str, parcels: dict[str, Parcel], timeout: float
     ) -> Iterator[tuple[str, Parcel | str, int]]:
-        """Send, and give each answer until all have come or time is up: from whom, what (or why not), its bytes."""
+        """Send, and give each answer until all have come or time is up: from whom, what it says (or why it cannot be
+        believed), its bytes. Who could not answer says an `error`."""
 
     def sent(self) -> dict[str, int]:
         """The bytes that went to each member in the last exchange."""
@@ -81,11 +82,11 @@ def _heard(hall: Hall, name: str, found: Parcel | str, size: int, expected: Expe
         return "was refused: it is no member"
     hall.heard(name, size)
     if isinstance(found, str):
-        hall.fail(name, found)
-        return f"failed: {found}"
+        hall.refuse(name, found)
+        return f"was refused: {found}"
     if "error" in found.header:
         hall.fail(name, str(found.header["error"]))
-        return f"failed: it says {str(found.header['error'])[:300]!r}"
+        return f"failed: {hall.seats[name].reason}"
     try:
         hall.take(name, found, expected)
     except Refused as error:
