@@ -143,6 +143,8 @@ def test_data_that_is_not_there_is_one_sentence(monkeypatch, tmp_path):
     answer = fedproto("reproduce", "all", "--out", tmp_path / "out")
     assert answer.code == 2 and "was not found" in only_line(answer.err)
     assert not (tmp_path / "out").exists()  # refused before the first target is run
+    answer = fedproto("reproduce", "table-cifar10", "--finished", "--out", tmp_path / "out")  # which needs no data
+    assert answer.code == 2 and "holds no finished run of table-cifar10" in only_line(answer.err)
 
 
 # --- the tables are the paper's

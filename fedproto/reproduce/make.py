@@ -46,7 +46,7 @@ def make(target: str, narrowed: Narrowed, out: Path, archive: Path | None, bar: 
     if any(name.startswith("fig-") for name in named(target)):
         need("matplotlib", "'fedproto[plots]'", "a figure")
     specs = [read_spec(name, narrowed) for name in named(target)]
-    plans = [plan(spec) for spec in specs]  # of all, before the first is run: what can be refused is refused now
+    plans = [plan(spec, finished=bar is None) for spec in specs]  # of all, before the first is run: what can be refused is refused now
     if archive is not None and archive.exists():
         unpack(archive, runs)
     for spec, planned in zip(specs, plans, strict=True):
@@ -54,7 +54,7 @@ def make(target: str, narrowed: Narrowed, out: Path, archive: Path | None, bar: 
             _run(spec, planned, runs, archive, bar)
         if narrowed.methods or narrowed.seeds:  # a page is never less than the runs there are
             spec = read_spec(spec.name, replace(narrowed, methods=(), seeds=None))
-            planned = plan(spec)
+            planned = plan(spec, finished=bar is None)
         yield from write(spec, planned, narrowed, out)
     if target in ("all", VERDICTS):
         if not out.is_dir():

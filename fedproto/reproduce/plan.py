@@ -121,21 +121,21 @@ def _wanted(rows: list[Row], methods: Sequence[str]) -> list[Row]:
     return [row for row in rows if row.name.lower() in asked or row.settings["algorithm"] in asked]
 
 
-def plan(spec: Spec) -> list[Planned]:
-    """All federations of a spec, in the order in which they are run."""
+def plan(spec: Spec, finished: bool = False) -> list[Planned]:
+    """All federations of a spec, in the order in which they are run; what is `finished` needs no files any more."""
     return [
-        Planned(row, column, seed, _cell(spec, row, column, seed))
+        Planned(row, column, seed, _cell(spec, row, column, seed, finished))
         for row in spec.rows
         for column in row.columns
         for seed in row.seeds
     ]
 
 
-def _cell(spec: Spec, row: Row, column: str, seed: int) -> Cell:
+def _cell(spec: Spec, row: Row, column: str, seed: int, finished: bool) -> Cell:
     settings = row.settings | spec.columns[column] | {"seed": seed}
     places = Places(settings.get("data_dir"))
     for key, value in settings.items():
-        if isinstance(value, str) and value.startswith(DATA):
+        if isinstance(value, str) and value.startswith(DATA) and not finished:
             settings[key] = str(places.find(value.removeprefix(DATA)))
     try:
         (config,) = configure(settings)
