@@ -46,7 +46,8 @@ def make(target: str, narrowed: Narrowed, out: Path, archive: Path | None, bar: 
     if any(name.startswith("fig-") for name in named(target)):
         need("matplotlib", "'fedproto[plots]'", "a figure")
     specs = [read_spec(name, narrowed) for name in named(target)]
-    plans = [plan(spec, finished=bar is None) for spec in specs]  # of all, before the first is run: what can be refused is refused now
+    # Of all, before the first is run: what can be refused is refused now.
+    plans = [plan(spec, finished=bar is None) for spec in specs]
     if archive is not None and archive.exists():
         unpack(archive, runs)
     for spec, planned in zip(specs, plans, strict=True):
