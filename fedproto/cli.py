@@ -433,10 +433,16 @@ for command in (predict, join, members, extend, export):
     app.command()(command)
 
 
+def _interrupt(signum: int, frame: Any) -> None:
+    if not callable(signal.getsignal(signal.SIGINT)):  # a shell starts what it leaves in the background without Ctrl-C
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
+
+
 def main() -> None:
     """Errors meant for people become one line and exit code 2; who is told to end stops as after Ctrl-C."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun ends the others of a process that died, and at once
-        signal.signal(signal.SIGTERM, lambda signum, frame: signal.raise_signal(signal.SIGINT))
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()
     except FedProtoError as error:

@@ -32,9 +32,9 @@ def predict(
     top: Annotated[int, typer.Option(help="show so many classes", min=1)] = 1,
     reject: Annotated[
         float | None,
-        typer.Option(help='"none of these" at the cost of this share of known images', min=0, max=1),
+        typer.Option(help='"none of these" at the cost of this share of known inputs', min=0, max=1),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="a line of JSON an image")] = False,
+    json: Annotated[bool, typer.Option("--json", help="a line of JSON an input")] = False,
 ) -> None:
     """Classify inputs by name; without any, show how well each client tells what it never saw."""
     if not inputs:
@@ -75,6 +75,9 @@ def _answers(
 
     classifier = Classifier.from_member(member, by=way, among=among, reject=reject)  # type: ignore[arg-type]
     found = classifier.judge(member.preparation.normalised(np.stack([each.x for each in inputs])))
+    beyond = np.flatnonzero(~np.isfinite(found.distances).all(1))
+    if len(beyond):
+        raise DataError(f"{inputs[beyond[0]].name} is beyond all measure: what the model makes of it is not finite")
     names, own = classifier.classes_, set(member.own)
     answers = []
     for label, shares, apart in zip(found.labels, found.shares, found.distances, strict=True):
@@ -233,7 +236,8 @@ def export(
     onnx: Annotated[bool, typer.Option(help="write model.onnx, too (needs fedproto[onnx])")] = True,
 ) -> None:
     """Write a client as a folder that needs neither the run nor its data: weights, prototypes, preprocessing, ONNX."""
-    from fedproto.export import ENCODING, write_member
+    from fedproto.encoding import ENCODING
+    from fedproto.export import write_member
 
     member = _member(run, client)
     write_member(member, to, onnx)

@@ -1,11 +1,12 @@
 """Rows of a table, and texts, as numbers, by what the training rows hold; so that later ones are read alike.
 
-It belongs to a member like its weights: `fedproto predict` reads new tables and texts with it, `fedproto export` takes
-it along.
+It belongs to a member like its weights: a run folder keeps it, `fedproto predict` reads new tables and texts with it,
+`fedproto export` takes it along.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from fedproto.errors import DataError
 Place = Callable[[int], str]  # where a row stands, for people
 WORD = re.compile(r"\w+(?:'\w+)*")
 PADDING, UNKNOWN = 0, 1  # the ids that are no word
+ENCODING = "encoding.json"  # its file
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,15 @@ class Number:
                 f"{place(wrong[0])}: column {self.name!r} holds {str(texts[wrong[0]])!r}, which is no finite number; "
                 "leave empty what is missing, or write NA"
             )
-        return np.nan_to_num((found - self.mean) / self.std).astype(np.float32)[:, None]
+        with np.errstate(over="ignore"):
+            x = np.nan_to_num((found - self.mean) / self.std, posinf=np.inf, neginf=-np.inf).astype(np.float32)
+        beyond = np.flatnonzero(~np.isfinite(x))
+        if len(beyond):
+            raise DataError(
+                f"{place(beyond[0])}: column {self.name!r} holds {str(texts[beyond[0]])!r}, which is beyond measure "
+                f"beside the training rows' mean of {self.mean:g} and deviation of {self.std:g}"
+            )
+        return x[:, None]
 
 
 @dataclass(frozen=True)
@@ -70,19 +80,18 @@ class Columns:
     def __call__(self, table: Mapping[str, np.ndarray], place: Place) -> np.ndarray:
         return np.concatenate([column(table[column.name], place) for column in self.columns], 1)
 
-    def strangers(self, table: Mapping[str, np.ndarray]) -> dict[int, list[str]]:
-        """The rows that hold a text that no training row did, each with what it holds."""
-        found: dict[int, list[str]] = {}
-        for column in self.columns:
-            if isinstance(column, Category):
-                texts = table[column.name]
-                for row in np.flatnonzero(~np.isin(texts, column.values)).tolist():
-                    found.setdefault(row, []).append(f"column {column.name!r} holds {str(texts[row])!r}")
-        return found
+    def strangers(self, table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The columns with texts that no training row holds, and the rows of those."""
+        kept = {column.name: column.values for column in self.columns if isinstance(column, Category)}
+        rows = {name: np.flatnonzero(~np.isin(table[name], values)) for name, values in kept.items()}
+        return {name: each for name, each in rows.items() if len(each)}
 
     @property
     def tells(self) -> str:
-        return f"names {len(self.columns)} columns, with the mean, or the texts, of the training rows in each"
+        return (
+            f"names {len(self.columns)} columns, and of each the mean and deviation, or the texts, of all clients' "
+            "training rows"
+        )
 
     @property
     def width(self) -> int:
@@ -114,7 +123,7 @@ class Words:
 
     @property
     def tells(self) -> str:
-        return f"holds {len(self.words):,} words of the training texts"
+        return f"holds {len(self.words):,} words of all clients' training texts"
 
     @property
     def width(self) -> int:
@@ -147,33 +156,55 @@ def to_json(encoding: Encoding) -> dict[str, Any]:
 
 def from_json(given: Any, where: str) -> Encoding:
     """What `to_json` gave; refused where it is something else."""
-    try:
-        if given.keys() == {"words", "length"} and _are_texts(given["words"]) and _is_count(given["length"]):
-            return Words(tuple(given["words"]), given["length"])
-        if given.keys() == {"columns"} and given["columns"]:
-            return Columns(tuple(map(_column, given["columns"])))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{where} does not say how rows or texts become numbers: {error}") from error
-    raise DataError(f"{where} does not say how rows or texts become numbers: it must hold columns, or words and length")
+    if _is(given, words=_are_texts, length=_is_count):
+        return Words(tuple(given["words"]), given["length"])
+    if _is(given, columns=_are_columns):
+        return Columns(tuple(_column(each) for each in given["columns"]))
+    raise DataError(
+        f"{where} does not say how rows or texts become numbers: it must hold different `words` and a `length`, or "
+        "`columns`, each with a name of its own and `mean` and `std`, or `values` in order"
+    )
 
 
 def _column(given: dict[str, Any]) -> Number | Category:
-    if not isinstance(given["name"], str):
-        raise ValueError("a column's name must be a text")
-    if given.keys() == {"name", "values"}:
-        if not _are_texts(given["values"]) or sorted(given["values"]) != given["values"]:
-            raise ValueError(f"the values of {given['name']!r} must be different texts in order")
+    if "values" in given:
         return Category(given["name"], tuple(given["values"]))
-    mean, std = given["mean"], given["std"]
-    if not (isinstance(mean, float) and isinstance(std, float) and np.isfinite([mean, std]).all() and std > 0):
-        raise ValueError(f"mean and std of {given['name']!r} must be finite numbers, and std above 0")
-    return Number(given["name"], mean, std)
+    return Number(given["name"], given["mean"], given["std"])
+
+
+def _is(given: Any, **wanted: Callable[[Any], bool]) -> bool:
+    """Whether it is an object of just these entries, each of which is as it should be."""
+    is_object = isinstance(given, dict) and given.keys() == wanted.keys()
+    return is_object and all(accepts(given[name]) for name, accepts in wanted.items())
+
+
+def _are_columns(given: Any) -> bool:
+    if not isinstance(given, list) or not given:
+        return False
+    number, category = {"mean": _is_number, "std": _is_deviation}, {"values": _are_ordered}
+    each_is = [_is(each, name=_is_text, **number) or _is(each, name=_is_text, **category) for each in given]
+    return all(each_is) and len({each["name"] for each in given}) == len(given)
+
+
+def _is_text(given: Any) -> bool:
+    return isinstance(given, str)
 
 
 def _are_texts(given: Any) -> bool:
-    return (
-        isinstance(given, list) and all(isinstance(each, str) for each in given) and 0 < len(given) == len(set(given))
-    )
+    """Different ones, and one at least."""
+    return isinstance(given, list) and all(map(_is_text, given)) and 0 < len(set(given)) == len(given)
+
+
+def _are_ordered(given: Any) -> bool:
+    return _are_texts(given) and sorted(given) == given
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, float) and math.isfinite(given)
+
+
+def _is_deviation(given: Any) -> bool:
+    return _is_number(given) and given > 0
 
 
 def _is_count(given: Any) -> bool:

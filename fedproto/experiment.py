@@ -124,6 +124,7 @@ class Experiment:
 
     def new_folder(self, out: str | Path) -> RunFolder:
         folder = RunFolder.create(Path(out), self.config.toml(), self.federation.partition)
+        folder.write_encodings([member.preparation.encoding for member in self.federation.members])
         if self.config.prototypes is not None:  # a copy: the file named may change while this run goes on
             folder.write_tensors(START, self.progress.server, named(self.federation.classes))
         return folder

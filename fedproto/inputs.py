@@ -14,12 +14,13 @@ from PIL import Image
 
 from fedproto.data._lazy import GREY, opened
 from fedproto.data.csv import Table
-from fedproto.data.text import texts_in
-from fedproto.encoding import UNKNOWN, Columns, Words
+from fedproto.data.text import ENDS, PLAIN, texts_in
+from fedproto.encoding import UNKNOWN, Columns, Encoding, Words
 from fedproto.errors import DataError
 from fedproto.preparation import Preparation
 
 STRETCH = 2.0  # an image whose sides must change their ratio by more than that is not recognisable any more
+TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 SMALLEST = 4  # pixels a side, below which there is nothing to enlarge
 
 
@@ -36,15 +37,15 @@ def read_inputs(path: Path, preparation: Preparation) -> Iterator[Input]:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
         if not files:
-            raise DataError(f"{path} is an empty folder: it holds no image and no array")
+            raise DataError(f"{path} holds no file to classify; folders inside it are not looked into")
         for file in files:
             yield from read_inputs(file, preparation)
     elif path.suffix.lower() in (".npy", ".npz"):
         yield from _from_array(path, preparation)
-    elif isinstance(preparation.encoding, Columns):
-        yield from _from_table(path, preparation.encoding)
-    elif isinstance(preparation.encoding, Words):
-        yield from _from_texts(path, preparation.encoding)
+    elif preparation.encoding is not None:
+        _refuse_other_kinds(path, preparation.encoding)
+        read = _from_table if isinstance(preparation.encoding, Columns) else _from_texts
+        yield from read(path, preparation.encoding)  # type: ignore[arg-type]
     else:
         yield _from_image(path, preparation)
 
@@ -65,21 +66,37 @@ def _from_array(path: Path, preparation: Preparation) -> Iterator[Input]:
         yield Input(f"{path}[{number}]" if len(rows) > 1 else str(path), row, [])
 
 
+def _refuse_other_kinds(path: Path, encoding: Encoding) -> None:
+    of, taken = ("tables", TABLES) if isinstance(encoding, Columns) else ("texts", (*PLAIN, *ENDS))
+    if not path.name.lower().endswith(taken):
+        raise DataError(f"{path} is no file for a member that was trained on {of}: it takes {', '.join(taken)}, .npy")
+
+
 def _from_table(path: Path, encoding: Columns) -> Iterator[Input]:
     """A row each; columns that the member does not know are passed over, such as one of classes."""
-    table = Table.read(path)
-    missing = [column.name for column in encoding.columns if column.name not in table.columns]
+    wanted = [column.name for column in encoding.columns]
+    table = Table.read(path, only=wanted)
+    missing = [name for name in wanted if name not in table.columns]
     if missing:
-        found = ", ".join(table.columns)
-        raise DataError(f"{path} has no column {missing[0]!r}, which this member was trained on: it has {found}")
-    strangers = encoding.strangers(table.columns)
+        raise DataError(f"{path} has no column {missing[0]!r}, which this member was trained on: {', '.join(wanted)}")
+    notices = [_new_texts(name, rows, table) for name, rows in encoding.strangers(table.columns).items()]
     for row, x in enumerate(encoding(table.columns, table.place)):
-        place = table.place(row)
-        yield Input(place, x, [f"{place}: {each}, which no training row does" for each in strangers.get(row, [])])
+        yield Input(table.place(row), x, [] if row else notices)
+
+
+def _new_texts(name: str, rows: np.ndarray, table: Table) -> str:
+    text, place = str(table.columns[name][rows[0]]), table.place(rows[0])
+    if len(rows) > 1:
+        return (
+            f"{place} and {len(rows) - 1:,} more rows: column {name!r} holds what no training row does, first {text!r}"
+        )
+    return f"{place}: column {name!r} " + (f"holds {text!r}, which no training row does" if text else "is empty")
 
 
 def _from_texts(path: Path, encoding: Words) -> Iterator[Input]:
     found = list(texts_in(path))
+    if not found:
+        raise DataError(f"{path} holds no text")
     for (_, place), ids in zip(found, encoding([text for text, _ in found]), strict=True):
         strange = [] if (ids > UNKNOWN).any() else [f"{place} holds no word that the training texts hold"]
         yield Input(place, ids.astype(np.float32), strange)

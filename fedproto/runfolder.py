@@ -6,6 +6,7 @@ metrics.jsonl           a line a round
 result.json             when the run has finished
 prototypes.safetensors  the global prototypes, where the algorithm has any, and the clients' own it remembers
 checkpoint/             the newest state of server and clients
+encoding.json           how rows of tables, or texts, became numbers, where there were such
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from fedproto.encoding import ENCODING, Encoding, from_json, to_json
 from fedproto.errors import RunFolderError
 from fedproto.types import Tree
 
@@ -107,6 +109,29 @@ class RunFolder:
         kept = [line for line in self.metrics() if line["round"] <= rounds]
         write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
         return kept
+
+    def write_encodings(self, of_clients: Sequence[Encoding | None]) -> None:
+        """How each client's rows or texts became numbers; clients of one data set share theirs."""
+        different = list({id(each): each for each in of_clients if each is not None}.values())
+        if different:
+            place = {id(each): number for number, each in enumerate(different)}
+            stored = {
+                "encodings": list(map(to_json, different)),
+                "clients": [place.get(id(each)) for each in of_clients],
+            }
+            self.write_json(ENCODING, stored)
+
+    def encodings(self) -> dict[int, Encoding]:
+        """By client."""
+        path = self.path / ENCODING
+        if not path.exists():
+            return {}
+        stored = _json(path, path.read_text())
+        try:
+            different = [from_json(each, str(path)) for each in stored["encodings"]]
+            return {client: different[place] for client, place in enumerate(stored["clients"]) if place is not None}
+        except (KeyError, TypeError, IndexError) as error:
+            raise RunFolderError(f"{path} is damaged: {error}") from error
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         write_atomically(self.path / name, (json.dumps(content, indent=1) + "\n").encode())

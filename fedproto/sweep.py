@@ -137,7 +137,8 @@ def run_sweep(
             RunFolder.refuse_used(out / cell.name)
     for batch in batches(cells, out):
         _run_or_halve(batch, out, loaded, on_batch, on_broken)
-    return [RunFolder.open(out / cell.name).result() for cell in cells]
+    begun = [_begun(cell, out) for cell in cells]
+    return [None if folder is None else folder.result() for folder in begun]
 
 
 def _run_or_halve(
@@ -167,6 +168,13 @@ def _run_or_halve(
 
 
 def _run_batch(batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch, notices: Sequence[str]) -> None:
+    try:
+        _execute(batch, out, loaded, on_batch, notices)
+    except torch.OutOfMemoryError as error:  # in training it has its name already; data and states need room, too
+        raise TrainingError("the GPU's memory is full outside of training, as when data is brought there") from error
+
+
+def _execute(batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch, notices: Sequence[str]) -> None:
     experiments = Experiment.prepare_together([cell.config for cell, _ in batch], loaded)
     folders = []
     for experiment, (cell, folder) in zip(experiments, batch, strict=True):

@@ -101,7 +101,9 @@ def members_of(run: Path, clients: Sequence[int] = ()) -> tuple[Experiment, list
     """A run's experiment, and what makes each of its members; refused where one of `clients` is not there."""
     folder = RunFolder.open(run)
     if not folder.checkpoint_round():
-        raise RunFolderError(f"{run} has no checkpoint, so its models are gone: run it with checkpoint_every above 0")
+        raise RunFolderError(
+            f"{run} has no checkpoint, so its models are gone: `fedproto run` keeps them, with checkpoint_every above 0"
+        )
     experiment, _ = reopen(folder)
     with closing(experiment.engine):
         makers = _makers(experiment, folder)
@@ -115,9 +117,11 @@ def _makers(experiment: Experiment, folder: RunFolder) -> list[Callable[[], Trai
     """One a member: a thousand members at once might fill the memory."""
     states, names = experiment.client_states(), experiment.federation.classes
     shared = read_prototypes(folder.path) if "prototypes" in experiment.progress.server else None
-    result = folder.result() or {}
+    result, encodings = folder.result() or {}, folder.encodings()
 
     def make(member: Member) -> Trained:
+        if member.id in encodings:  # the files may have changed since
+            member = replace(member, preparation=replace(member.preparation, encoding=encodings[member.id]))
         about = {
             "run": folder.path.name,
             "client": member.id,

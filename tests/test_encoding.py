@@ -1,7 +1,9 @@
 """How tables and texts become numbers, by hand; and that it goes with a trained member wherever it goes."""
 
+import gzip
 import hashlib
 import json
+import re
 import shutil
 
 import numpy as np
@@ -13,11 +15,12 @@ from hypothesis import strategies as st
 from fedproto.data import Places
 from fedproto.data.csv import csv
 from fedproto.data.text import text
-from fedproto.encoding import Category, Columns, Number, Words, from_json, to_json
-from fedproto.errors import DataError
-from fedproto.export import ENCODING, read_member
+from fedproto.encoding import ENCODING, Category, Columns, Number, Words, from_json, to_json
+from fedproto.errors import DataError, RunFolderError
+from fedproto.export import read_member
 from fedproto.inputs import read_inputs
 from fedproto.preparation import Preparation
+from fedproto.runfolder import RunFolder
 
 
 def nowhere(row):
@@ -44,7 +47,7 @@ def test_columns_stand_side_by_side_in_their_own_order_and_say_what_is_new():
     encoding = Columns((Number("size", 0.0, 1.0), Category("home", ("", "flat"))))
     table = {"other": texts("x", "y"), "home": texts("flat", "boat"), "size": texts("3", "4")}
     assert encoding(table, nowhere).tolist() == [[3, 0, 1], [4, 0, 0]]
-    assert encoding.strangers(table) == {1: ["column 'home' holds 'boat'"]}
+    assert {name: rows.tolist() for name, rows in encoding.strangers(table).items()} == {"home": [1]}
     assert encoding.width == 3
 
 
@@ -54,9 +57,15 @@ def test_words_are_ranked_by_how_often_they_occur():
     assert encoding(["Cat, the zebra!", "a a a a dog"]).tolist() == [[4, 3, 1, 0], [1, 1, 1, 1]]
 
 
-@pytest.mark.parametrize(("value", "words"), [("tall", "but the training rows hold numbers"), ("inf", "no finite")])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("tall", "but the training rows hold numbers"),
+        *(("inf", "no finite"), ("1e39", "beyond measure"), ("-1e300", "beyond measure")),
+    ],
+)
 def test_what_is_no_number_is_refused_where_it_stands(value, words):
-    with pytest.raises(DataError, match=f"^row 1: column 'size' holds '{value}', .*{words}"):
+    with pytest.raises(DataError, match=f"^row 1: column 'size' holds '{re.escape(value)}', .*{words}"):
         Number("size", 0.0, 1.0)(texts("1", value), nowhere)
 
 
@@ -66,7 +75,8 @@ names = st.text(st.characters(exclude_categories=("Cs",)), max_size=5)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 numbers = st.builds(Number, names, finite, finite.filter(lambda value: value > 0))
 categories = st.builds(Category, names, st.sets(names, min_size=1).map(lambda found: tuple(sorted(found))))
-tables = st.builds(Columns, st.lists(numbers | categories, min_size=1).map(tuple))
+columns = st.lists(numbers | categories, min_size=1, unique_by=lambda column: column.name)
+tables = st.builds(Columns, columns.map(tuple))
 vocabularies = st.builds(Words, st.lists(names, min_size=1, unique=True).map(tuple), st.integers(1, 1000))
 
 
@@ -85,6 +95,8 @@ def test_json_gives_back_what_it_was_given(encoding):
         {"columns": [{"name": "a", "values": ["b", "a"]}]},
         {"columns": [{"name": "a", "values": "ab"}]},
         {"columns": [{"name": "a", "mean": 0.0, "std": 0.0}]},
+        {"columns": [{"name": "a", "mean": 0.0, "std": 1.0, "foo": 1}]},
+        {"columns": [{"name": "a", "mean": 0.0, "std": 1.0}, {"name": "a", "values": ["b"]}]},
         {"columns": [{"name": "a", "mean": float("nan"), "std": 1.0}]},
         {"columns": [{"name": "a", "mean": "0", "std": 1.0}]},
     ],
@@ -138,16 +150,19 @@ TEXT = Preparation((4,), encoding=Words(("dog", "the"), 4))
 def test_a_new_table_needs_no_label_and_says_what_is_new(tmp_path):
     (tmp_path / "new.csv").write_text("home;more;size\ntree;1;2\nboat;2;\n")
     first, second = read_inputs(tmp_path / "new.csv", TABLE)
-    assert (first.x.tolist(), first.notices) == ([2, 0, 1], [])
+    assert first.x.tolist() == [2, 0, 1]
     place = f"{tmp_path / 'new.csv'}, line 3"
     assert second.x.tolist() == [0, 0, 0]
-    assert second.notices == [f"{place}: column 'home' holds 'boat', which no training row does"]
+    assert first.notices == [f"{place}: column 'home' holds 'boat', which no training row does"]
+    (tmp_path / "new.csv").write_text("home,size\nboat,1\n" + ",\n" * 1200)
+    (notice,) = [notice for each in read_inputs(tmp_path / "new.csv", TABLE) for notice in each.notices]
+    assert notice.endswith("2 and 1,200 more rows: column 'home' holds what no training row does, first 'boat'")
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("home,more\ntree,1\n", "has no column 'size', which this member was trained on: it has home, more"),
+        ("home,more\ntree,1\n", "has no column 'size', which this member was trained on: size, home"),
         ("home,size\ntree,tall\n", "line 2: column 'size' holds 'tall', but the training rows hold numbers"),
         ("home,size\n", "holds no row below its header"),
         ("3,4\n", "has no header"),
@@ -175,6 +190,33 @@ def test_texts_without_a_text_are_refused(tmp_path):
     (tmp_path / "new.jsonl").write_text('{"txt": "The dog."}\n')
     with pytest.raises(DataError, match=r"new.jsonl, line 1 has no 'text': it has txt"):
         list(read_inputs(tmp_path / "new.jsonl", TEXT))
+
+
+def test_a_column_that_is_not_asked_for_may_be_as_it_likes(tmp_path):
+    (tmp_path / "new.csv").write_text(f"home,notes,size\ntree,{'x' * 1500},1\n")
+    assert [each.x.tolist() for each in read_inputs(tmp_path / "new.csv", TABLE)] == [[1, 0, 1]]
+
+
+@pytest.mark.parametrize("name", ["new.TXT", "new.txt.gz", "new.JSONL", "new.tsv"])
+def test_a_text_is_known_by_its_ending(tmp_path, name):
+    raw = {"new.JSONL": '{"text": "The dog."}\n', "new.tsv": "text\tid\nThe dog.\t7\n"}.get(name, "The dog.")
+    (tmp_path / name).write_bytes(gzip.compress(raw.encode()) if name.endswith("gz") else raw.encode())
+    assert [each.x.tolist() for each in read_inputs(tmp_path / name, TEXT)] == [[3, 2, 0, 0]]
+
+
+@pytest.mark.parametrize("name", ["new.md", "new.json", "new.png", "new"])
+@pytest.mark.parametrize("member", [TABLE, TEXT], ids=["table", "texts"])
+def test_a_file_of_another_kind_is_refused_with_what_is_accepted(tmp_path, name, member):
+    (tmp_path / name).write_text("text,size,home\n1,2,3\n")
+    with pytest.raises(DataError, match=r"is no file for a member that was trained on .*: it takes .*\.csv, .*\.npy"):
+        list(read_inputs(tmp_path / name, member))
+
+
+@pytest.mark.parametrize(("name", "content"), [("new.jsonl", ""), ("new.csv", "text\n")])
+def test_a_file_without_a_text_is_refused(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=f"{name} holds no text"):
+        list(read_inputs(tmp_path / name, TEXT))
 
 
 def test_arrays_are_taken_as_they_are(tmp_path):
@@ -210,10 +252,33 @@ def test_an_exported_member_reads_new_rows_where_its_data_is_gone(kind, folder, 
     assert ("no training row does" if kind == "csv" else "no word that the training") in only_line(answer.err)
     told = only_line(fedproto("export", run, "--to", exported).err)
     assert told.startswith(f"{exported / ENCODING} ") and told.endswith(": read it before you hand it on")
+    mine.write_text(mine.read_text().replace("it ", "listen ").replace("0.", "10."))  # what it learnt stays learnt
+    assert fedproto("predict", run, new, "--json").out == answer.out
     shutil.rmtree(tmp_path / "data")
     shutil.rmtree(run)
     again = fedproto("predict", exported, new, "--json")
     assert (again.code, again.out, again.err) == (0, answer.out, answer.err)
+
+
+def test_what_the_model_makes_no_finite_number_of_is_refused(folder, tmp_path):
+    settings = ("--clients", "2", "--shots", "3", "--rounds", "1", "--out", tmp_path / "run")
+    assert fedproto("run", "--dataset", f"csv:{folder / 'animals.csv'}", *settings).code == 0
+    (tmp_path / "new.csv").write_text("home,size\nflat,1\nflat,1e37\n")
+    answer = fedproto("predict", tmp_path / "run", tmp_path / "new.csv")
+    assert answer.code == 2 and "new.csv, line 3 is beyond all measure" in only_line(answer.err)
+
+
+def test_clients_of_tables_and_of_texts_each_have_their_own_encoding(folder, tmp_path):
+    data = f"csv:{folder / 'animals.csv'}*2,text:{folder / 'animals.jsonl'}(length=5)*2"
+    settings = ("--clients", "4", "--shots", "3", "--rounds", "1", "--set", "dim=8", "--out", tmp_path / "run")
+    answer = fedproto("run", "--dataset", data, "--model", "mlp(width=8)*2,textcnn(width=8)*2", *settings)
+    assert answer.code == 0, answer.err
+    found = RunFolder(tmp_path / "run").encodings()
+    assert [type(found[client]) for client in range(4)] == [Columns, Columns, Words, Words]
+    assert len(json.loads((tmp_path / "run" / ENCODING).read_text())["encodings"]) == 2
+    (tmp_path / "run" / ENCODING).write_text('{"encodings": [], "clients": [0]}')
+    with pytest.raises(RunFolderError, match=r"encoding.json is damaged"):
+        RunFolder(tmp_path / "run").encodings()
 
 
 def test_an_encoding_that_does_not_fit_its_member_is_refused(folder, tmp_path):

@@ -21,8 +21,9 @@ from torch import nn
 import fedproto
 from fedproto import export, registry
 from fedproto.bank import Prototypes, read_prototypes
+from fedproto.encoding import ENCODING
 from fedproto.errors import ConfigError, DataError, FedProtoError, MissingExtra, RunFolderError
-from fedproto.export import ENCODING, FILES, MANIFEST, read_member, write_member
+from fedproto.export import FILES, MANIFEST, read_member, write_member
 from fedproto.inference import Classifier
 from fedproto.models import Fit
 from fedproto.options import Part, parse

@@ -333,7 +333,7 @@ def test_all_files_of_a_folder_by_name(tmp_path):
 def test_an_empty_folder(content, tmp_path):
     for name in content:
         (tmp_path / name).write_text("")
-    refused(tmp_path, GREY, "is an empty folder: it holds no image and no array")
+    refused(tmp_path, GREY, "holds no file to classify; folders inside it are not looked into")
 
 
 def test_a_path_that_is_not_there(tmp_path):

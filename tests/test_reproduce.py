@@ -804,7 +804,7 @@ def test_an_archive_does_not_overwrite_what_is_there(done, tmp_path):
     out, _ = done
     newer = tmp_path / "runs" / "tiny" / CELLS[0]
     newer.mkdir(parents=True)
-    (newer / "config.toml").write_text("rounds = 4")  # another run, not even finished
+    (newer / "config.toml").write_text("rounds = 4")  # of another run, not even finished
     also = tmp_path / "runs" / "tiny" / CELLS[1]
     archives.unpack(out / "cells.tgz", tmp_path / "elsewhere")
     also.mkdir()
@@ -812,6 +812,28 @@ def test_an_archive_does_not_overwrite_what_is_there(done, tmp_path):
     assert archives.unpack(out / "cells.tgz", tmp_path / "runs") == 6
     assert files_in(newer) == ["config.toml"] and (newer / "config.toml").read_text() == "rounds = 4"
     assert files_in(also) == ["result.json"] and (also / "result.json").read_text() == "mine"
+
+
+def test_a_begun_run_of_other_settings_is_somebodys_work(done, specs, tmp_path):
+    """Even one of as many rounds; how it is computed, and where its weights lie, do not tell runs apart."""
+    place = tmp_path / "runs" / "tiny" / CELLS[0]
+    place.mkdir(parents=True)
+    stored = (done[0] / "runs" / "tiny" / CELLS[0] / "config.toml").read_text()
+    (place / "config.toml").write_text(stored.replace("lr = 0.05", "lr = 5.0"))
+    assert archives.unpack(done[0] / "cells.tgz", tmp_path / "runs") == 7
+    (place / "config.toml").write_text(re.sub("engine = .*", 'engine = "reference"', stored))
+    assert archives.unpack(done[0] / "cells.tgz", tmp_path / "runs") == 1
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(done, tmp_path):
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    stored = (done[0] / "runs" / "tiny" / CELLS[0] / "config.toml").read_text()
+    (tmp_path / "elsewhere" / "config.toml").write_text(stored)
+    (tmp_path / "runs" / "tiny" / CELLS[0]).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunFolderError, match="cannot be written: "):
+        archives.unpack(done[0] / "cells.tgz", tmp_path / "runs")
+    assert (tmp_path / "elsewhere" / "config.toml").read_text() == stored
 
 
 def test_what_was_begun_here_gives_way_to_what_was_finished_elsewhere(done, specs, tmp_path):

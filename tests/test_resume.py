@@ -17,6 +17,7 @@ import pytest
 import torch
 from command_line import answer, fedproto, files_in, only_line, process
 
+from fedproto import cli
 from fedproto.config import configure
 from fedproto.experiment import Experiment, reopen
 from fedproto.rounds import RoundResult
@@ -319,6 +320,33 @@ def test_an_interrupted_process_finishes_its_round_and_says_how_to_go_on(
     )
     assert not (path / "result.json").exists()
     assert resume(path) == undisturbed("long")
+
+
+def test_who_cannot_be_interrupted_can_be_told_to_end(tmp_path: Path) -> None:
+    """As what a script leaves in the background: Ctrl-C is ignored there, and passed on so."""
+    path = tmp_path / "run"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        running = start(path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    wait_until(lambda: lines(path) >= 4, running)
+    running.send_signal(signal.SIGTERM)
+    assert answer(running).code == 130
+    assert RunFolder(path).checkpoint_round() == lines(path)
+
+
+def test_who_is_not_in_a_round_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "app", lambda: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    try:
+        for interrupt in (signal.default_int_handler, signal.SIG_IGN):
+            signal.signal(signal.SIGINT, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                cli.main()
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
 
 
 # --- a folder that was damaged by other means

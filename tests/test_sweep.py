@@ -1,6 +1,5 @@
 """Sweeps: which federations there are, which are trained together, and that each comes out as it would alone."""
 
-import gc
 import json
 import os
 import signal
@@ -475,16 +474,16 @@ def test_the_folder_is_named_by_the_file_where_none_is_named(tmp_path, monkeypat
     assert answer.out.splitlines()[-1] == "written to runs/mine"
 
 
-def test_a_batch_too_large_for_the_memory_is_halved(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [TrainingError, torch.OutOfMemoryError])
+def test_a_batch_too_large_for_the_memory_is_halved(error, tmp_path, monkeypatch):
     """And what it held is let go first: the halves need the room."""
-    alive, began, told = [], [], []
+    alive, began, told, released = [], [], [], []
 
     def two_fit(experiments, folders, on_round):
-        gc.collect()
-        began.append((len(experiments), sum(each() is not None for each in alive)))
+        began.append((len(experiments), sum(each() is not None for each in alive), len(released)))
         alive.extend(weakref.ref(each) for each in experiments)
         if len(experiments) > 2:
-            raise TrainingError("the GPU's memory is full")
+            raise error("the GPU's memory is full")
         return real(experiments, folders, on_round)
 
     def remember(cells, done, notices):
@@ -493,13 +492,14 @@ def test_a_batch_too_large_for_the_memory_is_halved(tmp_path, monkeypatch):
 
     real = sweep.execute
     monkeypatch.setattr(sweep, "execute", two_fit)
+    monkeypatch.setattr(sweep, "_release_memory", lambda: released.append(1))
     cells = cells_of(tmp_path, {"seed": [0, 1, 2, 3, 4]})
     results = run_sweep(cells, tmp_path / "out", remember, pytest.fail)
-    assert began == [(5, 0), (2, 0), (3, 0), (1, 0), (2, 0)]
-    assert [list(each) for each in told if each] == [
-        [f"the GPU's memory is full: {many} federations together broke down, so half of them are tried at a time"]
-        for many in (5, 3)
-    ]
+    assert began == [(5, 0, 0), (2, 0, 1), (3, 0, 1), (1, 0, 2), (2, 0, 2)]
+    assert [len(each) for each in told] == [0, 1, 0, 1, 0]
+    for many, (notice,) in zip((5, 3), filter(None, told), strict=True):
+        assert notice.startswith("the GPU's memory is full")
+        assert notice.endswith(f": {many} federations together broke down, so half of them are tried at a time")
     monkeypatch.undo()
     assert [r["accuracy"] for r in results] == [r["accuracy"] for r in run_sweep(cells, tmp_path / "again", quietly)]
 

@@ -133,9 +133,10 @@ class Table(NamedTuple):
     cut: int | None  # where the test rows begin, if they are told
 
     @classmethod
-    def read(cls, path: Path, ignore: Sequence[str] = ()) -> Table:
+    def read(cls, path: Path, ignore: Sequence[str] = (), only: Sequence[str] | None = None) -> Table:
+        """All columns but those to `ignore`, or `only` some, as far as they are there."""
         paths = parts_of(path, ("train", "test"), (".csv", ".csv.gz"))
-        read = [_columns(each, [name for name in ignore if name]) for each in paths]
+        read = [_columns(each, [name for name in ignore if name], only) for each in paths]
         for each, (columns, lines) in zip(paths, read, strict=True):
             if not lines:
                 raise DataError(f"{each} holds no row below its header")
@@ -166,14 +167,15 @@ class Table(NamedTuple):
         raise IndexError(row)
 
 
-def _columns(path: Path, ignore: Sequence[str]) -> tuple[dict[str, np.ndarray], list[int]]:
+def _columns(path: Path, ignore: Sequence[str], only: Sequence[str] | None) -> tuple[dict[str, np.ndarray], list[int]]:
     """The columns of one file as arrays of text, without blanks around it, and the line of each row."""
     rows = read_rows(path)
     _, header = next(rows)
     for name in ignore:
         if name not in header:
             raise unknown(f"column of {path}", name, header)
-    chunks: dict[str, list[np.ndarray]] = {name: [np.zeros(0, "U1")] for name in header if name not in ignore}
+    kept = [name for name in header if name not in ignore and (only is None or name in only)]
+    chunks: dict[str, list[np.ndarray]] = {name: [np.zeros(0, "U1")] for name in kept}
     lines: list[int] = []
     while chunk := list(islice(rows, CHUNK)):
         lines += [line for line, _ in chunk]

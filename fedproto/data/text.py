@@ -15,6 +15,7 @@ from fedproto.options import Bounds, Count
 
 Vocabulary = Annotated[int, Bounds(1, 2**24 - 2)]  # inputs travel as float32, which counts to 2^24
 ENDS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
+PLAIN = (".txt", ".txt.gz")  # a text a file
 
 
 class Document(NamedTuple):
@@ -54,12 +55,11 @@ def text(
 
 def texts_in(path: Path) -> Iterator[tuple[str, str]]:
     """The texts of one file, each with where it stands; labels do not matter."""
-    if path.suffix == ".txt":
+    if path.name.lower().endswith(PLAIN):
         with opened(path) as lines:
             yield lines.read(), str(path)
         return
-    read = _json_lines if ".jsonl" in path.suffixes else _table
-    for line, row in read(path):
+    for line, row in _rows(path):
         name = usual(list(row), ("text",))
         if name is None:
             raise DataError(f"{path}, line {line} has no 'text': it has {', '.join(row) or 'nothing'}")
@@ -81,8 +81,11 @@ def _parts(path: Path) -> list[Path]:
 def _documents(path: Path, label: str | None) -> Iterator[Document]:
     if path.is_dir():
         return _folder(path)
-    read = _json_lines if ".jsonl" in path.suffixes else _table
-    return _chosen(path, read(path), label)
+    return _chosen(path, _rows(path), label)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    return (_json_lines if path.name.lower().endswith(ENDS[:2]) else _table)(path)
 
 
 def _folder(path: Path) -> Iterator[Document]:

@@ -46,7 +46,7 @@ class Seat:
     bytes_down: int = 0
     refused: int = 0  # answers that the rules did not let pass
     failed: int = 0  # rounds it could not answer, by its own word or Flower's
-    reason: str = ""  # of the last of either, until it has been told
+    reason: str = ""  # of the last of either, until an answer counts
     accuracy: dict[str, float] = field(default_factory=dict)
 
 

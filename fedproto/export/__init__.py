@@ -27,12 +27,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedproto.bank import PROTOTYPES, read_prototypes
-from fedproto.encoding import Encoding, from_json, to_json
+from fedproto.encoding import ENCODING, Encoding, from_json, to_json
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
 from fedproto.export.graph import near, onnx_of
 from fedproto.export.manifest import (
     CALIBRATION,
-    ENCODING,
     FILES,
     KIND,
     MANIFEST,
@@ -163,9 +162,9 @@ def read_member(folder: Path) -> Trained:
     shared = read_prototypes(folder / PROTOTYPES) if PROTOTYPES in manifest["files"] else None
     calibration = _read_calibration(folder / CALIBRATION) if CALIBRATION in manifest["files"] else {}
     encoding = _read_encoding(folder / ENCODING) if ENCODING in manifest["files"] else None
-    preparation, state = _preparation(manifest["input"], encoding), _tensors(folder / WEIGHTS)
-    classes, own = tuple(manifest["classes"]), tuple(manifest["own"])
+    classes, own, state = tuple(manifest["classes"]), tuple(manifest["own"]), _tensors(folder / WEIGHTS)
     try:
+        preparation = _preparation(manifest["input"], encoding)
         module = built(manifest["model"], Fit(preparation.shape, len(classes), manifest["dim"]), state)
         member = Trained(module, preparation, classes, own, shared, calibration, manifest["about"])
         _refuse_other_sizes(member, manifest["dim"])

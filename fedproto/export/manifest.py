@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.bank import PROTOTYPES
+from fedproto.encoding import ENCODING
 from fedproto.errors import DataError
 
 MANIFEST, WEIGHTS, CALIBRATION, ONNX = "manifest.json", "model.safetensors", "calibration.safetensors", "model.onnx"
-ENCODING = "encoding.json"
 FILES = (WEIGHTS, PROTOTYPES, CALIBRATION, ENCODING, ONNX)
 KIND, VERSION = "member", 1
 

@@ -14,9 +14,11 @@ import tarfile
 import tomllib
 import zlib
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from fedproto.errors import RunFolderError
 from fedproto.runfolder import RunFolder, whole_folder, write_atomically
+from fedproto.sweep import COMPUTED
 
 NEEDED = ("config.toml", "metrics.jsonl", "result.json")
 LOOKS = ("embeddings.npz", "travel.json", "before.json")
@@ -30,7 +32,7 @@ def pack(archive: Path, runs: Path) -> None:
         for result in sorted(runs.glob("*/*/result.json")):
             cell = result.parent
             if not any((cell / name).exists() for name in LOOKS) and RunFolder(cell).checkpoint_round():
-                continue  # its models have not been looked at yet, and do not travel
+                continue  # its models, which do not travel, are to be looked at or to go before it is done
             for name in (*NEEDED, *LOOKS):
                 if (cell / name).exists():
                     tar.add(cell / name, f"{cell.parent.name}/{cell.name}/{name}")
@@ -56,6 +58,8 @@ def unpack(archive: Path, runs: Path) -> int:
                 _place(runs / path.parent, path.parent, files)
             except (KeyError, TypeError, ValueError) as error:
                 raise RunFolderError(f"{archive} does not hold all of {path.parent}: {error}") from error
+            except OSError as error:
+                raise RunFolderError(f"{runs / path.parent} cannot be written: {error}") from error
             new += 1
     return new
 
@@ -67,10 +71,14 @@ def _is_free(place: Path, config: bytes) -> bool:
     if not place.exists():
         return True
     try:
-        stored = tomllib.loads((place / "config.toml").read_text())
-        return stored["rounds"] == tomllib.loads(config.decode())["rounds"]
-    except (OSError, ValueError, KeyError):
+        return _meant((place / "config.toml").read_text()) == _meant(config.decode())
+    except (OSError, ValueError):
         return False
+
+
+def _meant(config: str) -> dict[str, Any]:
+    """What a run is, whatever computed it; models name weights by where they lie, which differs between machines."""
+    return {key: value for key, value in tomllib.loads(config).items() if key not in (*COMPUTED, "model")}
 
 
 def _files(archive: Path) -> dict[PurePosixPath, bytes]:
@@ -91,7 +99,8 @@ def _place(target: Path, cell: PurePosixPath, files: dict[PurePosixPath, bytes])
     with whole_folder(target) as temporary:
         for name, content in found.items():
             write_atomically(temporary / name, content)
-        shutil.rmtree(target, ignore_errors=True)  # what was begun here
+        if target.exists():
+            shutil.rmtree(target)  # what was begun here
 
 
 def _partition(stamp: str) -> PurePosixPath:

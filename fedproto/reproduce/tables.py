@@ -273,5 +273,14 @@ def _full(found: dict[str, float] | None) -> str:
 
 
 def _partitions(cells: Sequence[dict[str, Any]]) -> str:
-    stamps = {(cell["column"], run["seed"]): run["partition"][:12] for cell in cells for run in cell["runs"]}
-    return "; ".join(f"{column}, seed {seed}: {stamp}" for (column, seed), stamp in stamps.items())
+    """Of all methods; of one that has another, as the released profile with its own noise, beside it."""
+    found: dict[tuple[str, int], dict[str, str]] = {}
+    for cell in cells:
+        for run in cell["runs"]:
+            found.setdefault((cell["column"], run["seed"]), {}).setdefault(run["partition"][:12], cell["method"])
+    return "; ".join(f"{column}, seed {seed}: {_stamps(of)}" for (column, seed), of in found.items())
+
+
+def _stamps(of: dict[str, str]) -> str:
+    first, *others = of
+    return first + "".join(f" ({of[stamp]}: {stamp})" for stamp in others)
