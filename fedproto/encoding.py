@@ -6,11 +6,13 @@ It belongs to a member like its weights: a run folder keeps it, `fedproto predic
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -148,6 +150,13 @@ def numbers(texts: np.ndarray) -> np.ndarray | None:
 
 
 # --- as JSON
+
+
+def read_encoding(path: Path) -> Encoding:
+    try:
+        return from_json(json.loads(path.read_bytes()), str(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def to_json(encoding: Encoding) -> dict[str, Any]:

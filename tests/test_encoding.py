@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from fedproto.data import Places
 from fedproto.data.csv import csv
 from fedproto.data.text import text
+from fedproto.deploy.member import _source
+from fedproto.deploy.settings import MemberSettings
 from fedproto.encoding import ENCODING, Category, Columns, Number, Words, from_json, to_json
 from fedproto.errors import DataError, RunFolderError
 from fedproto.export import read_member
@@ -222,6 +224,68 @@ def test_a_file_without_a_text_is_refused(tmp_path, name, content):
 def test_arrays_are_taken_as_they_are(tmp_path):
     np.save(tmp_path / "rows.npy", np.eye(3))
     assert [each.x.tolist() for each in read_inputs(tmp_path / "rows.npy", TABLE)] == np.eye(3).tolist()
+
+
+# --- given, or kept
+
+
+def stored(path, encoding):
+    path.write_text(json.dumps(to_json(encoding)))
+    return str(path)
+
+
+def test_a_table_may_be_read_by_anothers_encoding(folder, tmp_path):
+    given = Columns((Category("home", ("boat", "tree")), Number("size", 1.0, 2.0)))
+    source = csv(Places(), str(folder / "animals.csv"), encoding=stored(tmp_path / "e.json", given))
+    own = csv(Places(), str(folder / "animals.csv"))
+    size, tree = own.encoding.columns[0], own.train.x[:, 3]
+    assert source.preparation.encoding == given and own.encoding.columns[1].values == ("flat", "house", "tree")
+    assert source.train.x[:, 1].tolist() == tree.tolist() and not source.train.x[:, 0].any()
+    assert np.allclose(source.train.x[:, 2], (own.train.x[:, 0] * size.std + size.mean - 1) / 2, atol=1e-6)
+
+
+def test_texts_may_be_read_by_anothers_words(folder, tmp_path):
+    given = stored(tmp_path / "e.json", Words(("hoots", "it"), 2))
+    source = text(Places(), str(folder / "animals.jsonl"), encoding=given)
+    assert source.model == "textcnn(words=2)" and source.train.x.shape[1:] == (2,)
+    assert {tuple(row) for row in source.train.x.tolist()} == {(3, 1), (3, 2)}
+
+
+def test_an_encoding_of_another_kind_or_of_other_columns_is_refused(folder, tmp_path):
+    words, other = Words(("it",), 2), Columns((Number("weight", 0.0, 1.0),))
+    for source, file, wrong, sentence in (
+        (csv, "animals.csv", words, "is the encoding of texts, and .*animals.csv is a table"),
+        (csv, "animals.csv", other, "has no column 'weight', which .*e.json speaks of: it has size, home"),
+        (text, "animals.jsonl", other, "is the encoding of a table, and .*animals.jsonl holds texts"),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            source(Places(), str(folder / file), encoding=stored(tmp_path / "e.json", wrong))
+    with pytest.raises(DataError, match=r"nowhere.json cannot be read as JSON: .*No such file"):
+        csv(Places(), str(folder / "animals.csv"), encoding=str(tmp_path / "nowhere.json"))
+
+
+def test_members_of_different_tables_that_agree_on_an_encoding_can_average_weights(folder, tmp_path):
+    """Their own would give inputs of different sizes: one of them has never seen a tree."""
+    rows = (folder / "animals.csv").read_text().splitlines(keepends=True)
+    few = [rows[0], *(row for row in rows[1:] if "tree" not in row)]
+    (tmp_path / "few.csv").write_text("".join(few))
+    agreed = stored(tmp_path / "e.json", csv(Places(), str(folder / "animals.csv")).encoding)
+    settings = ("--algorithm", "fedavg", "--clients", "2", "--shots", "3", "--rounds", "1", "--model", "mlp")
+    mixed = f"csv:{folder / 'animals.csv'},csv:{tmp_path / 'few.csv'}"
+    assert fedproto("run", "--dataset", mixed, *settings, "--out", tmp_path / "run").code == 2
+    answer = fedproto("run", "--dataset", f"{mixed}(encoding={agreed})", *settings, "--out", tmp_path / "run")
+    assert answer.code == 0, answer.err
+
+
+def test_a_deployed_members_columns_keep_their_meaning_while_its_table_grows(folder, tmp_path):
+    table = shutil.copy(folder / "animals.csv", tmp_path / "mine.csv")
+    own = MemberSettings("a", f"csv:{table}", state=str(tmp_path / "state"))
+    before = _source(own)
+    with table.open("a") as file:
+        file.write("".join(f"{number}.5,boat,cat\n" for number in range(20)))
+    after = _source(own)
+    assert len(after.train.y) == len(before.train.y) + 16 and after.encoding == before.encoding
+    assert csv(Places(), str(table)).encoding != before.encoding
 
 
 # --- with a trained member

@@ -12,8 +12,9 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from fedproto.data import Places, Source, Split, few, hold_out, refuse_unwritable
-from fedproto.encoding import Category, Columns, Number, numbers
+from fedproto.encoding import Category, Columns, Number, numbers, read_encoding
 from fedproto.errors import DataError, unknown
+from fedproto.options import File
 
 LABELS = ("label", "class", "target", "y")  # what a column of classes is usually called
 DELIMITERS = ",;\t"
@@ -26,14 +27,21 @@ delimited.field_size_limit(2**31 - 1)  # Python's own is 131,072 characters, and
 
 
 def csv(
-    places: Places, path: str, *, label: str | None = None, client: str | None = None, ignore: tuple[str, ...] = ()
+    places: Places,
+    path: str,
+    *,
+    label: str | None = None,
+    client: str | None = None,
+    ignore: tuple[str, ...] = (),
+    encoding: File | None = None,
 ) -> Source:
     """A table of your own: a file with a header, or a folder with train.csv and test.csv; .gz is accepted.
 
     `label` names the column of classes (else it is called label, class, target or y, or is the last), `client` that of
     the clients, for `natural` (else it is called client, if it is there), `ignore` columns to leave out. Numbers are
     standardised, texts become one input a value, both by the training rows; where something is missing (empty, NA or ?)
-    stands the mean, or a value of its own. Of a single file a seeded fifth of each class is held out.
+    stands the mean, or a value of its own; `encoding` names a file of an exported member that says all this instead.
+    Of a single file a seeded fifth of each class is held out.
     """
     table = Table.read(Path(path), ignore)
     whose = table.named(client) if client else usual(table.columns, ("client",))
@@ -45,11 +53,11 @@ def csv(
             f"{path} needs a column of classes and another of inputs, beside any of clients: it has {found}"
         )
     names, y, rows = labelled(path, inputs.pop(chosen).tolist(), table.cut, table.place)
-    encoding = Columns(tuple(_fitted(table, name, values, rows[0]) for name, values in inputs.items()))
-    x = encoding(inputs, table.place)
+    columns = _given(Path(encoding), inputs, path) if encoding else _fitted(table, inputs, rows[0])
+    x = columns(inputs, table.place)
     writer = table.clients(whose) if whose else None
     train, test = (Split(x, y, writer).rows(part) for part in rows)
-    how = {"scale": 1.0, "model": "mlp", "mixed_model": "mlp-mh", "shots": few(train.y), "encoding": encoding}
+    how = {"scale": 1.0, "model": "mlp", "mixed_model": "mlp-mh", "shots": few(train.y), "encoding": columns}
     return Source(f"csv:{path}", names, train, test, **how)  # type: ignore[arg-type]
 
 
@@ -223,7 +231,22 @@ def labelled(
 # --- columns as inputs
 
 
-def _fitted(table: Table, name: str, texts: np.ndarray, train: np.ndarray) -> Number | Category:
+def _given(file: Path, inputs: dict[str, np.ndarray], path: str) -> Columns:
+    """An encoding that others agreed on, or that was kept."""
+    found = read_encoding(file)
+    if not isinstance(found, Columns):
+        raise DataError(f"{file} is the encoding of texts, and {path} is a table")
+    missing = [column.name for column in found.columns if column.name not in inputs]
+    if missing:
+        raise DataError(f"{path} has no column {missing[0]!r}, which {file} speaks of: it has {', '.join(inputs)}")
+    return found
+
+
+def _fitted(table: Table, inputs: dict[str, np.ndarray], train: np.ndarray) -> Columns:
+    return Columns(tuple(_fitted_column(table, name, values, train) for name, values in inputs.items()))
+
+
+def _fitted_column(table: Table, name: str, texts: np.ndarray, train: np.ndarray) -> Number | Category:
     """How a column becomes inputs, by its training rows."""
     known = numbers(texts[train])
     if known is not None:

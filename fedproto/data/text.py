@@ -9,9 +9,9 @@ import numpy as np
 
 from fedproto.data import Places, Source, Split, few, folders_in
 from fedproto.data.csv import LABELS, labelled, opened, parts_of, read_rows, usual
-from fedproto.encoding import Words
+from fedproto.encoding import Words, read_encoding
 from fedproto.errors import DataError, unknown
-from fedproto.options import Bounds, Count
+from fedproto.options import Bounds, Count, File
 
 Vocabulary = Annotated[int, Bounds(1, 2**24 - 2)]  # inputs travel as float32, which counts to 2^24
 ENDS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -26,12 +26,19 @@ class Document(NamedTuple):
 
 
 def text(
-    places: Places, path: str, *, vocabulary: Vocabulary = 5000, length: Count = 100, label: str | None = None
+    places: Places,
+    path: str,
+    *,
+    vocabulary: Vocabulary = 5000,
+    length: Count = 100,
+    label: str | None = None,
+    encoding: File | None = None,
 ) -> Source:
     """Texts of your own: a folder with a folder of .txt a class, a jsonl or a csv with `text` and `label`.
 
     Texts are cut or padded to `length` words in small letters; a word is its rank among the `vocabulary` most frequent
-    ones of the training texts, from 2 on; 1 is any other, 0 padding. `label` names the column of classes where it is
+    ones of the training texts, from 2 on; 1 is any other, 0 padding; `encoding` names a file of an exported member that
+    says words and length instead. `label` names the column of classes where it is
     not called label, class, target or y; a column `client` serves `natural`. The test set is a folder or file `test`
     beside `train`; without them, a seeded fifth of each class is held out.
     """
@@ -41,16 +48,25 @@ def text(
         raise DataError(f"{path} holds no text: {_WANTED}")
     cut = len(parts[0]) if len(parts) > 1 else None
     names, y, rows = labelled(path, [d.label for d in documents], cut, lambda row: documents[row].place)
-    encoding = Words.of((documents[row].text for row in rows[0]), vocabulary, length)
-    if not encoding.words:
+    trained_on = (documents[row].text for row in rows[0])
+    words = _given(Path(encoding), path) if encoding else Words.of(trained_on, vocabulary, length)
+    if not words.words:
         raise DataError(f"{path} holds no word in its training texts")
-    x = encoding([document.text for document in documents])
+    x = words([document.text for document in documents])
     writer = np.array([d.client for d in documents]) if documents[0].client is not None else None
     train, test = (Split(x, y, writer).rows(part) for part in rows)
-    size = len(encoding.words)
+    size = len(words.words)
     mix = ",".join(f"textcnn(words={size}, filters={filters})" for filters in (40, 50, 60))
-    how = {"model": f"textcnn(words={size})", "mixed_model": mix, "shots": few(train.y), "encoding": encoding}
+    how = {"model": f"textcnn(words={size})", "mixed_model": mix, "shots": few(train.y), "encoding": words}
     return Source(f"text:{path}", names, train, test, scale=1.0, **how)  # type: ignore[arg-type]
+
+
+def _given(file: Path, path: str) -> Words:
+    """A vocabulary that others agreed on, or that was kept."""
+    found = read_encoding(file)
+    if not isinstance(found, Words):
+        raise DataError(f"{file} is the encoding of a table, and {path} holds texts")
+    return found
 
 
 def texts_in(path: Path) -> Iterator[tuple[str, str]]:

@@ -23,6 +23,7 @@ from fedproto.config import AUTO, complete, one_part, resolve_auto
 from fedproto.data import Places, Source
 from fedproto.deploy.parcels import Header, Parcel, of_upload, to_server
 from fedproto.deploy.settings import MemberSettings, Terms, checked
+from fedproto.encoding import ENCODING, to_json
 from fedproto.errors import ConfigError, DataError, RunFolderError
 from fedproto.experiment import device_of, settings
 from fedproto.federation import Federation, Member, assemble, placed_by_class
@@ -185,8 +186,7 @@ def _seated(parcel: Parcel, own: MemberSettings, terms: Terms, kept: Kept | None
 
 def _federation(own: MemberSettings, terms: Terms, known: tuple[str, ...]) -> Federation:
     """A federation of this one member, over the classes that all agree on and those it brings."""
-    part = complete("dataset", one_part("dataset", own.data), {}, {})
-    source = registry.build("dataset", part, Places(own.data_dir))
+    source = _source(own)
     pool = Pool(source.train.y, source.test.y, source.classes, 1, source.shots, np.random.default_rng(0), "")
     portion = of_classes(pool, names=own.classes)[0]
     model = one_part("model", own.model)
@@ -205,6 +205,18 @@ def _federation(own: MemberSettings, terms: Terms, known: tuple[str, ...]) -> Fe
         known=known,
         weights=Path(own.weights) if own.weights else None,
     )
+
+
+def _source(own: MemberSettings) -> Source:
+    """The member's data. What a table's columns or a text's words mean is kept: files grow, and a model stays."""
+    part, kept = complete("dataset", one_part("dataset", own.data), {}, {}), Path(own.state) / ENCODING
+    if kept.exists():
+        part = replace(part, options=part.options | {"encoding": str(kept)})
+    source = registry.build("dataset", part, Places(own.data_dir))
+    if source.encoding is not None and not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, json.dumps(to_json(source.encoding)).encode())
+    return source
 
 
 def _narrowed(source: Source, classes: tuple[str, ...]) -> Source:

@@ -12,7 +12,6 @@ Files of the machine that wrote it are not named: not the data set's folder, nor
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import sys
@@ -27,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedproto.bank import PROTOTYPES, read_prototypes
-from fedproto.encoding import ENCODING, Encoding, from_json, to_json
+from fedproto.encoding import ENCODING, Encoding, read_encoding, to_json
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
 from fedproto.export.graph import near, onnx_of
 from fedproto.export.manifest import (
@@ -161,7 +160,7 @@ def read_member(folder: Path) -> Trained:
     check_files(folder, manifest["files"])
     shared = read_prototypes(folder / PROTOTYPES) if PROTOTYPES in manifest["files"] else None
     calibration = _read_calibration(folder / CALIBRATION) if CALIBRATION in manifest["files"] else {}
-    encoding = _read_encoding(folder / ENCODING) if ENCODING in manifest["files"] else None
+    encoding = read_encoding(folder / ENCODING) if ENCODING in manifest["files"] else None
     classes, own, state = tuple(manifest["classes"]), tuple(manifest["own"]), _tensors(folder / WEIGHTS)
     try:
         preparation = _preparation(manifest["input"], encoding)
@@ -179,13 +178,6 @@ def _preparation(given: dict[str, Any], encoding: Encoding | None) -> Preparatio
             f"{ENCODING} makes inputs of shape ({encoding.width},), where {tuple(given['shape'])} is wanted"
         )
     return Preparation(tuple(given["shape"]), tuple(given["mean"]), tuple(given["std"]), given["scale"], encoding)
-
-
-def _read_encoding(path: Path) -> Encoding:
-    try:
-        return from_json(json.loads(path.read_bytes()), str(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def _tensors(path: Path) -> Tree:
