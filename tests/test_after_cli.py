@@ -283,7 +283,7 @@ def test_predict_refuses_what_is_no_input(run, files, tmp_path):
     np.save(tmp_path / "small.npy", np.random.default_rng(0).random((3, 8, 8)))
     assert "text.png is damaged or no image" in fail("predict", run, tmp_path / "text.png").err
     assert "missing.png does not exist" in fail("predict", run, files / "images", tmp_path / "missing.png").err
-    assert "empty folder" in fail("predict", run, tmp_path / "empty").err
+    assert "holds no file to classify" in fail("predict", run, tmp_path / "empty").err
     assert "(7, 7)" in fail("predict", run, tmp_path / "odd.npy", "--json").err
     assert "multiply by 16" in fail("predict", run, tmp_path / "small.npy").err
 
