@@ -82,6 +82,11 @@ class Columns:
     def __call__(self, table: Mapping[str, np.ndarray], place: Place) -> np.ndarray:
         return np.concatenate([column(table[column.name], place) for column in self.columns], 1)
 
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """The columns that are not among these."""
+        there = set(names)
+        return [column.name for column in self.columns if column.name not in there]
+
     def strangers(self, table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The columns with texts that no training row holds, and the rows of those."""
         kept = {column.name: column.values for column in self.columns if isinstance(column, Category)}
@@ -152,11 +157,15 @@ def numbers(texts: np.ndarray) -> np.ndarray | None:
 # --- as JSON
 
 
-def read_encoding(path: Path) -> Encoding:
+def read_json(path: Path) -> Any:
     try:
-        return from_json(json.loads(path.read_bytes()), str(path))
+        return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
+
+
+def read_encoding(path: Path) -> Encoding:
+    return from_json(read_json(path), str(path))
 
 
 def to_json(encoding: Encoding) -> dict[str, Any]:
@@ -165,7 +174,7 @@ def to_json(encoding: Encoding) -> dict[str, Any]:
 
 def from_json(given: Any, where: str) -> Encoding:
     """What `to_json` gave; refused where it is something else."""
-    if _is(given, words=_are_texts, length=_is_count):
+    if _is(given, words=_are_texts, length=is_count):
         return Words(tuple(given["words"]), given["length"])
     if _is(given, columns=_are_columns):
         return Columns(tuple(_column(each) for each in given["columns"]))
@@ -216,5 +225,5 @@ def _is_deviation(given: Any) -> bool:
     return _is_number(given) and given > 0
 
 
-def _is_count(given: Any) -> bool:
+def is_count(given: Any) -> bool:
     return isinstance(given, int) and not isinstance(given, bool) and given > 0

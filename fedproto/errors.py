@@ -55,6 +55,12 @@ class MissingExtra(FedProtoError):
     pass
 
 
+def shown(value: object, most: int) -> str:
+    """Somebody else's value in a sentence of ours: on one line, and short."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
     """`unknown algorithm 'fedprot': did you mean 'fedproto'? (accepted: ...)`"""
     known = sorted(known)

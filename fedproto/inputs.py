@@ -13,14 +13,13 @@ import numpy as np
 from PIL import Image
 
 from fedproto.data._lazy import GREY, opened
-from fedproto.data.csv import Table
+from fedproto.data.csv import TABLES, Table
 from fedproto.data.text import ENDS, PLAIN, texts_in
-from fedproto.encoding import UNKNOWN, Columns, Encoding, Words
+from fedproto.encoding import UNKNOWN, Columns, Words
 from fedproto.errors import DataError
 from fedproto.preparation import Preparation
 
 STRETCH = 2.0  # an image whose sides must change their ratio by more than that is not recognisable any more
-TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 SMALLEST = 4  # pixels a side, below which there is nothing to enlarge
 
 
@@ -42,10 +41,12 @@ def read_inputs(path: Path, preparation: Preparation) -> Iterator[Input]:
             yield from read_inputs(file, preparation)
     elif path.suffix.lower() in (".npy", ".npz"):
         yield from _from_array(path, preparation)
-    elif preparation.encoding is not None:
-        _refuse_other_kinds(path, preparation.encoding)
-        read = _from_table if isinstance(preparation.encoding, Columns) else _from_texts
-        yield from read(path, preparation.encoding)  # type: ignore[arg-type]
+    elif isinstance(preparation.encoding, Columns):
+        _refuse_other_kinds(path, "tables", TABLES)
+        yield from _from_table(path, preparation.encoding)
+    elif isinstance(preparation.encoding, Words):
+        _refuse_other_kinds(path, "texts", (*PLAIN, *ENDS))
+        yield from _from_texts(path, preparation.encoding)
     else:
         yield _from_image(path, preparation)
 
@@ -66,8 +67,7 @@ def _from_array(path: Path, preparation: Preparation) -> Iterator[Input]:
         yield Input(f"{path}[{number}]" if len(rows) > 1 else str(path), row, [])
 
 
-def _refuse_other_kinds(path: Path, encoding: Encoding) -> None:
-    of, taken = ("tables", TABLES) if isinstance(encoding, Columns) else ("texts", (*PLAIN, *ENDS))
+def _refuse_other_kinds(path: Path, of: str, taken: tuple[str, ...]) -> None:
     if not path.name.lower().endswith(taken):
         raise DataError(f"{path} is no file for a member that was trained on {of}: it takes {', '.join(taken)}, .npy")
 
@@ -76,7 +76,7 @@ def _from_table(path: Path, encoding: Columns) -> Iterator[Input]:
     """A row each; columns that the member does not know are passed over, such as one of classes."""
     wanted = [column.name for column in encoding.columns]
     table = Table.read(path, only=wanted)
-    missing = [name for name in wanted if name not in table.columns]
+    missing = encoding.missing(table.columns)
     if missing:
         raise DataError(f"{path} has no column {missing[0]!r}, which this member was trained on: {', '.join(wanted)}")
     notices = [_new_texts(name, rows, table) for name, rows in encoding.strangers(table.columns).items()]

@@ -58,7 +58,7 @@ class RunFolder:
             raise RunFolderError(
                 f"{path} already holds a run: name another folder with --out, or `fedproto resume {path}`"
             )
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if is_taken(path):
             raise RunFolderError(f"{path} is not empty: name another folder with --out")
 
     @classmethod
@@ -194,6 +194,11 @@ def _apart(tree: Tree) -> Tree:
         result[name] = value.clone() if value.untyped_storage().data_ptr() in taken else value
         taken.add(value.untyped_storage().data_ptr())
     return result
+
+
+def is_taken(path: Path) -> bool:
+    """Whether something is there that a new folder would overwrite; an empty folder is nothing."""
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
 
 @contextmanager

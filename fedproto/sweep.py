@@ -169,12 +169,14 @@ def _run_or_halve(
 
 def _run_batch(batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch, notices: Sequence[str]) -> None:
     try:
-        _execute(batch, out, loaded, on_batch, notices)
+        _train_together(batch, out, loaded, on_batch, notices)
     except torch.OutOfMemoryError as error:  # in training it has its name already; data and states need room, too
         raise TrainingError("the GPU's memory is full outside of training, as when data is brought there") from error
 
 
-def _execute(batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch, notices: Sequence[str]) -> None:
+def _train_together(
+    batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch, notices: Sequence[str]
+) -> None:
     experiments = Experiment.prepare_together([cell.config for cell, _ in batch], loaded)
     folders = []
     for experiment, (cell, folder) in zip(experiments, batch, strict=True):

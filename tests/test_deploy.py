@@ -794,20 +794,24 @@ def damaged(path: Path, how: str) -> None:
 HOW = ["cut off", "empty", "text", "no metadata", "no JSON", "a list", "an empty object"]
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_a_damaged_state_of_the_server_is_told(how: str, tmp_path: Path) -> None:
+def after_a_round(tmp_path: Path) -> Hall:
+    """In which one member spoke."""
     hall = small(tmp_path)
     hall.take("a", parcel("a"), hall.expected(frozenset("a")))
     hall.close_round()
+    return hall
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_damaged_state_of_the_server_is_told(how: str, tmp_path: Path) -> None:
+    hall = after_a_round(tmp_path)
     damaged(hall.path, how)
     with pytest.raises(FedProtoError, match=STATE):
         small(tmp_path).load()
 
 
 def test_a_state_with_seats_it_should_not_have_is_told(tmp_path: Path) -> None:
-    hall = small(tmp_path)
-    hall.take("a", parcel("a"), hall.expected(frozenset("a")))
-    hall.close_round()
+    hall = after_a_round(tmp_path)
     of = {"round": 1, "classes": ["x"], "algorithm": str(hall.terms.part()), "seats": {"a": {"nonsense": 1}}}
     save_file(load_file(hall.path), hall.path, {"of": json.dumps(of)})
     with pytest.raises(FedProtoError, match=STATE):
@@ -815,18 +819,14 @@ def test_a_state_with_seats_it_should_not_have_is_told(tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_algorithm_is_told(tmp_path: Path) -> None:
-    hall = small(tmp_path)
-    hall.take("a", parcel("a"), hall.expected(frozenset("a")))
-    hall.close_round()
+    after_a_round(tmp_path)
     for other in ("fedproto(lam=0.5)", "fedproto(absent=drop)"):
         with pytest.raises(RunFolderError, match="name another state"):
             small(tmp_path, other).load()
 
 
 def test_a_state_with_prototypes_of_another_size_is_told(tmp_path: Path) -> None:
-    hall = small(tmp_path)
-    hall.take("a", parcel("a"), hall.expected(frozenset("a")))
-    hall.close_round()
+    hall = after_a_round(tmp_path)
     with pytest.raises(FedProtoError, match=STATE):
         Hall(hall.settings, replace(hall.terms, dim=5)).load()
 

@@ -11,6 +11,7 @@ import pytest
 from command_line import fedproto, only_line
 from hypothesis import given
 from hypothesis import strategies as st
+from sources import animals
 
 from fedproto.data import Places
 from fedproto.data.csv import csv
@@ -114,17 +115,7 @@ def test_anything_else_is_refused(content):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path, generator = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    animals, sounds = ("cat", "dog", "owl"), ("purrs", "barks", "hoots")
-    rows, documents = ["size,home,label"], []
-    for number in range(75):
-        kind = number % 3
-        home = ("flat", "house", "tree")[generator.choice([kind, 1])]
-        rows.append(f"{generator.normal(kind):.3f},{home},{animals[kind]}")
-        documents.append({"text": f"it {sounds[kind]} {number}", "label": animals[kind]})
-    (path / "animals.csv").write_text("\n".join(rows) + "\n")
-    (path / "animals.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
-    return path
+    return animals(tmp_path_factory.mktemp("data"), lambda generator, sound, number: f"it {sound} {number}")
 
 
 def test_rows_of_a_table_are_read_as_in_training(folder):
@@ -282,7 +273,7 @@ def test_a_deployed_members_columns_keep_their_meaning_while_its_table_grows(fol
     own = MemberSettings("a", f"csv:{table}", state=str(tmp_path / "state"))
     before = _source(own)
     with table.open("a") as file:
-        file.write("".join(f"{number}.5,boat,cat\n" for number in range(20)))
+        file.write("".join(f"{number}.5,boat,0,cat\n" for number in range(20)))
     after = _source(own)
     assert len(after.train.y) == len(before.train.y) + 16 and after.encoding == before.encoding
     assert csv(Places(), str(table)).encoding != before.encoding

@@ -11,7 +11,7 @@ import torch
 from command_line import fedproto, only_line
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sources import build, refusal
+from sources import animals, build, refusal
 from tiny import SETTINGS
 from torch.nn import functional as F
 
@@ -446,19 +446,13 @@ def test_textcnn_refuses_what_is_no_row_of_words(shape):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A table and texts that can be learned, with the same three classes; 25 rows of each."""
-    path, generator = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    names, words = ("cat", "dog", "owl"), ("purrs", "barks", "hoots")
-    rows, texts = ["size,home,client,label"], []
-    for number in range(75):
-        kind = number % 3
-        home = ("flat", "house", "tree")[generator.choice([kind, 1])]
-        rows.append(f"{generator.normal(kind):.3f},{home},{number % 4},{names[kind]}")
-        said = [words[kind], *(f"w{n}" for n in generator.integers(0, 30, generator.integers(1, 12)))]
-        texts.append({"text": " ".join(generator.permutation(said)), "label": names[kind], "client": number % 4})
-    write(path / "animals.csv", "\n".join(rows) + "\n")
-    write(path / "animals.jsonl", "".join(json.dumps(text) + "\n" for text in texts))
-    return path
+    """Texts with the sound somewhere among other words."""
+
+    def said(generator, sound, number):
+        words = [sound, *(f"w{n}" for n in generator.integers(0, 30, generator.integers(1, 12)))]
+        return " ".join(generator.permutation(words))
+
+    return animals(tmp_path_factory.mktemp("data"), said)
 
 
 def experiment(engine, algorithm="fedproto", **options):

@@ -18,6 +18,7 @@ from fedproto.options import File
 
 LABELS = ("label", "class", "target", "y")  # what a column of classes is usually called
 DELIMITERS = ",;\t"
+TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 NA = ("NA", "?")  # missing, as an empty value is
 MOST_CATEGORIES = 1000  # of a column: each becomes an input
 LONGEST = 1000  # characters of a value: every value of a column takes as much room as its longest
@@ -57,8 +58,17 @@ def csv(
     x = columns(inputs, table.place)
     writer = table.clients(whose) if whose else None
     train, test = (Split(x, y, writer).rows(part) for part in rows)
-    how = {"scale": 1.0, "model": "mlp", "mixed_model": "mlp-mh", "shots": few(train.y), "encoding": columns}
-    return Source(f"csv:{path}", names, train, test, **how)  # type: ignore[arg-type]
+    return Source(
+        f"csv:{path}",
+        names,
+        train,
+        test,
+        scale=1.0,
+        model="mlp",
+        mixed_model="mlp-mh",
+        shots=few(train.y),
+        encoding=columns,
+    )
 
 
 # --- reading, which text.py does too
@@ -236,7 +246,7 @@ def _given(file: Path, inputs: dict[str, np.ndarray], path: str) -> Columns:
     found = read_encoding(file)
     if not isinstance(found, Columns):
         raise DataError(f"{file} is the encoding of texts, and {path} is a table")
-    missing = [column.name for column in found.columns if column.name not in inputs]
+    missing = found.missing(inputs)
     if missing:
         raise DataError(f"{path} has no column {missing[0]!r}, which {file} speaks of: it has {', '.join(inputs)}")
     return found

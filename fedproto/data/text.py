@@ -8,13 +8,14 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from fedproto.data import Places, Source, Split, few, folders_in
-from fedproto.data.csv import LABELS, labelled, opened, parts_of, read_rows, usual
+from fedproto.data.csv import LABELS, TABLES, labelled, opened, parts_of, read_rows, usual
 from fedproto.encoding import Words, read_encoding
 from fedproto.errors import DataError, unknown
 from fedproto.options import Bounds, Count, File
 
 Vocabulary = Annotated[int, Bounds(1, 2**24 - 2)]  # inputs travel as float32, which counts to 2^24
-ENDS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
+JSON_LINES = (".jsonl", ".jsonl.gz")
+ENDS = (*JSON_LINES, *TABLES)  # a text a row
 PLAIN = (".txt", ".txt.gz")  # a text a file
 
 
@@ -57,8 +58,17 @@ def text(
     train, test = (Split(x, y, writer).rows(part) for part in rows)
     size = len(words.words)
     mix = ",".join(f"textcnn(words={size}, filters={filters})" for filters in (40, 50, 60))
-    how = {"model": f"textcnn(words={size})", "mixed_model": mix, "shots": few(train.y), "encoding": words}
-    return Source(f"text:{path}", names, train, test, scale=1.0, **how)  # type: ignore[arg-type]
+    return Source(
+        f"text:{path}",
+        names,
+        train,
+        test,
+        scale=1.0,
+        model=f"textcnn(words={size})",
+        mixed_model=mix,
+        shots=few(train.y),
+        encoding=words,
+    )
 
 
 def _given(file: Path, path: str) -> Words:
@@ -101,7 +111,7 @@ def _documents(path: Path, label: str | None) -> Iterator[Document]:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    return (_json_lines if path.name.lower().endswith(ENDS[:2]) else _table)(path)
+    return (_json_lines if path.name.lower().endswith(JSON_LINES) else _table)(path)
 
 
 def _folder(path: Path) -> Iterator[Document]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedproto.deploy.parcels import Header, Parcel
-from fedproto.errors import Refused
+from fedproto.errors import Refused, shown
 from fedproto.types import Upload
 
 WORD = 200  # letters of a name at most
@@ -128,6 +128,4 @@ def accuracies(header: Header) -> dict[str, float]:
 
 
 def _word(value: object) -> str:
-    """Somebody else's word in a sentence of ours: short and on one line."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shown(value, 60)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from fedproto.errors import ConfigError
-from fedproto.runfolder import whole_folder
+from fedproto.runfolder import is_taken, whole_folder
 
 TEMPLATE = Path(__file__).parent / "template"
 
@@ -25,7 +25,7 @@ def init(folder: Path, members: list[str], data: str, classes: list[str]) -> Non
         )
     if len(set(members)) < max(2, len(members)):
         raise ConfigError("a federation needs two members or more, of different names")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if is_taken(folder):
         raise ConfigError(f"{folder} is not empty: name another folder")
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(folder.absolute()) as made:

@@ -45,7 +45,7 @@ from fedproto.export.manifest import (
 from fedproto.export.models import built, close, tried, without_files
 from fedproto.models import Fit
 from fedproto.preparation import Preparation
-from fedproto.runfolder import RunFolder, whole_folder, write_atomically
+from fedproto.runfolder import RunFolder, is_taken, whole_folder, write_atomically
 from fedproto.trained import WAYS, Trained, threshold
 from fedproto.types import Tree
 
@@ -57,7 +57,7 @@ SHOWN_REJECT = 0.05  # the share of known images for which the manifest states t
 
 def write_member(member: Trained, folder: Path, onnx: bool = True) -> None:
     """The folder appears with everything in it, or not at all."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if is_taken(folder):
         raise RunFolderError(f"{folder} is not empty: name another folder with --to")
     rebuilt = _rebuilt_from_name(member)
     graph = onnx_of(rebuilt) if onnx else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.bank import PROTOTYPES
-from fedproto.encoding import ENCODING
-from fedproto.errors import DataError
+from fedproto.encoding import ENCODING, is_count, read_json
+from fedproto.errors import DataError, shown
 
 MANIFEST, WEIGHTS, CALIBRATION, ONNX = "manifest.json", "model.safetensors", "calibration.safetensors", "model.onnx"
 FILES = (WEIGHTS, PROTOTYPES, CALIBRATION, ENCODING, ONNX)
@@ -22,10 +21,7 @@ KIND, VERSION = "member", 1
 def read_manifest(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise DataError(f"{path.parent} is no exported member: it holds no {MANIFEST}, as `fedproto export` writes it")
-    try:
-        manifest = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("fedproto") != KIND:
         raise DataError(f"{path} is not the manifest of an exported member: its 'fedproto' must be {KIND!r}")
     version = manifest.get("version")
@@ -57,10 +53,6 @@ def _is_names(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_name, value)) and len(set(value)) == len(value)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < sys.float_info.max
 
@@ -71,7 +63,7 @@ def _is_input(value: Any) -> bool:
     shape, sides = value["shape"], (value["mean"], value["std"])
     return (
         bool(shape)
-        and all(map(_is_count, shape))
+        and all(map(is_count, shape))
         and all(len(side) in (1, shape[0]) and all(map(_is_number, side)) for side in sides)
         and all(each > 0 for each in value["std"])
         and _is_number(value.get("scale"))
@@ -92,7 +84,7 @@ _WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "own": (_is_names, "a list of some of the classes"),
     "model": (_is_name, "a model's name and options, such as 'cnn(channels=18)'"),
     "input": (_is_input, "the inputs' `shape`, and `mean`, `std` and `scale`, which make x (x / scale - mean) / std"),
-    "dim": (_is_count, "the number of features"),
+    "dim": (is_count, "the number of features"),
     "distance": (lambda value: value == "l2", "'l2'"),
     "about": (lambda value: isinstance(value, dict), "an object"),
     "files": (_is_files, f"the SHA-256 of {WEIGHTS} and of what else there is of {', '.join(FILES[1:])}"),
@@ -112,5 +104,4 @@ def checked(manifest: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shown(value, 80)
