@@ -22,8 +22,9 @@ from torch import Tensor
 from fedproto import registry
 from fedproto.config import one_part, read_toml
 from fedproto.errors import ConfigError, DataError, RunFolderError
+from fedproto.files import write_atomically
 from fedproto.options import Part
-from fedproto.runfolder import RunFolder, write_atomically
+from fedproto.runfolder import RunFolder
 from fedproto.trees import flat, one_of, parted, spread, stack, widened
 from fedproto.types import Tree, Upload
 from fedproto.vocabulary import alike

@@ -26,21 +26,8 @@ from safetensors.torch import save
 
 from fedproto.encoding import ENCODING, Encoding, from_json, to_json
 from fedproto.errors import RunFolderError
+from fedproto.files import write_atomically
 from fedproto.types import Tree
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Whoever looks, and whenever the machine stops, sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.new")  # one name, so that what a killed run left is written over
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 class RunFolder:

@@ -20,8 +20,9 @@ from command_line import answer, fedproto, files_in, only_line, process
 from fedproto import cli
 from fedproto.config import configure
 from fedproto.experiment import Experiment, reopen
+from fedproto.files import write_atomically
 from fedproto.rounds import RoundResult
-from fedproto.runfolder import RunFolder, write_atomically
+from fedproto.runfolder import RunFolder
 
 Files = dict[str, Any]
 

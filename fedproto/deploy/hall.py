@@ -25,9 +25,9 @@ from fedproto.deploy.rules import Expected, Limits, accuracies, check, shapes_of
 from fedproto.deploy.settings import ServerSettings, Terms
 from fedproto.errors import ConfigError, Refused, RunFolderError
 from fedproto.federation import draw_model, state_of
+from fedproto.files import write_atomically
 from fedproto.models import Fit
 from fedproto.options import Count, convert, words
-from fedproto.runfolder import write_atomically
 from fedproto.trees import flat, parted, stack, widened
 from fedproto.types import Algorithm, Batch, Step, Task, Tree, Upload, nothing
 

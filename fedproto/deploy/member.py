@@ -27,9 +27,9 @@ from fedproto.encoding import ENCODING, to_json
 from fedproto.errors import ConfigError, DataError, RunFolderError
 from fedproto.experiment import device_of, settings
 from fedproto.federation import Federation, Member, assemble, placed_by_class
+from fedproto.files import write_atomically
 from fedproto.partitions import Pool
 from fedproto.partitions.classes import classes as of_classes
-from fedproto.runfolder import write_atomically
 from fedproto.trained import Trained, made
 from fedproto.trees import flat, parted
 from fedproto.types import Algorithm, Task, Tree

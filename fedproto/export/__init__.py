@@ -43,9 +43,10 @@ from fedproto.export.manifest import (
     sha256,
 )
 from fedproto.export.models import built, close, tried, without_files
+from fedproto.files import write_atomically
 from fedproto.models import Fit
 from fedproto.preparation import Preparation
-from fedproto.runfolder import RunFolder, is_taken, whole_folder, write_atomically
+from fedproto.runfolder import RunFolder, is_taken, whole_folder
 from fedproto.trained import WAYS, Trained, threshold
 from fedproto.types import Tree
 

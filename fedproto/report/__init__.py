@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedproto.errors import ConfigError, RunFolderError, need
-from fedproto.runfolder import write_atomically
+from fedproto.files import write_atomically
 
 GENERATOR = '<meta name="generator" content="fedproto report">'
 

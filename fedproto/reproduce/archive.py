@@ -17,7 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedproto.errors import RunFolderError
-from fedproto.runfolder import RunFolder, whole_folder, write_atomically
+from fedproto.files import write_atomically
+from fedproto.runfolder import RunFolder, whole_folder
 from fedproto.sweep import COMPUTED
 
 NEEDED = ("config.toml", "metrics.jsonl", "result.json")

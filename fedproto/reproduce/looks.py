@@ -13,8 +13,9 @@ from torch import Tensor
 from fedproto.client import embed, evaluate
 from fedproto.errors import RunFolderError
 from fedproto.experiment import Experiment, reopen, settings
+from fedproto.files import write_atomically
 from fedproto.prototypes import class_means, nearest
-from fedproto.runfolder import RunFolder, write_atomically
+from fedproto.runfolder import RunFolder
 from fedproto.types import Tree
 
 EACH = 20  # test images a class and client whose embeddings are kept

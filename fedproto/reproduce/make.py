@@ -12,12 +12,13 @@ from typing import Any, Protocol
 
 from fedproto.errors import FedProtoError, RunFolderError, need
 from fedproto.experiment import OnRound
+from fedproto.files import write_atomically
 from fedproto.reproduce.archive import pack, unpack
 from fedproto.reproduce.looks import look
 from fedproto.reproduce.plan import Narrowed, Planned, Spec, plan, read_spec, targets
 from fedproto.reproduce.tables import gather, markdown
 from fedproto.reproduce.verdicts import page
-from fedproto.runfolder import RunFolder, write_atomically
+from fedproto.runfolder import RunFolder
 from fedproto.sweep import Cell, run_sweep
 
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from scipy.spatial.distance import cdist
 
+from fedproto.files import write_atomically
 from fedproto.report.figures import COLOURS, GRID, INK, STYLE, Axes, Canvas, Line2D, mpl, percent, size
 from fedproto.reproduce.plan import cell_name
 from fedproto.reproduce.tables import PAPERS_START, summary
-from fedproto.runfolder import write_atomically
 
 Cells = Sequence[dict[str, Any]]  # those of the JSON that have runs
 Rows = list[dict[str, Any]]
