@@ -1,10 +1,34 @@
 """The claim on real data, as far as a minute allows; results/table-mnist.md has all of it."""
 
+import hashlib
+
+import numpy as np
 import pytest
 
 import fedproto
+from fedproto import registry
 from fedproto.data import Places
 from fedproto.errors import DataError
+from fedproto.options import Part
+
+
+def test_the_images_in_the_package_are_images_of_mnist():
+    """Each of the 5,000 is one of the 60,000 training images, with its label; none is there twice."""
+    try:
+        whole = registry.build("dataset", Part("mnist"), Places())
+    except DataError:
+        pytest.skip("no MNIST in $FEDPROTO_DATA")
+    small = registry.build("dataset", Part("mnist5k"), Places())
+    known = {}
+    for split in (whole.train, whole.test):
+        for image, label in zip(np.asarray(split.x), split.y, strict=True):
+            known[hashlib.sha256(image.tobytes()).digest()] = int(label)
+    found = {}
+    for split in (small.train, small.test):
+        for image, label in zip(split.x, split.y, strict=True):
+            found[hashlib.sha256(image.tobytes()).digest()] = int(label)
+    assert len(found) == 5000
+    assert {key: known.get(key) for key in found} == found
 
 
 @pytest.mark.slow

