@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedproto.experiment import Result, run, stream
     from fedproto.inference import Classifier
     from fedproto.joining import Joined, join
+    from fedproto.plugins import trust_plugins
     from fedproto.rounds import RoundResult
     from fedproto.types import Algorithm, Batch, Phase, Step, Task, Tree, Upload
 
@@ -41,6 +42,7 @@ __all__ = [
     "join",
     "run",
     "stream",
+    "trust_plugins",
 ]
 
 _HOMES = {
@@ -51,6 +53,7 @@ _HOMES = {
     "join": "joining",
     "run": "experiment",
     "stream": "experiment",
+    "trust_plugins": "plugins",
 }
 
 

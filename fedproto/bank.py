@@ -187,6 +187,7 @@ class Bank:
             members = {name: one_of(uploads, place) for place, name in enumerate(of["members"])}
         except (KeyError, ValueError, IndexError, TypeError, ConfigError) as error:
             raise DataError(f"{path} is damaged: {error}") from error
+        registry.refuse_plugins({"algorithm": of["algorithm"]}, path)
         classes = _names(metadata.get("classes", ""), path)
         base = Prototypes(classes, tensors["base"], tensors["base_known"]) if "base" in tensors else None
         return cls(classes, algorithm, members, base, tuple(of["changes"]))
@@ -278,6 +279,7 @@ class Bank:
 def _algorithm_of(folder: RunFolder) -> Part:
     """The run's method with its options."""
     settings = read_toml(folder.path / "config.toml")
+    registry.refuse_plugins({"algorithm": settings["algorithm"]}, folder.path / "config.toml")
     part = one_part("algorithm", settings["algorithm"])
     options = {k.partition(".")[2]: v for k, v in settings.items() if k.startswith("algorithm.")}
     return replace(part, options=part.options | options)

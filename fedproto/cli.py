@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedproto import plugins
 from fedproto.cli_after import export, extend, join, members, predict
 from fedproto.cli_deploy import deploy_app
-from fedproto.cli_shared import escape, execute, print_table, say, show, wide_console
+from fedproto.cli_shared import PluginDir, TrustPlugins, escape, execute, print_table, say, show, wide_console
 from fedproto.errors import ConfigError, DataError, FedProtoError, unknown
 
 if TYPE_CHECKING:
@@ -89,21 +90,29 @@ def run(
     assign: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any other key: lam=0.1, model.dropout=0")
     ] = None,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
 ) -> None:
     """Run a federation, or compare methods over one."""
-    flags = {
-        key: value for key, value in locals().items() if key not in ("config", "out", "assign") and value is not None
-    }
+    given = dict(locals())
+    for key in ("config", "out", "assign", "trust_plugins", "plugin_dir"):
+        del given[key]
+    flags = {key: value for key, value in given.items() if value is not None}
     for key in ("ways", "shots", "stdev", "shots_stdev", "test_shots"):
         if key in flags:
             flags[f"partition.{key}"] = flags.pop(key)
+    from fedproto import registry
     from fedproto.config import configure, read_assignment, read_toml
     from fedproto.engines.distributed import follows
     from fedproto.experiment import Experiment, follow
     from fedproto.runfolder import RunFolder
 
+    assigned = dict(map(read_assignment, assign or []))
+    registry.trust_chosen(flags)
+    registry.trust_chosen(assigned)
     stored = _still_meant(read_toml(config), flags) if config else {}
-    configs = configure(stored | flags, dict(map(read_assignment, assign or [])))
+    registry.refuse_plugins({key: value for key, value in stored.items() if key not in assigned}, str(config))
+    configs = configure(stored | flags, assigned)
     names = [each.algorithm.name for each in configs]
     target = out or _default_folder(configs[0].dataset[0].name, "-".join(names))
     if not follows():
@@ -130,6 +139,8 @@ def sweep(
         Path, typer.Argument(metavar="CONFIG.toml", help="Settings as for run, and a table [sweep] of lists.")
     ],
     out: Annotated[Path | None, typer.Option(help="where the run folders go [runs/NAME]", show_default=False)] = None,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
 ) -> None:
     """Run all combinations of some settings, many federations at once; run again, it goes on where it stopped.
 
@@ -273,7 +284,11 @@ def _unique(names: Sequence[str], position: int) -> str:
 
 
 @app.command()
-def resume(run: Annotated[Path, typer.Argument(help="A run folder, or a folder of compared runs.")]) -> None:
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a folder of compared runs.")],
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
+) -> None:
     """Continue a run that was stopped or killed."""
     from fedproto.runfolder import RunFolder
 
@@ -303,6 +318,8 @@ def report(
         Path | None,
         typer.Option(help="FILE.html, or a folder [report.html in the run, or here for several]", show_default=False),
     ] = None,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
 ) -> None:
     """Turn finished runs into one page with tables and figures, which opens anywhere."""
     from fedproto.report import write
@@ -425,8 +442,11 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
-    pass
+def options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    context.with_resource(plugins.own_trust())  # what a command's flags allow ends with it
 
 
 for command in (predict, join, members, extend, export):

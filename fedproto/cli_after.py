@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from fedproto.cli_shared import execute, print_table, say, show
+from fedproto.cli_shared import PluginDir, TrustPlugins, execute, print_table, say, show
 from fedproto.errors import DataError
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def predict(
         typer.Option(help='"none of these" at the cost of this share of known inputs', min=0, max=1),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="a line of JSON an input")] = False,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
 ) -> None:
     """Classify inputs by name; without any, show how well each client tells what it never saw."""
     if not inputs:
@@ -148,6 +150,8 @@ def join(
     name: Annotated[str | None, typer.Option(help="of the member [the folder's]", show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(help="the newcomer's run folder [runs/newcomer]")] = None,
     assign: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="as for run: lam=0.1")] = None,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
 ) -> None:
     """Train a newcomer beside a federation's prototypes, which stay as they are, and alone for comparison."""
     from fedproto.config import read_assignment
@@ -190,6 +194,8 @@ def members(
     run: Annotated[Path, typer.Argument(help="a finished run of fedproto")],
     add: Annotated[list[Path] | None, typer.Option(help="fold in a newcomer: its folder, or its upload")] = None,
     remove: Annotated[list[str] | None, typer.Option(metavar="NAME", help="take a member's share out")] = None,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
 ) -> None:
     """Show who makes up a federation's prototypes; let members join and leave."""
     from fedproto.bank import Bank, Contribution
@@ -217,6 +223,8 @@ def extend(
     newcomers: Annotated[list[Path] | None, typer.Argument(metavar="[NEWCOMER]...", help="folders of join")] = None,
     rounds: Annotated[int, typer.Option(help="more rounds", min=1)] = 10,
     out: Annotated[Path | None, typer.Option(help="the run folder [RUN-extended]", show_default=False)] = None,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
 ) -> None:
     """Go on training a federation together with its newcomers, and without those who left."""
     from fedproto.extending import extend as prepare
@@ -234,6 +242,8 @@ def export(
     to: Annotated[Path, typer.Option(help="a new or empty folder")],
     client: Annotated[int, typer.Option(help="which one", min=0)] = 0,
     onnx: Annotated[bool, typer.Option(help="write model.onnx, too (needs fedproto[onnx])")] = True,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
 ) -> None:
     """Write a client as a folder that needs neither the run nor its data: weights, prototypes, preprocessing, ONNX."""
     from fedproto.encoding import ENCODING

@@ -4,15 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape as escape_markup
 
+from fedproto import plugins
+
 if TYPE_CHECKING:
     from fedproto.experiment import Experiment
     from fedproto.runfolder import RunFolder
+
+
+def _trust_files(wanted: bool) -> bool:
+    if wanted:
+        plugins.trust_files()
+    return wanted
+
+
+def _look_in(folder: Path | None) -> Path | None:
+    if folder is not None:
+        plugins.look_in(folder)
+    return folder
+
+
+#: Flags of every command that reads files which may name plug-ins. They act when they are read: `cli.options`
+#: ends what they allow with the command.
+TrustPlugins = Annotated[
+    bool,
+    typer.Option("--trust-plugins", help="run the code of plug-ins that files name", callback=_trust_files),
+]
+PluginDir = Annotated[
+    Path | None,
+    typer.Option(help="where plug-ins lie [the current folder]", show_default=False, callback=_look_in),
+]
 
 
 def say(sentence: str, stderr: bool = False) -> None:

@@ -356,6 +356,7 @@ def _begin(
     settings = options | {"algorithm": algorithm}
     settings |= {"dataset": dataset} if data is None else {"clients": len(data)}
     settings |= {"model": model} if modules is None else {}
+    registry.trust_chosen(settings)
     configs = configure(settings)
     if len(configs) != 1:
         raise ConfigError(f"fedproto.run takes one algorithm, not {algorithm!r}")
@@ -391,6 +392,7 @@ def reopen(folder: RunFolder, loaded: dict[str, Source] | None = None) -> tuple[
         settings["prototypes"] = str(path / START)
     if folder.checkpoint_round():  # everybody's weights are in it, so the file they began with may be gone
         settings.pop("initial", None)
+    registry.refuse_plugins(settings, path / "config.toml")
     config = configure({k: v for k, v in settings.items() if not k.startswith("partition.")})[0]
     experiment = Experiment.prepare(config, loaded=loaded)
     experiment.restore(folder)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from fedproto import randomness, registry
 from fedproto.data import Source, Split
 from fedproto.dropout import Dropped, hand_in_dropout
-from fedproto.errors import ConfigError, DataError
+from fedproto.errors import ConfigError, DataError, FedProtoError
 from fedproto.models import Fit, with_body
 from fedproto.options import Part
 from fedproto.partitions import Pool, Portion
@@ -114,8 +115,38 @@ def divide(sources: Sequence[Source], partition: Part, seed: int) -> list[Portio
             train_writer=source.train.writer,
             test_writer=source.test.writer,
         )
-        result.update(zip(clients, registry.build("partition", partition, pool), strict=True))
+        portions = registry.build("partition", partition, pool)
+        if registry.is_outside("partition", partition.name):
+            portions = _checked_portions(portions, pool, f"partition {partition.name!r}")
+        result.update(zip(clients, portions, strict=True))
     return [result[number] for number in range(len(sources))]
+
+
+def _checked_portions(portions: Sequence[Any], pool: Pool, where: str) -> list[Portion]:
+    """The portions of a partition from outside, as arrays; refused where they are not rows of the pool."""
+    if len(portions) != pool.clients:
+        raise ConfigError(f"{where} returned {len(portions)} portions for {pool.clients} clients")
+    taken = np.zeros(len(pool.train), bool)
+    result = []
+    for number, portion in enumerate(portions):
+        try:
+            train, test = (np.sort(np.asarray(rows)) for rows in portion)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{where}: client {number}'s portion must be (training rows, test rows)") from error
+        for part, rows, labels in (("training", train, pool.train), ("test", test, pool.test)):
+            _refuse_wrong_rows(rows, len(labels), f"{where}: client {number}'s {part} rows")
+        if taken[train].any() or len(np.unique(train)) < len(train):
+            raise ConfigError(f"{where} gives client {number} a training row twice, or one that another client has")
+        taken[train] = True
+        result.append(Portion(train.astype(np.int64), test.astype(np.int64)))
+    return result
+
+
+def _refuse_wrong_rows(rows: np.ndarray, count: int, where: str) -> None:
+    if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+        raise ConfigError(f"{where} must be a list of whole numbers")
+    if len(rows) and not (rows[0] >= 0 and rows[-1] < count):
+        raise ConfigError(f"{where} must lie between 0 and {count - 1}")
 
 
 def _marks(sources: Sequence[Source]) -> dict[Source, str]:
@@ -276,6 +307,17 @@ def placed_by_class(own: Tree, fresh: Tree, before: tuple[str, ...], now: tuple[
     return {name: placed(name, value) for name, value in own.items()}
 
 
+@contextmanager
+def _model_errors(client: int, what: str) -> Iterator[None]:
+    """One sentence for whatever a model may raise."""
+    try:
+        yield
+    except FedProtoError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"client {client}'s model {what}: {type(error).__name__}: {error}") from error
+
+
 class _Modules:
     """Builds each architecture once: its clients share the module and, unless `start` is own, its initial weights."""
 
@@ -306,7 +348,8 @@ class _Modules:
             _separate(module, set())
             dim = self._probe(module, examples, client)
             initial = self._initial(module)
-            module, dropped = hand_in_dropout(module, examples.x[examples.rows[:1]])
+            with _model_errors(client, "cannot be trained"):
+                module, dropped = hand_in_dropout(module, examples.x[examples.rows[:1]])
             self.dims[module] = dim
             self.built[name] = module, dropped, initial
         if self.start == "own" and isinstance(model, Part):
@@ -324,14 +367,18 @@ class _Modules:
         try:
             with torch.no_grad():
                 features, logits = module.eval()(examples.x[examples.rows[:2]])
-            (_, dim), (rows, classes) = features.shape, logits.shape
+            (rows, dim), (same_rows, classes) = features.shape, logits.shape
+            if not rows == same_rows == min(2, len(examples)):
+                raise ValueError(f"{rows} and {same_rows} rows came back for {min(2, len(examples))} samples")
+            if not (features.is_floating_point() and logits.is_floating_point()):
+                raise TypeError(f"features are {features.dtype} and logits {logits.dtype}")
         except Exception as error:
             shape = tuple(examples.x.shape[1:])
             raise ConfigError(
                 f"client {client}'s model must take a batch of inputs of shape {shape} and return "
                 f"(features, logits), a row a sample: {error}"
             ) from error
-        if (rows, classes) != (min(2, len(examples)), self.classes):
+        if classes != self.classes:
             raise ConfigError(f"client {client}'s model gives {classes} logits for {self.classes} classes")
         return dim
 

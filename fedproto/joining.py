@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedproto import registry
 from fedproto.bank import UPLOAD, Contribution, read_prototypes
 from fedproto.config import configure
 from fedproto.data import Source
@@ -75,6 +76,7 @@ def prepare(
         "algorithm.weighting": weighting,
     }
     settings |= options
+    registry.trust_chosen(settings)
     loaded: dict[str, Source] = {}
     joined, alone = (configure(settings | extra)[0] for extra in ({}, {"algorithm.lam": 0}))
     return Experiment.prepare(joined, loaded=loaded), Experiment.prepare(alone, loaded=loaded)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from fedproto.errors import ConfigError, unknown
+from fedproto.errors import ConfigError, FedProtoError, unknown
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,15 @@ class Option:
 
 def options_of(function: Callable) -> dict[str, Option]:
     """The keyword-only parameters of a plug-in: its configuration."""
-    hints = typing.get_type_hints(function, include_extras=True)
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+        parameters = inspect.signature(function).parameters
+    except Exception as error:  # annotations of a plug-in from outside may be anything
+        name = getattr(function, "__name__", repr(function))
+        raise ConfigError(f"the parameters of {name} cannot be read: {type(error).__name__}: {error}") from error
     return {
         name: Option(name, hints.get(name) or _kind_of(parameter.default), parameter.default)
-        for name, parameter in inspect.signature(function).parameters.items()
+        for name, parameter in parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
 
@@ -144,10 +149,32 @@ def checked(function: Callable, given: dict[str, Any], what: str) -> dict[str, A
     for name, option in known.items():
         if option.default is inspect.Parameter.empty and name not in given:
             raise ConfigError(f"{what} needs its option {name!r}: set it with --set {name}=VALUE")
-    return {
-        name: convert(f"{what}'s {name}", given[name], option.kind) if name in given else option.default
-        for name, option in known.items()
-    }
+    values = {}
+    for name, option in known.items():
+        where = f"{what}'s {name}"
+        values[name] = _converted(where, given[name], option.kind) if name in given else option.default
+        if not _is_writable(values[name]):
+            raise ConfigError(f"{where} must be a number, text, true, false or a list of these, not {values[name]!r}")
+    return values
+
+
+def _converted(where: str, value: Any, kind: Any) -> Any:
+    """A value of an option; its type may be one that a plug-in from outside made up."""
+    try:
+        return convert(where, value, kind)
+    except FedProtoError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{where} cannot be {value!r}: {type(error).__name__}: {error}") from error
+
+
+def _is_writable(value: Any) -> bool:
+    """Whether a value can be written to a configuration file and read back."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_writable, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, (bool, int, str))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto import randomness, wire
-from fedproto.engines import Chunk, Engine, Lot
+from fedproto.engines import Chunk, Engine, Lot, errors_named
 from fedproto.errors import TrainingError
 from fedproto.federation import Federation
 from fedproto.trees import flat, join, moved, parted, rows_of, total
@@ -119,7 +119,8 @@ class Progress:
     @classmethod
     def start(cls, federation: Federation, algorithm: Algorithm) -> Progress:
         clients = len(federation.members)
-        server = algorithm.init(federation.members[0].initial, federation.task)
+        with errors_named(f"the server of {algorithm.name}, before round 1"):
+            server = _tree(algorithm.init(federation.members[0].initial, federation.task), "init")
         return cls(server, Ledger(clients), Memory(clients))
 
     def export(self) -> Tree:
@@ -177,9 +178,9 @@ class _Tally:
         """A client downloads what it needs to train: of prototypes, those of its own classes."""
         own, picked = self.course.federation.own_classes, self.lot.picked
         mine = own if len(picked) == len(own) else own[moved(picked, own.device)]
-        return wire.download_sizes(
-            vmap(self.algorithm.send, in_dims=(None, 0))(self.course.progress.server, mine), len(picked)
-        )
+        with errors_named(f"round {self.round}, sending"):
+            sent = vmap(self.algorithm.send, in_dims=(None, 0))(self.course.progress.server, mine)
+            return wire.download_sizes(sent, len(picked))
 
     def take(self, chunk: Chunk) -> None:
         """Add a chunk's uploads to those so far, or append them, or remember them."""
@@ -200,7 +201,8 @@ class _Tally:
             # In the order of the clients, whatever order they were trained in: FeSEM draws seeds among them.
             uploads = rows_of(uploads, torch.cat([chunk.speakers for chunk in self.chunks]).argsort())
         if uploads is not None:
-            progress.server = self.algorithm.aggregate(progress.server, uploads)
+            with errors_named(f"round {self.round}, the server of {self.algorithm.name}"):
+                progress.server = _tree(self.algorithm.aggregate(progress.server, uploads), "aggregate")
         progress.round = self.round
 
     def result(self, clients: Tree | None, seconds: float) -> RoundResult:
@@ -241,6 +243,13 @@ class _Tally:
         wrong = [f"the {name} loss is {value}" for name, value in values.items() if not math.isfinite(value)]
         what, client = wrong[0] if wrong else "its parameters or its upload are not finite", int(trained[position])
         raise TrainingError(f"round {self.round}, client {client}, training: {what}; the lr may be too high")
+
+
+def _tree(made: Any, function: str) -> Tree:
+    """The server's state; an algorithm from outside may return anything."""
+    if not isinstance(made, dict) or not all(isinstance(value, Tensor) for value in made.values()):
+        raise TypeError(f"{function} must return a dict of tensors by name, not {type(made).__name__}")
+    return made
 
 
 def draw(clients: int, schedule: Schedule, round: int) -> Lot:

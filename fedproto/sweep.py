@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedproto import plugins, registry
 from fedproto.config import AUTO, Config, configure, flat, read_tables, read_toml
 from fedproto.data import Source
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
@@ -67,6 +68,8 @@ def read_sweep(path: Path) -> list[Cell]:
         if not isinstance(values, list) or not values:
             raise ConfigError(f"[sweep] of {path}: {key} must be a list of values, such as [1, 2], not {values!r}")
     settings = flat(tables, str(path))
+    registry.refuse_plugins(settings, path)
+    registry.refuse_plugins(varied, path)
     cells = [_cell(settings, dict(zip(varied, values, strict=True))) for values in itertools.product(*varied.values())]
     seen: dict[str, str] = {}
     for cell in cells:
@@ -115,7 +118,11 @@ def _begun(cell: Cell, out: Path) -> RunFolder | None:
 
 def _refuse_other(cell: Cell, folder: RunFolder) -> None:
     """A folder of this sweep holds the run that the sweep means; how it was computed does not matter."""
-    stored = configure(read_toml(folder.path / "config.toml"))[0]
+    settings = read_toml(folder.path / "config.toml")
+    for kind, name in registry.outside_names(settings):
+        if not plugins.is_trusted(name):  # it is not the sweep's own
+            raise RunFolderError(f"{folder.path} holds a run with the {kind} {name!r}: name another folder with --out")
+    stored = configure(settings)[0]
     meant = {field.name for field in fields(Config)} - set(COMPUTED)
     if any(part.name == AUTO for part in cell.config.model):
         meant -= {"model"}

@@ -21,7 +21,7 @@ ROOT = Path(fedproto.__file__).parent
 LAYERS = [
     {"errors", "randomness", "types", "vocabulary"},
     {"dropout", "encoding", "files", "options", "prototypes", "trees", "wire"},
-    {"preparation"},
+    {"plugins", "preparation"},
     {"algorithms", "data", "models", "partitions", "registry"},
     {"federation", "config", "runfolder"},
     {"bank", "client"},

@@ -386,7 +386,7 @@ def _outside(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_algorithm_from_outside_runs_with_its_options() -> None:
     succeed("run", *SMALL, "--algorithm", "my_algorithm:patient", "--set", "patience=5", "--out", "out")
     assert read(Path("out/result.json"))["algorithm"] == "patience 5"
-    succeed("run", "out/config.toml", "--out", "again")
+    succeed("run", "out/config.toml", "--out", "again", "--trust-plugins")
     assert timeless(Path("again")) == timeless(Path("out"))
 
 
@@ -404,8 +404,8 @@ def test_a_model_from_outside_runs_beside_ours() -> None:
         ("--algorithm my_algorithm:impatient", ("my_algorithm:impatient", "cannot be loaded")),
         ("--algorithm nowhere.at_all:function", ("nowhere.at_all:function", "cannot be loaded")),
         ("--algorithm my_broken:function", ("my_broken:function", "SyntaxError")),
-        ("--algorithm :function", (":function", "cannot be loaded")),
-        ("--algorithm my_algorithm:__name__", ("my_algorithm:__name__", "no function but str")),
+        ("--algorithm :function", ("unknown algorithm ':function'", "accepted")),
+        ("--algorithm my_algorithm:__name__", ("my_algorithm:__name__", "not a function but str")),
         ("--algorithm my_algorithm:forgetful", ("my_algorithm:forgetful", "NoneType", "Algorithm")),
         ("--model my_model:flat --set patience=5", ("patience",)),
         ("--model my_model:flat(widht=5)", ("widht", "width")),

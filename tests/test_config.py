@@ -365,6 +365,7 @@ WORTH_WRITING = {
 
 @pytest.mark.parametrize("settings", WORTH_WRITING.values(), ids=WORTH_WRITING)
 def test_a_configuration_written_out_is_read_back(settings: dict[str, Any], tmp_path: Path) -> None:
+    registry.trust_chosen(settings)
     config = only(settings)
     path = tmp_path / "config.toml"
     path.write_text(config.toml(), encoding="utf-8")

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fedproto
-from fedproto import export, registry
+from fedproto import export, plugins, registry
 from fedproto.bank import Prototypes, read_prototypes
 from fedproto.encoding import ENCODING
 from fedproto.errors import ConfigError, DataError, FedProtoError, MissingExtra, RunFolderError
@@ -292,7 +292,9 @@ def broken(fit):
 def outside(tmp_path, monkeypatch):
     (tmp_path / "theirmodels.py").write_text(OUTSIDE)
     monkeypatch.syspath_prepend(tmp_path)
-    yield "theirmodels:net"
+    with plugins.own_trust():
+        plugins.trust_plugins("theirmodels:net", "theirmodels:broken")
+        yield "theirmodels:net"
     sys.modules.pop("theirmodels", None)
 
 
@@ -318,7 +320,8 @@ def test_a_model_that_no_graph_can_hold_is_refused_in_a_sentence(outside, tmp_pa
 
 def test_a_model_from_outside_that_fails_is_one_sentence(outside, plain, spoilt):
     rewrite(spoilt, model="theirmodels:broken")
-    with pytest.raises(DataError, match=r"theirmodels:broken refuses inputs of shape \(1, 8, 8\): nothing$"):
+    sentence = r"model 'theirmodels:broken' failed \(theirmodels.py, line \d+\): ZeroDivisionError: nothing$"
+    with pytest.raises(DataError, match=sentence):
         read_member(spoilt)
 
 
@@ -333,7 +336,7 @@ def test_a_model_from_outside_that_fails_is_one_sentence(outside, plain, spoilt)
         ({"model": "mlp(hidden=8)"}, r"the weights are not those of mlp\(hidden=8\): body.fc1.weight is \(9, 64\)"),
         ({"model": "cnn(kernel=2, width=9)"}, "cannot be exported"),
         ({"model": "mlp*2"}, "names several models"),
-        ({"model": "nosuchmodule:net"}, "cannot be loaded"),
+        ({"model": "nosuchmodule:net"}, "'nosuchmodule:net', a plug-in"),
     ],
 )
 def test_a_model_that_its_name_does_not_give_is_refused(about, sentence, plain, tmp_path):

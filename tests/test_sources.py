@@ -3,9 +3,11 @@
 import io
 import json
 import os
+import pickle
 import struct
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -527,6 +529,39 @@ def test_hf_names_what_was_tried_without_a_network(tmp_path, monkeypatch):
     message = refusal(part.name)
     assert "finds no folder 'someone/animals', and it cannot be read from the hub" in message
     assert "Couldn't reach 'someone/animals' more" in message and "name it with hf:FOLDER" in message
+
+
+@pytest.mark.parametrize("name", ["pandas", "csv", "json", "mnist", "/nowhere", "owner/", "owner/script.py"])
+def test_hf_takes_nothing_but_folders_and_data_sets_of_the_hub(name, tmp_path, monkeypatch):
+    """The library's own readers go by short names, look in the current folder, and one of them unpickles."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments: pytest.fail("it was asked"))
+    assert f"finds no folder {name!r}; a data set of the hub is written hf:OWNER/NAME" in refusal(f"hf:{name}")
+
+
+class Canary:
+    """Unpickled, it leaves a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("it ran"),)
+
+
+def test_hf_unpickles_nothing(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.pkl").write_bytes(pickle.dumps(Canary()))
+    refusal("hf:pandas")
+    assert not (tmp_path / "it ran").exists()
+
+
+def test_hf_refuses_a_library_that_runs_code_of_data_sets(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets, "__version__", "3.6.0")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments: pytest.fail("it was asked"))
+    assert refusal("hf:owner/name") == (
+        "dataset hf needs datasets>=4, since older versions run code that a data set brings"
+    )
 
 
 def test_hf_names_a_folder_without_tables(tmp_path):

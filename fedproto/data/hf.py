@@ -10,12 +10,13 @@ import numpy as np
 from fedproto.data import Places, Source, Split, from_arrays
 from fedproto.data._lazy import Lazy, Named, agreed, decode, full_shape
 from fedproto.data.npz import MOST_CLASSES
-from fedproto.errors import ConfigError, DataError, need
+from fedproto.errors import ConfigError, DataError, MissingExtra, need
 from fedproto.options import Count, Positive
 
 LABELS = ("label", "labels", "fine_label", "character", "class", "target")  # columns taken for it, first come first
 CLIENTS = ("client", "client_id", "writer", "writer_id", "user", "user_id")
 TESTS = ("test", "validation", "valid")
+SAFE_MAJOR_VERSION = 4  # of `datasets`
 CHUNK = 1000  # rows of which the images are looked at in one go
 
 
@@ -54,6 +55,10 @@ def _tables(name: str, subset: str | None) -> list[Any]:
     """The training table and, where there is one, the test table, both memory-mapped."""
     datasets = need("datasets", "'fedproto[hub]'", "dataset hf")
     is_folder = Path(name).is_dir()
+    if not is_folder:
+        _refuse_other_than_hub(name)
+    if int(datasets.__version__.partition(".")[0]) < SAFE_MAJOR_VERSION:
+        raise MissingExtra("dataset hf needs datasets>=4, since older versions run code that a data set brings")
     try:
         found = datasets.load_dataset(name, subset)
     except Exception as error:  # the network, the hub's answer, a damaged file
@@ -68,6 +73,13 @@ def _tables(name: str, subset: str | None) -> list[Any]:
         raise DataError(f"hf:{name} has no part 'train': it has {', '.join(found)}")
     tests = [found[part] for part in TESTS if part in found]
     return [found["train"], *tests[:1]]
+
+
+def _refuse_other_than_hub(name: str) -> None:
+    """Refuse what is not OWNER/NAME: `load_dataset("pandas")` would unpickle files of the current folder."""
+    owner, slash, own_name = name.partition("/")
+    if not (owner and slash and own_name) or Path(name).suffix == ".py":
+        raise DataError(f"dataset hf finds no folder {name!r}; a data set of the hub is written hf:OWNER/NAME")
 
 
 class _Columns:

@@ -56,7 +56,7 @@ def _replied(message: Message, context: Context, act: Callable[[Parcel, MemberSe
         nonce = {"nonce": asked.header.get("nonce")}  # shows that the answer is to this message
         if "refused" in asked.header:
             LOG.warning("The last answer did not count: %s", printable(str(asked.header["refused"])))
-        reply = act(asked, read_member(Path(str(context.node_config["member"]))))
+        reply = act(asked, read_member(Path(str(context.node_config["member"])), operated=True))
     except FedProtoError as error:
         LOG.error("This member cannot answer: %s", error)
         reply = Parcel({"error": str(error)}, {})

@@ -65,6 +65,7 @@ class ServerSettings:
     max_count: Positive = 1e7
     max_norm: Positive = 1e4
     max_classes: Count = 1000
+    trust_plugins: bool = False  # whether the server may run the code of the plug-ins that its settings name
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class MemberSettings:
     device: Literal["auto", "cpu", "cuda"] = "cpu"
     threads: Count = 1
     tell_accuracy: bool = True
+    trust_plugins: bool = False  # whether the code of the plug-ins that this file names may run
 
     def fingerprint(self) -> str:
         """Tells whether the member is still the one whose state was kept."""
@@ -101,15 +103,31 @@ def checked(kind: type, given: Mapping[str, Any], where: str) -> Any:
     return kind(**{key: convert(key, value, hints[key]) for key, value in values.items()})
 
 
-def read_member(path: Path) -> MemberSettings:
-    """A member's file; paths in it are seen from the folder it lies in."""
+def read_member(path: Path, operated: bool = False) -> MemberSettings:
+    """A member's file; paths in it are seen from the folder it lies in.
+
+    `operated`: its operator started the member with it. Only then does its key `trust-plugins` count: a file that
+    somebody sent cannot vouch for itself.
+    """
     tables = {key.replace("-", "_"): value for key, value in read_tables(path).items()}
     settings: MemberSettings = checked(MemberSettings, tables, str(path))
     if not settings.name.strip():
         raise ConfigError(f"{path} gives the member no name")
+    chosen = {"dataset": settings.data, "model": settings.model}
+    if operated:
+        _trust_if_told(chosen, settings.trust_plugins, str(path))
+    else:
+        registry.refuse_plugins(chosen, path)
     here = path.absolute().parent
     moved = {key: str(here / tables[key]) for key in ("state", "weights", "data_dir") if key in tables}
     return checked(MemberSettings, vars(settings) | moved | {"data": _seen_from(here, settings.data)}, str(path))
+
+
+def _trust_if_told(chosen: Mapping[str, str], told: bool, where: str) -> None:
+    """Trust the plug-ins that an operator's own settings name, or refuse them with the key that is missing."""
+    if told:
+        registry.trust_chosen(chosen)
+    registry.refuse_plugins(chosen, where, "write trust-plugins = true there")
 
 
 def _seen_from(here: Path, data: str) -> str:
@@ -123,4 +141,6 @@ def divided(config: Mapping[str, Any], where: str) -> tuple[ServerSettings, Term
     terms = {field.name for field in fields(Terms)}
     mine = {key: value for key, value in config.items() if key.replace("-", "_") not in terms}
     theirs = {key: value for key, value in config.items() if key.replace("-", "_") in terms}
-    return checked(ServerSettings, mine, where), checked(Terms, theirs, where)
+    settings, stated = checked(ServerSettings, mine, where), checked(Terms, theirs, where)
+    _trust_if_told({"algorithm": stated.algorithm, "model": settings.model}, settings.trust_plugins, where)
+    return settings, stated

@@ -36,8 +36,8 @@ class ReferenceEngine:
     def _train(self, round: int, number: int, server: Tree, lot: Lot, picked: int, slow: bool) -> Chunk:
         federation, training = self.federations[number], self.trainings[number]
         member, own = federation.members[picked], self.states[number][picked]
-        received = self.algorithm.send(server, federation.own_classes[picked])
         with errors_named(f"round {round}, client {picked} ({member.model}), training"):
+            received = self.algorithm.send(server, federation.own_classes[picked])
             outcome = client.train(member, self.algorithm, own, received, training, round, slow)
         self.states[number][picked] = outcome.state
         loss = {name: value[None] for name, value in outcome.loss.items()}

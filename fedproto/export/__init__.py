@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedproto import registry
 from fedproto.bank import PROTOTYPES, read_prototypes
 from fedproto.encoding import ENCODING, Encoding, read_encoding, to_json
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
@@ -155,9 +156,10 @@ def _without_folder(dataset: str) -> str:
 def read_member(folder: Path) -> Trained:
     """A member that `write_member` wrote; refused where a file is not the one that was written.
 
-    No file of the folder is code. A model of the form `package.module:function` is imported from where Python finds it.
+    No file of the folder is code. A model of the form `package.module:function` is imported only if it is trusted.
     """
     manifest = read_manifest(folder / MANIFEST)
+    registry.refuse_plugins({"model": manifest["model"]}, folder / MANIFEST)
     check_files(folder, manifest["files"])
     shared = read_prototypes(folder / PROTOTYPES) if PROTOTYPES in manifest["files"] else None
     calibration = _read_calibration(folder / CALIBRATION) if CALIBRATION in manifest["files"] else {}
