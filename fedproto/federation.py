@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from fedproto.models import Fit, with_body
 from fedproto.options import Part
 from fedproto.partitions import Pool, Portion
 from fedproto.partitions.file import stamp
+from fedproto.partitions.nway import fill_in
 from fedproto.preparation import Preparation
 from fedproto.types import Task, Tree
 
@@ -61,6 +62,7 @@ class Federation:
     members: Sequence[Member]
     task: Task
     partition: dict[str, Any]  # the content of partition.json
+    from_data: Mapping[str, Any] = field(default_factory=dict)  # options of the partition that the data filled in
 
     @property
     def device(self) -> torch.device:
@@ -116,6 +118,20 @@ def divide(sources: Sequence[Source], partition: Part, seed: int) -> list[Portio
         )
         result.update(zip(clients, registry.build("partition", partition, pool), strict=True))
     return [result[number] for number in range(len(sources))]
+
+
+def options_from_data(sources: Sequence[Source], partition: Part) -> dict[str, Any]:
+    """The options of a partition that were left open, with the values that the data set gives them.
+
+    Where several data sets give different values, one value is not the truth, and the option stays open.
+    """
+    if partition.name != "nway":
+        return {}
+    asked = {name: partition.options.get(name) for name in ("ways", "shots", "shots_stdev")}
+    stdev = partition.options["stdev"]
+    found = [fill_in(len(source.classes), source.shots, stdev=stdev, **asked) for source in dict.fromkeys(sources)]
+    agreed = {name: value for name, value in found[0].items() if all(each[name] == value for each in found)}
+    return {name: value for name, value in agreed.items() if asked[name] is None}
 
 
 def _marks(sources: Sequence[Source]) -> dict[Source, str]:
