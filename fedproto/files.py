@@ -160,7 +160,8 @@ def _first_line(problem: Exception) -> str:
 
 def seal(content: Mapping[str, Any], version: int) -> dict[str, Any]:
     """Return an object for JSON with its version and a short checksum of itself, as the last keys."""
-    sealed = {**content, "version": version}
+    sealed = {key: value for key, value in content.items() if key not in ("version", "checksum")}
+    sealed["version"] = version
     return {**sealed, "checksum": _short_checksum(sealed)}
 
 
