@@ -215,7 +215,8 @@ class Bank:
         if self.base is not None:
             base = self.base.over(self.classes)
             tensors |= {"base": base.values, "base_known": base.known}
-        files.write_tensors(folder.path / MEMBERS, tensors, PROTOTYPES_FORMAT, VERSION, header)
+        with folder.hold():
+            files.write_tensors(folder.path / MEMBERS, tensors, PROTOTYPES_FORMAT, VERSION, header)
 
     def prototypes(self) -> Prototypes:
         """Eq. 6 over the members that are there; a class of which none of them speaks has none, or what was given."""

@@ -47,7 +47,7 @@ OnRound = Callable[[RoundResult], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What a run found; `data` is the content of result.json."""
+    """What a run found; `data` is the content of result.json, less its version and checksum."""
 
     data: dict[str, Any] = field(repr=False)
     metrics: list[dict[str, Any]] = field(repr=False)  # a line a round

@@ -235,6 +235,8 @@ class RunFolder:
         try:
             tree, header = read_tensors(files[-1], CHECKPOINT_FORMAT, CHECKPOINT_VERSION)
         except RunFolderError as error:
+            if not files[-1].exists():  # its writer has put a newer one in its place meanwhile
+                return self.load_checkpoint()
             raise RunFolderError(f"{error}: delete it and `fedproto resume` starts from round 1") from error
         if header.get("run") != self._stamp():
             raise RunFolderError(
