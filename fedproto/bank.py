@@ -8,7 +8,7 @@ RUN/upload.safetensors      what a newcomer would send, by class name
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -16,13 +16,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from fedproto import registry
-from fedproto.config import one_part, read_toml
+from fedproto import files, registry
+from fedproto.config import one_part, read_run_toml
 from fedproto.errors import ConfigError, DataError, RunFolderError
-from fedproto.files import write_atomically
 from fedproto.options import Part
 from fedproto.runfolder import RunFolder
 from fedproto.trees import flat, one_of, parted, spread, stack, widened
@@ -31,6 +29,9 @@ from fedproto.vocabulary import alike
 
 PROTOTYPES, MEMBERS, UPLOAD = "prototypes.safetensors", "members.safetensors", "upload.safetensors"
 START = "start.safetensors"
+#: The formats of these files. members.safetensors is a file of prototypes that says, too, whose they are.
+PROTOTYPES_FORMAT, UPLOAD_FORMAT = "prototypes", "upload"
+VERSION = 1
 #: Methods whose server needs no more than the sum of what it remembers.
 SUMMED = ("fedproto", "fedproto-mh")
 
@@ -60,8 +61,8 @@ def read_prototypes(path: Path) -> Prototypes:
         if not held:
             raise DataError(f"{path} holds no {PROTOTYPES}: name a finished run of fedproto, or such a file")
         path = held[0]
-    tensors, metadata = read_tensors(path, "prototypes")
-    classes = _names(metadata.get("classes", ""), path)
+    tensors, header = files.read_tensors(path, PROTOTYPES_FORMAT, VERSION, DataError)
+    classes = _names(header, path)
     values, known = tensors.get("prototypes"), tensors.get("known")
     if values is None or known is None or values.dim() != 2 or not len(classes) == len(values) == known.numel():
         raise DataError(f"{path} holds no prototypes: `prototypes` (classes, values) and `known` (classes) are wanted")
@@ -70,13 +71,19 @@ def read_prototypes(path: Path) -> Prototypes:
     return Prototypes(classes, values, known, _weighting_beside(path))
 
 
+def write_prototypes(path: Path, tensors: Tree, classes: Sequence[str]) -> None:
+    """Write a file that `read_prototypes` reads: `prototypes` (classes, values), `known` (classes), and others."""
+    files.write_tensors(path, tensors, PROTOTYPES_FORMAT, VERSION, {"classes": list(classes)})
+
+
 def _weighting_beside(path: Path) -> str | None:
     """That of the run whose folder the file lies in."""
     config = path.parent / "config.toml"
-    return read_toml(config).get("algorithm.weighting") if config.exists() else None
+    return read_run_toml(config).get("algorithm.weighting") if config.exists() else None
 
 
 def read_tensors(path: Path, what: str) -> tuple[Tree, dict[str, str]]:
+    """Tensors and metadata of a plain safetensors file; only the state files of `deploy` are still read so."""
     try:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
@@ -84,11 +91,13 @@ def read_tensors(path: Path, what: str) -> tuple[Tree, dict[str, str]]:
         raise DataError(f"{path} cannot be read as a safetensors file of {what}: {error}") from error
 
 
-def _names(text: str, path: Path) -> tuple[str, ...]:
-    names = tuple(text.split("\n"))
-    if not all(names) or len(set(names)) < len(names):
-        raise DataError(f"{path} names no classes, or one twice: its metadata `classes` must be one name a line")
-    return names
+def _names(header: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """The names of the classes in a file's header."""
+    names = header.get("classes")
+    is_list = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
+    if not is_list or not names or len(set(names)) < len(names):
+        raise DataError(f"{path} names no classes, or one twice: `classes` in its header must list different names")
+    return tuple(names)
 
 
 @dataclass(frozen=True)
@@ -100,8 +109,8 @@ class Contribution:
     upload: Upload
 
     def save(self, path: Path) -> None:
-        tensors = {name: value.contiguous() for name, value in flat(self.upload._asdict()).items()}
-        write_atomically(path, save(tensors, {"member": self.member, "classes": "\n".join(self.classes)}))
+        header = {"member": self.member, "classes": list(self.classes)}
+        files.write_tensors(path, flat(self.upload._asdict()), UPLOAD_FORMAT, VERSION, header)
 
     @classmethod
     def of(cls, member: str, classes: tuple[str, ...], upload: Upload) -> Contribution:
@@ -116,9 +125,9 @@ class Contribution:
         if path.is_dir() and not (path / UPLOAD).exists() and (path / "config.toml").exists():
             return cls._resumed(RunFolder(path))
         path = path / UPLOAD if path.is_dir() else path
-        tensors, metadata = read_tensors(path, "an upload")
-        names = _names(metadata.get("classes", ""), path)
-        return cls(metadata.get("member") or path.parent.name, names, _uploads_of(tensors))
+        tensors, header = files.read_tensors(path, UPLOAD_FORMAT, VERSION, DataError)
+        member = header.get("member") or path.parent.name
+        return cls(str(member), _names(header, path), _uploads_of(tensors))
 
     @classmethod
     def _resumed(cls, folder: RunFolder) -> Contribution:
@@ -131,8 +140,7 @@ class Contribution:
             raise DataError(
                 f"{folder.path} is a run of several members: a newcomer's folder of `fedproto join` is wanted"
             )
-        _, metadata = read_tensors(folder.path / PROTOTYPES, "prototypes")
-        names = _names(metadata.get("classes", ""), folder.path)
+        names = _classes_of(folder.path / PROTOTYPES)
         return cls.of(folder.path.name, names, one_of(_uploads_of(stored[1]), 0))
 
 
@@ -174,35 +182,42 @@ class Bank:
         spoke = tree["last"].nonzero().flatten().tolist()
         uploads = _uploads_of(tree)
         members = {str(client): one_of(uploads, client) for client in spoke}
-        _, metadata = read_tensors(folder.path / PROTOTYPES, "prototypes")
         base = read_prototypes(folder.path / START) if (folder.path / START).exists() else None
-        return cls(_names(metadata.get("classes", ""), folder.path), algorithm, members, base)
+        return cls(_classes_of(folder.path / PROTOTYPES), algorithm, members, base)
 
     @classmethod
     def _load(cls, path: Path) -> Bank:
-        tensors, metadata = read_tensors(path, "members")
+        tensors, header = files.read_tensors(path, PROTOTYPES_FORMAT, VERSION, DataError)
         try:
-            of = json.loads(metadata["of"])
-            algorithm, uploads = one_part("algorithm", of["algorithm"]), _uploads_of(tensors)
-            members = {name: one_of(uploads, place) for place, name in enumerate(of["members"])}
-        except (KeyError, ValueError, IndexError, TypeError, ConfigError) as error:
+            algorithm = one_part("algorithm", header["algorithm"])
+            uploads = _uploads_of(tensors)
+            members = {name: one_of(uploads, place) for place, name in enumerate(header["members"])}
+            changes = tuple(header["changes"])
+        except KeyError as error:
+            raise DataError(f"{path} is not a file of members: it lacks {error}") from error
+        except (ValueError, IndexError, TypeError, ConfigError) as error:
             raise DataError(f"{path} is damaged: {error}") from error
-        registry.refuse_plugins({"algorithm": of["algorithm"]}, path)
-        classes = _names(metadata.get("classes", ""), path)
+        registry.refuse_plugins({"algorithm": header["algorithm"]}, path)
+        classes = _names(header, path)
         base = Prototypes(classes, tensors["base"], tensors["base_known"]) if "base" in tensors else None
-        return cls(classes, algorithm, members, base, tuple(of["changes"]))
+        return cls(classes, algorithm, members, base, changes)
 
     def save(self, folder: RunFolder) -> None:
         made = self.prototypes()
         tensors = {"prototypes": made.values, "known": made.known}
         if self.members:
             tensors |= flat(stack(list(self.members.values()))._asdict())
-        of = {"algorithm": str(self.algorithm), "members": list(self.members), "changes": self.changes}
-        metadata = {"classes": "\n".join(self.classes), "of": json.dumps(of)}
+        header = {
+            "classes": list(self.classes),
+            "algorithm": str(self.algorithm),
+            "members": list(self.members),
+            "changes": list(self.changes),
+        }
         if self.base is not None:
             base = self.base.over(self.classes)
             tensors |= {"base": base.values, "base_known": base.known}
-        write_atomically(folder.path / MEMBERS, save(tensors, metadata))
+        with folder.hold():
+            files.write_tensors(folder.path / MEMBERS, tensors, PROTOTYPES_FORMAT, VERSION, header)
 
     def prototypes(self) -> Prototypes:
         """Eq. 6 over the members that are there; a class of which none of them speaks has none, or what was given."""
@@ -276,9 +291,15 @@ class Bank:
             raise DataError(f"{where} is weighed by images, but in this federation every member counts once")
 
 
+def _classes_of(path: Path) -> tuple[str, ...]:
+    """The classes that a file of prototypes is about."""
+    _, header = files.read_tensors(path, PROTOTYPES_FORMAT, VERSION, DataError)
+    return _names(header, path)
+
+
 def _algorithm_of(folder: RunFolder) -> Part:
     """The run's method with its options."""
-    settings = read_toml(folder.path / "config.toml")
+    settings = read_run_toml(folder.path / "config.toml")
     registry.refuse_plugins({"algorithm": settings["algorithm"]}, folder.path / "config.toml")
     part = one_part("algorithm", settings["algorithm"])
     options = {k.partition(".")[2]: v for k, v in settings.items() if k.startswith("algorithm.")}

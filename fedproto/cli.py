@@ -104,7 +104,7 @@ def run(
     from fedproto import registry
     from fedproto.config import configure, read_assignment, read_toml
     from fedproto.engines.distributed import follows
-    from fedproto.experiment import Experiment, follow
+    from fedproto.experiment import Experiment, follow, hold_all
     from fedproto.runfolder import RunFolder
 
     assigned = dict(map(read_assignment, assign or []))
@@ -129,7 +129,9 @@ def run(
     runs = [
         (experiment, experiment.new_folder(folder)) for experiment, folder in zip(experiments, folders, strict=True)
     ]
-    show([execute(*each, of=target) for each in runs], _labels(configs))
+    with hold_all([folder for _, folder in runs]):
+        results = [execute(*each, of=target) for each in runs]
+    show(results, _labels(configs))
     say(f"written to {target}")
 
 
@@ -299,12 +301,13 @@ def resume(
         say(f"{run} has finished all its {rounds} rounds: its result is in result.json")
         return
     from fedproto.engines.distributed import follows
-    from fedproto.experiment import follow, reopen
+    from fedproto.experiment import follow, hold_all, reopen
 
     if follows():
         follow([reopen(folder)[0] for folder, result in zip(folders, results, strict=True) if not result])
         return
-    done = [result or execute(*reopen(folder), of=run) for folder, result in zip(folders, results, strict=True)]
+    with hold_all(folders):  # before the checkpoints are read: nobody writes newer ones meanwhile
+        done = [folder.result() or execute(*reopen(folder), of=run) for folder in folders]
     labels = [folder.path.name for folder in folders] if len(folders) > 1 else [done[0]["algorithm"]]
     show(done, labels)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -202,15 +203,16 @@ def members(
     from fedproto.runfolder import RunFolder
 
     folder = RunFolder.open(run)
-    bank = Bank.of(folder)
-    for name in remove or []:
-        bank = bank.without(name)
-    for path in add or []:
-        bank = bank.with_member(Contribution.load(path))
-    for notice in bank.notices():
-        say(notice, stderr=True)
-    if add or remove:
-        bank.save(folder)
+    with folder.hold() if add or remove else nullcontext():
+        bank = Bank.of(folder)
+        for name in remove or []:
+            bank = bank.without(name)
+        for path in add or []:
+            bank = bank.with_member(Contribution.load(path))
+        for notice in bank.notices():
+            say(notice, stderr=True)
+        if add or remove:
+            bank.save(folder)
     print_table(("member", "classes"), [(name, ", ".join(bank.held_by(name))) for name in bank.members])
     for change in bank.changes:
         what = {"joined": "brought", "left": "took along"}[change["did"]]

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from fedproto import registry
 from fedproto.errors import ConfigError, unknown
+from fedproto.files import check_version
 from fedproto.options import (
     Bounds,
     Count,
@@ -67,9 +68,13 @@ class Config:
     checkpoint_every: Whole = 10
     data_dir: File | None = None
 
-    def toml(self) -> str:
-        """Everything needed to run again."""
-        lines, tables = [], []
+    def toml(self, from_data: Mapping[str, Any] | None = None) -> str:
+        """Everything needed to run again.
+
+        `from_data` are the partition's options that were left open, with the values the data set gave them.
+        """
+        filled = from_data or {}
+        lines, tables = [f"version = {VERSION}"], []
         for field in fields(self):
             value = getattr(self, field.name)
             parts = value if isinstance(value, tuple) else (value,)
@@ -77,7 +82,10 @@ class Config:
                 lines += [f"{field.name} = {_toml(value)}"] if value is not None else []
             elif len(parts) == 1 and parts[0].count is None:
                 tables += ["", f"[{field.name}]", f"name = {_toml(str(Part(parts[0].name)))}"]
-                tables += [f"{name} = {_toml(option)}" for name, option in parts[0].options.items()]
+                options = parts[0].options
+                if field.name == "partition" and filled:
+                    options = options | filled | {FROM_DATA: list(filled)}
+                tables += [f"{name} = {_toml(option)}" for name, option in options.items()]
             elif parts:
                 lines.append(f"{field.name} = {_toml(','.join(map(str, parts)))}")
         return "\n".join(lines + tables) + "\n"
@@ -91,6 +99,8 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)  # JSON's escapes beyond \uFFFF are pairs, which TOML refuses
 
 
+VERSION = 1  # of the format of config.toml
+FROM_DATA = "from_data"  # in [partition]: the options that were left open, and that the data set filled in
 RUN_FIELDS = {field.name for field in fields(Config)} - set(registry.FOLDERS)
 #: What a profile governs: another profile, named on the command line, sets them anew.
 GOVERNED = {"algorithm.weighting", "algorithm.collect", "algorithm.absent", "partition.test_shots", "model.fresh"}
@@ -99,8 +109,26 @@ DEFAULTS: dict[str, Any] = {"dataset": "mnist5k", "algorithm": "fedproto", "mode
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A configuration file as flat settings: `[algorithm] lam = 1` is `algorithm.lam`."""
-    return flat(read_tables(path), str(path))
+    """A configuration file as flat settings, as they were asked for: `[algorithm] lam = 1` is `algorithm.lam`."""
+    return flat(as_asked(read_tables(path)), str(path))
+
+
+def read_run_toml(path: Path) -> dict[str, Any]:
+    """The same of a run folder's config.toml, which must state the version of its format."""
+    tables = read_tables(path)
+    check_version(tables, VERSION, str(path))
+    return flat(as_asked(tables), str(path))
+
+
+def as_asked(tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables without the values that the data set filled in: on the next run it may fill them in again."""
+    partition = tables.get("partition")
+    if not isinstance(partition, dict):
+        return tables
+    filled = partition.get(FROM_DATA)
+    left_open = {FROM_DATA, *(str(name) for name in filled)} if isinstance(filled, list) else {FROM_DATA}
+    kept = {name: value for name, value in partition.items() if name not in left_open}
+    return tables | {"partition": kept}
 
 
 def read_tables(path: Path) -> dict[str, Any]:
@@ -113,9 +141,13 @@ def read_tables(path: Path) -> dict[str, Any]:
 
 
 def flat(tables: dict[str, Any], where: str) -> dict[str, Any]:
-    """Tables of a file as flat settings."""
+    """Tables of a file as flat settings; a version that the file states is checked."""
     settings: dict[str, Any] = {}
+    if "version" in tables:
+        check_version(tables, VERSION, where, ConfigError)
     for key, value in tables.items():
+        if key == "version":
+            continue
         if not isinstance(value, dict):
             settings[key] = value
             continue
@@ -123,7 +155,9 @@ def flat(tables: dict[str, Any], where: str) -> dict[str, Any]:
             raise ConfigError(f"{where} has a table [sweep]: run it with `fedproto sweep {where}`")
         if key not in registry.FOLDERS:
             raise unknown(f"table in {where}", key, registry.FOLDERS)
-        settings |= {key if name == "name" else f"{key}.{name}": option for name, option in value.items()}
+        for name, option in value.items():
+            if (key, name) != ("partition", FROM_DATA):
+                settings[key if name == "name" else f"{key}.{name}"] = option
     return settings
 
 

@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from fedproto.errors import DataError
+from fedproto.files import check_version
 
 Place = Callable[[int], str]  # where a row stands, for people
 WORD = re.compile(r"\w+(?:'\w+)*")
 PADDING, UNKNOWN = 0, 1  # the ids that are no word
 ENCODING = "encoding.json"  # its file
+VERSION = 1  # of that file's format
 
 
 @dataclass(frozen=True)
@@ -169,11 +171,15 @@ def read_encoding(path: Path) -> Encoding:
 
 
 def to_json(encoding: Encoding) -> dict[str, Any]:
-    return asdict(encoding)
+    """The encoding as an object for JSON, with the version of its format."""
+    return {"version": VERSION, **asdict(encoding)}
 
 
 def from_json(given: Any, where: str) -> Encoding:
-    """What `to_json` gave; refused where it is something else."""
+    """What `to_json` gave; refused where it is something else, or of another version."""
+    if isinstance(given, dict):
+        check_version(given, VERSION, where, DataError)
+        given = {name: value for name, value in given.items() if name != "version"}
     if _is(given, words=_are_texts, length=is_count):
         return Words(tuple(given["words"]), given["length"])
     if _is(given, columns=_are_columns):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import itertools
 import platform
 import signal
@@ -10,7 +11,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,19 @@ import torch
 from torch import nn
 
 from fedproto import registry
-from fedproto.bank import PROTOTYPES, START, Prototypes, read_prototypes
+from fedproto.bank import PROTOTYPES, START, Prototypes, read_prototypes, write_prototypes
 from fedproto.client import Training
-from fedproto.config import AUTO, Config, configure, read_toml, resolve_auto
+from fedproto.config import AUTO, Config, configure, read_run_toml, resolve_auto
 from fedproto.data import Places, Source, from_clients
 from fedproto.engines import Engine
 from fedproto.engines.choice import build_engine, resolve
 from fedproto.engines.distributed import follows, take_device
 from fedproto.errors import ConfigError, DataError, RunFolderError
-from fedproto.federation import Federation, Member, assemble, deal, divide
+from fedproto.federation import Federation, Member, assemble, deal, divide, options_from_data
+from fedproto.files import hash_tensors
 from fedproto.options import Part, options_of
 from fedproto.partitions import Portion
+from fedproto.partitions.file import read as read_partition
 from fedproto.rounds import Course, Progress, RoundResult, Schedule, run_rounds, summary
 from fedproto.runfolder import RunFolder
 from fedproto.trees import flat, parted
@@ -44,7 +47,7 @@ OnRound = Callable[[RoundResult], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What a run found; `data` is the content of result.json."""
+    """What a run found; `data` is the content of result.json, less its version and checksum."""
 
     data: dict[str, Any] = field(repr=False)
     metrics: list[dict[str, Any]] = field(repr=False)  # a line a round
@@ -122,12 +125,28 @@ class Experiment:
             for place, (config, federation, progress) in enumerate(zip(configs, federations, progresses, strict=True))
         ]
 
-    def new_folder(self, out: str | Path) -> RunFolder:
-        folder = RunFolder.create(Path(out), self.config.toml(), self.federation.partition)
-        folder.write_encodings([member.preparation.encoding for member in self.federation.members])
-        if self.config.prototypes is not None:  # a copy: the file named may change while this run goes on
-            folder.write_tensors(START, self.progress.server, named(self.federation.classes))
-        return folder
+    def new_folder(self, out: str | Path, given: Sequence[Tree] | None = None) -> RunFolder:
+        """Make the run folder, which appears with all that the run begins with, or not at all.
+
+        `given` are the clients' states where the engine was handed others than those that were drawn. They are in
+        no other file, so the folder gets a checkpoint of round 0.
+        """
+        path, members = Path(out), self.federation.members
+        config = self.config.toml(self.federation.from_data)
+        with RunFolder.fill(path, config, self.federation.partition) as folder:
+            folder.write_encodings([member.preparation.encoding for member in members])
+            folder.write_start(_hash_states(given or self._drawn_states()), self._input_shapes())
+            if self.config.prototypes is not None:  # a copy: the file named may change while this run goes on
+                write_prototypes(folder.path / START, self.progress.server, self.federation.classes)
+            if given is not None:
+                self.write_checkpoint(folder)
+        return RunFolder(path)
+
+    def _drawn_states(self) -> list[Tree]:
+        return [member.initial for member in self.federation.members]
+
+    def _input_shapes(self) -> list[list[int]]:
+        return [list(member.train.x.shape[1:]) for member in self.federation.members]
 
     def execute(self, folder: RunFolder | None = None, on_round: OnRound | None = None) -> Result:
         """Run from where it stands to the last round."""
@@ -150,9 +169,20 @@ class Experiment:
         folder.save_checkpoint(self.progress.round, self.progress.export() | clients)
 
     def restore(self, folder: RunFolder) -> None:
-        """Continue from the folder's newest checkpoint, or from the start where there is none."""
+        """Continue from the folder's newest checkpoint, or from the start where there is none.
+
+        Refused where the run began with other rows, inputs of another shape or, without a checkpoint, other weights.
+        """
+        self._refuse_other_data(folder)
         stored = folder.load_checkpoint()
+        started = folder.read_start()
+        if started["inputs"] != self._input_shapes():
+            raise RunFolderError(
+                f"{folder.path} began with inputs of other shapes than its data set holds now: put the data back, or "
+                "start a new run"
+            )
         if stored is None:
+            self._refuse_other_weights(folder, started["weights"])
             return
         round, tree = stored
         try:
@@ -160,6 +190,27 @@ class Experiment:
             self.engine.restore(self.place, parted(tree).get("client", {}))
         except KeyError as error:
             raise RunFolderError(f"the checkpoint in {folder.path} lacks {error}: it belongs to another run") from error
+
+    def _refuse_other_data(self, folder: RunFolder) -> None:
+        """Compare the rows that were shared out, and the labels they came from, with those the run began with."""
+        path = folder.path / "partition.json"
+        begun, now = read_partition(path), self.federation.partition
+        if begun["sha256"] == now["sha256"]:
+            return
+        pairs = zip(begun["clients"], now["clients"], strict=False)
+        is_labels = any(before["labels"] != after["labels"] for before, after in pairs)
+        what = "labels" if is_labels else "rows"
+        raise RunFolderError(
+            f"{path} is of other {what} than the data set gives now: put the data back as it was when the run began, "
+            "or start a new run"
+        )
+
+    def _refuse_other_weights(self, folder: RunFolder, began_with: str) -> None:
+        if _hash_states(self._drawn_states()) != began_with:
+            raise RunFolderError(
+                f"{folder.path} has no checkpoint, and the weights it began with are gone or have changed (a file of "
+                "weights, the models that `fedproto extend` was given, or torch itself): start a new run"
+            )
 
     def _finish(self, folder: RunFolder | None, lines: list[dict[str, Any]], clients: Tree) -> Result:
         has_prototypes = {"prototypes", "known"} <= self.progress.server.keys()
@@ -170,7 +221,7 @@ class Experiment:
         if folder:
             if prototypes:
                 local = self.progress.memory.local_prototypes()
-                folder.write_tensors(PROTOTYPES, prototypes | local, named(self.federation.classes))
+                write_prototypes(folder.path / PROTOTYPES, prototypes | local, self.federation.classes)
             folder.write_json("result.json", result.data)
         return result
 
@@ -253,10 +304,10 @@ def proceed(
     """
     first = experiments[0]
     pairs = list(zip(experiments, folders, strict=True))
-    lines = [folder.keep_metrics(each.progress.round) if folder else [] for each, folder in pairs]
     clients: list[Tree | None] = [None] * len(experiments)
     courses = [each.course() for each in experiments]
-    with closing(first.engine):
+    with closing(first.engine), hold_all(folders):
+        lines = [folder.keep_metrics(each.progress.round) if folder else [] for each, folder in pairs]
         for results in run_rounds(first.algorithm, first.engine, courses):
             clients = [result.clients for result in results]
             for (each, folder), result, kept in zip(pairs, results, lines, strict=True):
@@ -276,6 +327,16 @@ def proceed(
             for (each, folder), kept, accuracies in zip(pairs, lines, found, strict=True)
         ]
     yield finished
+
+
+@contextmanager
+def hold_all(folders: Sequence[RunFolder | None]) -> Iterator[None]:
+    """Be the only writer of some run folders."""
+    with ExitStack() as stack:
+        for folder in folders:
+            if folder is not None:
+                stack.enter_context(folder.hold())
+        yield
 
 
 @contextmanager
@@ -382,7 +443,7 @@ def _refuse_partition(options: dict[str, Any], clients: int) -> None:
 def reopen(folder: RunFolder, loaded: dict[str, Source] | None = None) -> tuple[Experiment, RunFolder]:
     """The experiment of a run folder, standing where its checkpoint left it, and the folder."""
     path = folder.path
-    settings = read_toml(path / "config.toml")
+    settings = read_run_toml(path / "config.toml")
     if FROM_PYTHON.name in (settings.get("dataset"), settings.get("model")):
         raise RunFolderError(
             f"{path} was started from Python with arrays or modules of its own, so it cannot be resumed here"
@@ -390,7 +451,7 @@ def reopen(folder: RunFolder, loaded: dict[str, Source] | None = None) -> tuple[
     settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
     if (path / START).exists():
         settings["prototypes"] = str(path / START)
-    if folder.checkpoint_round():  # everybody's weights are in it, so the file they began with may be gone
+    if folder.has_checkpoint():  # everybody's weights are in it, so the file they began with may be gone
         settings.pop("initial", None)
     registry.refuse_plugins(settings, path / "config.toml")
     config = configure({k: v for k, v in settings.items() if not k.startswith("partition.")})[0]
@@ -421,7 +482,8 @@ def _federation(
         weights=Path(config.initial) if config.initial else None,
     )
     _refuse_mixed(federation, algorithm)
-    return federation, config
+    from_data = options_from_data(sources, config.partition)
+    return replace(federation, from_data=from_data), config
 
 
 def _given_prototypes(config: Config) -> Prototypes | None:
@@ -441,8 +503,12 @@ def _start(config: Config, federation: Federation, algorithm: Algorithm) -> Prog
     return progress
 
 
-def named(classes: tuple[str, ...]) -> dict[str, str]:
-    return {"classes": "\n".join(classes)}
+def _hash_states(states: Sequence[Tree]) -> str:
+    """Return one hash of all clients' states; clients of one architecture may share theirs."""
+    different = {id(state): state for state in states}
+    hashes = {key: hash_tensors(state) for key, state in different.items()}
+    listed = "\n".join(hashes[id(state)] for state in states)
+    return hashlib.sha256(listed.encode()).hexdigest()
 
 
 def _meeting_names(federation: Federation) -> tuple[str, ...]:

@@ -10,16 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors.torch import save_file
-
-from fedproto.bank import START, Bank, Contribution, Prototypes
+from fedproto.bank import START, Bank, Contribution, Prototypes, write_prototypes
 from fedproto.config import Config
 from fedproto.data import Source
-from fedproto.experiment import Experiment, in_runs, named, reopen
+from fedproto.experiment import Experiment, in_runs, reopen
 from fedproto.federation import deal, placed_by_class
 from fedproto.options import Part
 from fedproto.partitions.file import stamp
 from fedproto.runfolder import RunFolder
+from fedproto.trees import flat
 from fedproto.types import Tree
 
 
@@ -49,10 +48,10 @@ def extend(run: Path, newcomers: Sequence[Path], out: Path, rounds: int) -> tupl
         bank = bank if contribution.member in bank.members else bank.with_member(contribution)
         people += _people(RunFolder.open(path), set(), loaded)[1]
     experiment = _prepared(config, people, bank.prototypes(), rounds, out, loaded)
-    made = experiment.new_folder(out)
-    experiment.engine.restore(experiment.place, _states(people, experiment))
-    experiment.write_checkpoint(made)  # of round 0: their models are in no other file of the folder
-    return experiment, made
+    states = _states(people, experiment)
+    engine_states = {str(number): state for number, state in enumerate(states)}
+    experiment.engine.restore(experiment.place, flat(engine_states))
+    return experiment, experiment.new_folder(out, given=states)
 
 
 def _people(folder: RunFolder, gone: set[str], loaded: dict[str, Source]) -> tuple[Config, list[_Person]]:
@@ -75,7 +74,7 @@ def _prepared(
     with tempfile.TemporaryDirectory() as folder:
         partition, start = Path(folder) / "partition.json", Path(folder) / START
         partition.write_text(json.dumps(content | {"sha256": stamp(content)}))
-        save_file({"prototypes": shared.values, "known": shared.known}, start, named(shared.classes))
+        write_prototypes(start, {"prototypes": shared.values, "known": shared.known}, shared.classes)
         settings: dict[str, Any] = {
             "clients": len(people),
             "dataset": tuple(in_runs([person.dataset for person in people])),
@@ -93,11 +92,10 @@ def _prepared(
     return experiment
 
 
-def _states(people: list[_Person], experiment: Experiment) -> Tree:
-    """Everybody's state as the engine takes them."""
-    states: Tree = {}
+def _states(people: list[_Person], experiment: Experiment) -> list[Tree]:
+    """Everybody's state over the classes of all."""
+    states: list[Tree] = []
     for member, person in zip(experiment.federation.members, people, strict=True):
         own = {name: value.to(member.initial[name]) for name, value in person.state.items()}
-        placed = placed_by_class(own, member.initial, person.classes, experiment.federation.classes)
-        states |= {f"{member.id}.{name}": value for name, value in placed.items()}
+        states.append(placed_by_class(own, member.initial, person.classes, experiment.federation.classes))
     return states

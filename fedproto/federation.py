@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from fedproto.models import Fit, with_body
 from fedproto.options import Part
 from fedproto.partitions import Pool, Portion
 from fedproto.partitions.file import stamp
+from fedproto.partitions.nway import fill_in
 from fedproto.preparation import Preparation
 from fedproto.types import Task, Tree
 
@@ -62,6 +63,7 @@ class Federation:
     members: Sequence[Member]
     task: Task
     partition: dict[str, Any]  # the content of partition.json
+    from_data: Mapping[str, Any] = field(default_factory=dict)  # options of the partition that the data filled in
 
     @property
     def device(self) -> torch.device:
@@ -147,6 +149,20 @@ def _refuse_wrong_rows(rows: np.ndarray, count: int, where: str) -> None:
         raise ConfigError(f"{where} must be a list of whole numbers")
     if len(rows) and not (rows[0] >= 0 and rows[-1] < count):
         raise ConfigError(f"{where} must lie between 0 and {count - 1}")
+
+
+def options_from_data(sources: Sequence[Source], partition: Part) -> dict[str, Any]:
+    """The options of a partition that were left open, with the values that the data set gives them.
+
+    Where several data sets give different values, one value is not the truth, and the option stays open.
+    """
+    if partition.name != "nway":
+        return {}
+    asked = {name: partition.options.get(name) for name in ("ways", "shots", "shots_stdev")}
+    stdev = partition.options["stdev"]
+    found = [fill_in(len(source.classes), source.shots, stdev=stdev, **asked) for source in dict.fromkeys(sources)]
+    agreed = {name: value for name, value in found[0].items() if all(each[name] == value for each in found)}
+    return {name: value for name, value in agreed.items() if asked[name] is None}
 
 
 def _marks(sources: Sequence[Source]) -> dict[Source, str]:

@@ -89,8 +89,10 @@ def hold_lock(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
         write_atomically(holder, f"process {os.getpid()} on {socket.gethostname()} since {started}".encode())
         yield
     finally:
-        holder.unlink(missing_ok=True)
-        lock.release()
+        try:
+            holder.unlink(missing_ok=True)
+        finally:
+            lock.release()
 
 
 def _read_holder(path: Path) -> str:
@@ -153,6 +155,43 @@ def _first_line(problem: Exception) -> str:
     return lines[0][:200] if lines else type(problem).__name__
 
 
+# --- JSON objects with a version and a checksum
+
+
+def seal(content: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """Return an object for JSON with its version and a short checksum of itself, as the last keys."""
+    sealed = {key: value for key, value in content.items() if key not in ("version", "checksum")}
+    sealed["version"] = version
+    return {**sealed, "checksum": _short_checksum(sealed)}
+
+
+def unseal(sealed: Any, version: int, where: str, error: type[FedProtoError] = RunFolderError) -> dict[str, Any]:
+    """Return what `seal` was given, or raise a sentence that names the place it was read from."""
+    if not isinstance(sealed, dict):
+        raise error(f"{where} is corrupted: it must hold a JSON object, not {type(sealed).__name__}")
+    check_version(sealed, version, where, error)
+    content = {key: value for key, value in sealed.items() if key != "checksum"}
+    if sealed.get("checksum") != _short_checksum(content):
+        raise error(f"{where} is corrupted: its contents do not match its checksum")
+    del content["version"]
+    return content
+
+
+def check_version(
+    stored: Mapping[str, Any], version: int, where: str, error: type[FedProtoError] = RunFolderError
+) -> None:
+    """Refuse an object of another version, or of none."""
+    found = stored.get("version")
+    if isinstance(found, bool) or found != version:
+        said = f"has version {str(found)[:20]!r}" if "version" in stored else "states no version"
+        raise error(f"{where} {said}; this fedproto reads version {version}")
+
+
+def _short_checksum(content: Mapping[str, Any]) -> str:
+    as_read = json.loads(json.dumps(content))  # keys that are numbers become text, and then sort as text
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()[:16]
+
+
 # --- tensors
 
 
@@ -207,6 +246,11 @@ def read_tensors(
     if stated != _checksum(tensors, header):
         raise error(f"{path} is corrupted: its contents do not match its checksum")
     return tensors, header
+
+
+def hash_tensors(tensors: Tree) -> str:
+    """Return the SHA-256 of named tensors: of their names, types, shapes and values."""
+    return _checksum(tensors, {})
 
 
 def _checksum(tensors: Tree, header: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from fedproto.bank import UPLOAD, Contribution, read_prototypes
 from fedproto.config import configure
 from fedproto.data import Source
 from fedproto.errors import ConfigError
-from fedproto.experiment import Experiment, OnRound, Result
+from fedproto.experiment import Experiment, OnRound, Result, hold_all
 from fedproto.options import Part
 from fedproto.rounds import RoundResult
 from fedproto.runfolder import RunFolder
@@ -124,13 +124,14 @@ def proceed(
     with watched("alone") as on_round:
         _, without = _train(alone, None, on_round)
     folder = None if out is None else joining.new_folder(out)
-    with watched("joined") as on_round:
-        result, beside = _train(joining, folder, on_round)
-    epochs = [Epoch(number, *both) for number, both in enumerate(zip(beside, without, strict=True))]
-    upload = _contribution(joining, name)
-    if folder is not None:
-        upload.save(folder.path / UPLOAD)
-        folder.write_json("join.json", {"member": name, "epochs": [vars(epoch) for epoch in epochs]})
+    with hold_all([folder]):
+        with watched("joined") as on_round:
+            result, beside = _train(joining, folder, on_round)
+        epochs = [Epoch(number, *both) for number, both in enumerate(zip(beside, without, strict=True))]
+        upload = _contribution(joining, name)
+        if folder is not None:
+            upload.save(folder.path / UPLOAD)
+            folder.write_json("join.json", {"member": name, "epochs": [vars(epoch) for epoch in epochs]})
     return Joined(result, epochs, upload)
 
 

@@ -25,11 +25,13 @@ from typing import Any, NamedTuple
 import torch
 
 from fedproto import plugins, registry
-from fedproto.config import AUTO, Config, configure, flat, read_tables, read_toml
+from fedproto.config import AUTO, Config, as_asked, configure, flat, read_run_toml, read_tables
 from fedproto.data import Source
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
-from fedproto.experiment import Experiment, OnRound, execute
+from fedproto.experiment import Experiment, OnRound, execute, hold_all
+from fedproto.federation import deal
 from fedproto.options import Part
+from fedproto.partitions.file import read as read_partition
 from fedproto.runfolder import RunFolder
 
 #: How a run is computed, which may change between two goes at a sweep.
@@ -49,13 +51,20 @@ class Cell(NamedTuple):
 Batch = list[tuple[Cell, RunFolder | None]]  # cells to be trained together, with the folders of those begun before
 
 
+class _Data(NamedTuple):
+    """What federations of one sweep share."""
+
+    loaded: dict[str, Source]  # the data sets read so far, by name
+    labels: dict[str, str]  # the hash of each one's labels
+
+
 OnBatch = Callable[[Sequence[Cell], int, Sequence[str]], OnRound]  # cells trained together, rounds done, notices
 OnBroken = Callable[[Cell, TrainingError], None]
 
 
 def read_sweep(path: Path) -> list[Cell]:
     """The cells of a sweep file, in the order of its lists, the last one changing fastest."""
-    tables = read_tables(path)
+    tables = as_asked(read_tables(path))
     listed = tables.pop("sweep", {})
     if not isinstance(listed, dict):
         raise ConfigError(f"sweep in {path} must be a table of lists, [sweep], not {listed!r}")
@@ -118,7 +127,7 @@ def _begun(cell: Cell, out: Path) -> RunFolder | None:
 
 def _refuse_other(cell: Cell, folder: RunFolder) -> None:
     """A folder of this sweep holds the run that the sweep means; how it was computed does not matter."""
-    settings = read_toml(folder.path / "config.toml")
+    settings = read_run_toml(folder.path / "config.toml")
     for kind, name in registry.outside_names(settings):
         if not plugins.is_trusted(name):  # it is not the sweep's own
             raise RunFolderError(f"{folder.path} holds a run with the {kind} {name!r}: name another folder with --out")
@@ -135,15 +144,22 @@ def _refuse_other(cell: Cell, folder: RunFolder) -> None:
 
 
 def run_sweep(
-    cells: Sequence[Cell], out: Path, on_batch: OnBatch, on_broken: OnBroken | None = None
+    cells: Sequence[Cell],
+    out: Path,
+    on_batch: OnBatch,
+    on_broken: OnBroken | None = None,
+    beside: Sequence[Cell] = (),
 ) -> list[dict[str, Any] | None]:
-    """Run what is not finished; the contents of all cells' result.json, in order, None for those that broke down."""
-    loaded: dict[str, Source] = {}
+    """Run what is not finished; the contents of all cells' result.json, in order, None for those that broke down.
+
+    `beside` are cells of the same folder that are run at another time: all must have the same data.
+    """
+    data = _Data({}, _labels_begun([*cells, *beside], out))
     for cell in cells:
         if _begun(cell, out) is None:
             RunFolder.refuse_used(out / cell.name)
     for batch in batches(cells, out):
-        _run_or_halve(batch, out, loaded, on_batch, on_broken)
+        _run_or_halve(batch, out, data, on_batch, on_broken)
     begun = [_begun(cell, out) for cell in cells]
     return [None if folder is None else folder.result() for folder in begun]
 
@@ -151,14 +167,14 @@ def run_sweep(
 def _run_or_halve(
     batch: Batch,
     out: Path,
-    loaded: dict[str, Source],
+    data: _Data,
     on_batch: OnBatch,
     on_broken: OnBroken | None,
     notices: Sequence[str] = (),
 ) -> None:
     """A batch; where it breaks down, its halves."""
     try:
-        _run_batch(batch, out, loaded, on_batch, notices)
+        _run_batch(batch, out, data, on_batch, notices)
         return
     except TrainingError as error:
         if on_broken is None:
@@ -171,27 +187,68 @@ def _run_or_halve(
     cells, middle = [cell for cell, _ in batch], len(batch) // 2
     for half, said in ((cells[:middle], [why]), (cells[middle:], [])):  # in the end only what fails alone is lost
         for each in batches(half, out):
-            _run_or_halve(each, out, loaded, on_batch, on_broken, said)
+            _run_or_halve(each, out, data, on_batch, on_broken, said)
 
 
-def _run_batch(batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch, notices: Sequence[str]) -> None:
+def _run_batch(batch: Batch, out: Path, data: _Data, on_batch: OnBatch, notices: Sequence[str]) -> None:
     try:
-        _train_together(batch, out, loaded, on_batch, notices)
+        _train_together(batch, out, data, on_batch, notices)
     except torch.OutOfMemoryError as error:  # in training it has its name already; data and states need room, too
         raise TrainingError("the GPU's memory is full outside of training, as when data is brought there") from error
 
 
-def _train_together(
-    batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch, notices: Sequence[str]
-) -> None:
-    experiments = Experiment.prepare_together([cell.config for cell, _ in batch], loaded)
-    folders = []
-    for experiment, (cell, folder) in zip(experiments, batch, strict=True):
-        if folder is not None:
-            experiment.restore(folder)
-        folders.append(folder or experiment.new_folder(out / cell.name))
+def _train_together(batch: Batch, out: Path, data: _Data, on_batch: OnBatch, notices: Sequence[str]) -> None:
+    experiments = Experiment.prepare_together([cell.config for cell, _ in batch], data.loaded)
     cells = [cell for cell, _ in batch]
-    execute(experiments, folders, on_batch(cells, experiments[0].progress.round, [*notices, *experiments[0].notices]))
+    begun = [folder for _, folder in batch if folder is not None]
+    with hold_all(begun):
+        for experiment, (_, folder) in zip(experiments, batch, strict=True):
+            if folder is not None:
+                experiment.restore(folder)
+        round = experiments[0].progress.round
+        if any(experiment.progress.round != round for experiment in experiments):
+            raise RunFolderError(f"another process has trained federations of {out} meanwhile: run the sweep again")
+        for experiment, cell in zip(experiments, cells, strict=True):
+            _refuse_other_labels(experiment, cell, out, data.labels)
+        folders = [
+            folder or experiment.new_folder(out / cell.name)
+            for experiment, (cell, folder) in zip(experiments, batch, strict=True)
+        ]
+        execute(experiments, folders, on_batch(cells, round, [*notices, *experiments[0].notices]))
+
+
+def _refuse_other_labels(experiment: Experiment, cell: Cell, out: Path, labels: dict[str, str]) -> None:
+    """A federation that begins now must have the data of those beside it that were begun before."""
+    for name, mark in _labels_of(cell, experiment.federation.partition).items():
+        if labels.setdefault(name, mark) != mark:
+            raise RunFolderError(
+                f"the labels of {name} are not those that federations in {out} were begun with: put the data back, or "
+                "name another folder with --out"
+            )
+
+
+def _labels_begun(cells: Sequence[Cell], out: Path) -> dict[str, str]:
+    """By data set, the hash of its labels in the partitions of the cells that were begun before."""
+    labels: dict[str, str] = {}
+    for cell in cells:
+        folder = _begun(cell, out)
+        names = {str(part) for part in _datasets(cell)}
+        if folder is None or names <= labels.keys():
+            continue
+        found = _labels_of(cell, read_partition(folder.path / "partition.json"))
+        labels = found | labels
+    return labels
+
+
+def _labels_of(cell: Cell, partition: dict[str, Any]) -> dict[str, str]:
+    """By data set, the hash of its labels in a partition; a number behind it tells equal sources apart."""
+    pairs = zip(_datasets(cell), partition["clients"], strict=False)
+    return {str(part): client["labels"].partition("-")[0] for part, client in pairs}
+
+
+def _datasets(cell: Cell) -> list[Part]:
+    """The data set of each client."""
+    return deal(cell.config.dataset, cell.config.clients, "dataset")
 
 
 def _release_memory() -> None:

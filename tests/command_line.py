@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from fedproto.cli import main
+from fedproto.files import LOCK_NAME
 
 #: A federation that runs in a tenth of a second.
 SMALL = ("--dataset", "digits", "--clients", "4", "--rounds", "3", "--shots", "5")
@@ -60,5 +61,6 @@ def only_line(text: str) -> str:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Every file and folder below, by its path."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    """Every file and folder below, by its path; a lock says nothing about what a folder holds."""
+    found = [path for path in folder.rglob("*") if not path.name.startswith(LOCK_NAME)]
+    return sorted(str(path.relative_to(folder)) for path in found)

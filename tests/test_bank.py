@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import fedproto
+from fedproto import files
 from fedproto.bank import Bank, Contribution, Prototypes, read_prototypes
 from fedproto.errors import DataError, FedProtoError, RunFolderError
 from fedproto.options import Part
@@ -394,11 +395,11 @@ def test_files_that_are_no_uploads(tmp_path, run_of):
     (tmp_path / "folder").mkdir()
     contribution().save(tmp_path / "cut")
     (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-10])
-    save_file({"sums.prototypes": torch.zeros(2, 8)}, tmp_path / "nameless")
+    files.write_tensors(tmp_path / "nameless", {"sums.prototypes": torch.zeros(2, 8)}, "upload", 1, {})
     for name in ("text", "empty", "folder", "cut", "missing", "nameless"):
         with pytest.raises(DataError, match=name):
             Contribution.load(tmp_path / name)
-    with pytest.raises(DataError, match="are wanted"):  # the prototypes themselves are no upload
+    with pytest.raises(DataError, match="is not a file of upload but of 'prototypes'"):
         bank_of(run_of("samples")).with_member(Contribution.load(run_of("uniform") / "prototypes.safetensors"))
 
 
@@ -422,8 +423,9 @@ def test_a_damaged_bank_is_refused(run):
 
 
 def file_of(path, values, known, names):
-    metadata = {} if names is None else {"classes": "\n".join(names)}
-    save_file({"prototypes": torch.tensor(values), "known": torch.tensor(known)}, path, metadata)
+    header = {} if names is None else {"classes": list(names)}
+    tensors = {"prototypes": torch.tensor(values), "known": torch.tensor(known)}
+    files.write_tensors(path, tensors, "prototypes", 1, header)
     return path
 
 
@@ -452,7 +454,7 @@ def test_prototypes_over_other_classes():
     ],
 )
 def test_files_of_prototypes_that_are_refused(values, known, names, tmp_path):
-    with pytest.raises(DataError, match="file") as caught:
+    with pytest.raises(DataError, match=r"file (names no classes|holds no prototypes|holds prototypes that)") as caught:
         read_prototypes(file_of(tmp_path / "file", values, known, names))
     assert "\n" not in str(caught.value)
 

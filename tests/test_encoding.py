@@ -107,7 +107,7 @@ def test_json_gives_back_what_it_was_given(encoding):
 )
 def test_anything_else_is_refused(content):
     with pytest.raises(DataError, match=r"^here does not say how rows or texts become numbers: "):
-        from_json(content, "here")
+        from_json(content | {"version": 1} if isinstance(content, dict) else content, "here")
 
 
 # --- a source's own rows, read again
@@ -331,7 +331,7 @@ def test_clients_of_tables_and_of_texts_each_have_their_own_encoding(folder, tmp
     found = RunFolder(tmp_path / "run").encodings()
     assert [type(found[client]) for client in range(4)] == [Columns, Columns, Words, Words]
     assert len(json.loads((tmp_path / "run" / ENCODING).read_text())["encodings"]) == 2
-    (tmp_path / "run" / ENCODING).write_text('{"encodings": [], "clients": [0]}')
+    RunFolder(tmp_path / "run").write_json(ENCODING, {"encodings": [], "clients": [0]})
     with pytest.raises(RunFolderError, match=r"encoding.json is damaged"):
         RunFolder(tmp_path / "run").encodings()
 
@@ -342,10 +342,13 @@ def test_an_encoding_that_does_not_fit_its_member_is_refused(folder, tmp_path):
     assert fedproto("run", "--dataset", f"csv:{folder / 'animals.csv'}", *settings).code == 0
     assert fedproto("export", run, "--to", exported, "--no-onnx").code == 0
     assert json.loads((exported / ENCODING).read_text())["columns"][1]["values"] == ["flat", "house", "tree"]
+    other = '{"version": 2, "words": ["a"], "length": 3}'
     for content, words in (
-        ('{"words": ["a"], "length": 3}', r"encoding.json makes inputs of shape \(3,\), where \(4,\) is wanted"),
+        (other.replace("2", "1"), r"encoding.json makes inputs of shape \(3,\), where \(4,\) is wanted"),
         ("{", "encoding.json cannot be read as JSON"),
-        ("{}", "encoding.json does not say how rows or texts become numbers"),
+        ('{"version": 1}', "encoding.json does not say how rows or texts become numbers"),
+        (other, r"encoding.json has version '2'; this fedproto reads version 1"),
+        ('{"words": ["a"], "length": 3}', r"encoding.json states no version; this fedproto reads version 1"),
     ):
         (exported / ENCODING).write_text(content)
         with pytest.raises(DataError, match=r"encoding.json is damaged or of another export"):

@@ -15,15 +15,16 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 import fedproto
 from fedproto import export, plugins, registry
-from fedproto.bank import Prototypes, read_prototypes
+from fedproto.bank import Prototypes, read_prototypes, write_prototypes
 from fedproto.encoding import ENCODING
 from fedproto.errors import ConfigError, DataError, FedProtoError, MissingExtra, RunFolderError
 from fedproto.export import FILES, MANIFEST, read_member, write_member
+from fedproto.files import write_tensors
 from fedproto.inference import Classifier
 from fedproto.models import Fit
 from fedproto.options import Part, parse
@@ -509,7 +510,8 @@ def test_a_manifest_that_does_not_fit_its_files_is_refused(spoilt, changes, sent
     ],
 )
 def test_weights_of_another_model_are_refused(spoilt, change, sentence):
-    save_file(change(load_file(spoilt / "model.safetensors")), spoilt / "model.safetensors")
+    changed = change(load_file(spoilt / "model.safetensors"))
+    write_tensors(spoilt / "model.safetensors", changed, "model", 1, {})
     rewrite(spoilt)
     with pytest.raises(DataError, match=rf"the weights are not those of mlp\(hidden=9\): {sentence}"):
         read_member(spoilt)
@@ -519,7 +521,7 @@ def test_weights_of_another_model_are_refused(spoilt, change, sentence):
 def test_a_stamped_file_of_another_form_is_refused(spoilt, name):
     (spoilt / name).write_bytes(b"\x08")
     rewrite(spoilt)
-    with pytest.raises(DataError, match=f"{name} cannot be read as a safetensors file"):
+    with pytest.raises(DataError, match=f"{name} is not a valid safetensors file"):
         read_member(spoilt)
 
 
@@ -533,18 +535,15 @@ def test_a_stamped_file_of_another_form_is_refused(spoilt, name):
     ],
 )
 def test_a_calibration_of_other_numbers_is_refused(spoilt, tensors):
-    save_file(tensors, spoilt / "calibration.safetensors")
+    write_tensors(spoilt / "calibration.safetensors", tensors, "calibration", 1, {})
     rewrite(spoilt)
     with pytest.raises(DataError, match=r"must be one of prototype all, .*, and a row of finite numbers"):
         read_member(spoilt)
 
 
 def test_prototypes_of_another_size_are_refused(spoilt):
-    save_file(
-        {"prototypes": torch.zeros(2, 3), "known": torch.ones(2)},
-        spoilt / "prototypes.safetensors",
-        {"classes": "a\nb"},
-    )
+    tensors = {"prototypes": torch.zeros(2, 3), "known": torch.ones(2)}
+    write_prototypes(spoilt / "prototypes.safetensors", tensors, ("a", "b"))
     rewrite(spoilt)
     with pytest.raises(FedProtoError, match="the prototypes have 3 values, and the features 50"):
         read_member(spoilt)

@@ -13,7 +13,7 @@ from command_line import files_in
 from safetensors.torch import load_file, save_file
 
 import fedproto
-from fedproto import Classifier, registry
+from fedproto import Classifier, files, registry
 from fedproto.bank import Bank, Contribution, read_prototypes
 from fedproto.data import Places
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
@@ -209,9 +209,9 @@ def test_what_it_sends_are_its_class_means(joined):
 
 def test_its_folder_is_a_run_and_says_how_it_went(joined):
     folder = joined.result.folder
-    extra = {"start.safetensors", "upload.safetensors", "join.json"}
-    files = {"config.toml", "metrics.jsonl", "partition.json", "prototypes.safetensors", "result.json", *extra}
-    assert {path.name for path in folder.iterdir() if path.is_file()} == files
+    extra = {"start.json", "start.safetensors", "upload.safetensors", "join.json"}
+    usual = {"config.toml", "metrics.jsonl", "partition.json", "prototypes.safetensors", "result.json"}
+    assert {name for name in files_in(folder) if (folder / name).is_file() and "/" not in name} == usual | extra
     told = json.loads((folder / "join.json").read_text())
     assert told["member"] == "newcomer"
     assert told["epochs"] == [vars(epoch) for epoch in joined.epochs]
@@ -339,7 +339,8 @@ def test_prototypes_that_cannot_be_joined(run, tmp_path):
 
 
 def saved_upload(path):
-    save_file({"sums.prototypes": torch.zeros(1, 8), "weights.weight": torch.ones(1)}, path, {"classes": "0"})
+    tensors = {"sums.prototypes": torch.zeros(1, 8), "weights.weight": torch.ones(1)}
+    files.write_tensors(path, tensors, "upload", 1, {"classes": ["0"]})
     return path
 
 

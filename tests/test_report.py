@@ -33,6 +33,7 @@ from fedproto.report.figures import End, pareto, size
 from fedproto.report.page import common, own
 from fedproto.report.read import group, read_all
 from fedproto.rounds import Memory
+from fedproto.runfolder import RunFolder
 from fedproto.types import Upload
 
 RUN = SETTINGS | {"eval_every": 1, "rounds": 3, "ways": 3}
@@ -324,7 +325,7 @@ def test_the_page_asks_for_nothing(page: Path) -> None:
 def test_names_from_files_are_escaped(tmp_path: Path) -> None:
     run = make(tmp_path / "run", algorithm="fedproto", shots=3, test_shots=3)
     text = (run / "result.json").read_text().replace('"3"', json.dumps(NASTY)).replace('"digits"', json.dumps(NASTY))
-    (run / "result.json").write_text(text.replace('"mlp(hidden=16, width=8)"', json.dumps(NASTY)))
+    RunFolder(run).write_json("result.json", json.loads(text.replace('"mlp(hidden=16, width=8)"', json.dumps(NASTY))))
     assert NASTY in result(run)["classes"]
     page = write([run], tmp_path / "out")
     html = page.read_text()
@@ -396,9 +397,11 @@ def test_a_run_of_an_older_version_is_shown_without_what_it_does_not_say(runs: P
     stored = result(run)
     for client in stored["clients"]:
         del client["images"]
-    (run / "result.json").write_text(json.dumps(stored))
+    RunFolder(run).write_json("result.json", stored)
     kept = [{key: value for key, value in line.items() if key != "loss_std"} for line in lines(run)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    (run / "metrics.jsonl").unlink()
+    for line in kept:
+        RunFolder(run).add_metrics(line)
     page = write([run], tmp_path / "out")
     assert "Filled: the client has training images of the class." in page.read_text()
     assert numbers(page, "loss-supervised")[0]["std"] == ""
@@ -470,7 +473,8 @@ def test_an_unfinished_run_is_refused_and_one_among_others_left_out(broken: Path
 def test_a_damaged_file_is_named(broken: Path, name: str, content: bytes) -> None:
     (broken / name).write_bytes(content)
     line = refused(broken)
-    assert "damaged" in line and name in line
+    assert name in line
+    assert any(words in line for words in ("damaged", "is corrupted", "(or is corrupted)", "states no version"))
     assert not (broken / "report.html").exists()
 
 
@@ -479,7 +483,7 @@ def test_metrics_that_lack_a_round_and_a_result_that_lacks_a_key_are_damaged(bro
     (broken / "metrics.jsonl").write_text("".join(whole.splitlines(keepends=True)[:-1]))
     assert "a line for each" in refused(broken)
     (broken / "metrics.jsonl").write_text(whole)
-    (broken / "result.json").write_text(json.dumps({k: v for k, v in result(broken).items() if k != "seconds"}))
+    RunFolder(broken).write_json("result.json", {k: v for k, v in result(broken).items() if k != "seconds"})
     assert "result.json is damaged: it lacks 'seconds'" in refused(broken)
 
 
@@ -588,8 +592,9 @@ def test_a_browser_shows_the_page_without_complaint(browser: Browser, page: Path
 
 def test_a_browser_shows_an_alien_name_as_it_is(browser: Browser, runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "local", tmp_path / "run")
-    file = tmp_path / "run" / "result.json"
-    file.write_text(file.read_text().replace('"digits"', json.dumps("<img src=x onerror=alert(1)>" + "long" * 40)))
+    stored = result(tmp_path / "run")
+    alien = "<img src=x onerror=alert(1)>" + "long" * 40
+    RunFolder(tmp_path / "run").write_json("result.json", stored | {"dataset": alien})
     browser.show(write([tmp_path / "run"]), 390, "light")
     assert "<img src=x onerror=alert(1)>" in browser.ask("document.querySelector('h1').textContent")
     assert browser.ask("document.documentElement.scrollWidth") <= 390

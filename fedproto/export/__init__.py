@@ -12,6 +12,7 @@ Files of the machine that wrote it are not named: not the data set's folder, nor
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import sys
@@ -21,12 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fedproto import registry
-from fedproto.bank import PROTOTYPES, read_prototypes
+from fedproto.bank import PROTOTYPES, read_prototypes, write_prototypes
 from fedproto.encoding import ENCODING, Encoding, read_encoding, to_json
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
 from fedproto.export.graph import near, onnx_of
@@ -44,13 +43,15 @@ from fedproto.export.manifest import (
     sha256,
 )
 from fedproto.export.models import built, close, tried, without_files
-from fedproto.files import write_atomically
+from fedproto.files import read_tensors, write_atomically, write_tensors
 from fedproto.models import Fit
 from fedproto.preparation import Preparation
-from fedproto.runfolder import RunFolder, is_taken, whole_folder
+from fedproto.runfolder import is_taken, whole_folder
 from fedproto.trained import WAYS, Trained, threshold
-from fedproto.types import Tree
 
+WEIGHTS_FORMAT = "model"
+CALIBRATION_FORMAT = "calibration"
+TENSORS_VERSION = 1  # of these two
 SHOWN_REJECT = 0.05  # the share of known images for which the manifest states thresholds
 
 
@@ -66,24 +67,29 @@ def write_member(member: Trained, folder: Path, onnx: bool = True) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with whole_folder(folder) as temporary:
-            _fill(RunFolder(temporary), rebuilt, graph)
+            _fill(temporary, rebuilt, graph)
     except OSError as error:
         raise RunFolderError(f"{folder} cannot be made: {error}; name another folder with --to") from error
 
 
-def _fill(folder: RunFolder, member: Trained, graph: bytes | None) -> None:
-    folder.write_tensors(WEIGHTS, member.module.state_dict(), {})
+def _fill(folder: Path, member: Trained, graph: bytes | None) -> None:
+    write_tensors(folder / WEIGHTS, member.module.state_dict(), WEIGHTS_FORMAT, TENSORS_VERSION, {})
     if member.prototypes is not None:
         tensors = {"prototypes": member.prototypes.values, "known": member.prototypes.known}
-        folder.write_tensors(PROTOTYPES, tensors, {"classes": "\n".join(member.prototypes.classes)})
+        write_prototypes(folder / PROTOTYPES, tensors, member.prototypes.classes)
     if member.calibration:
-        folder.write_tensors(CALIBRATION, {way: torch.tensor(v) for way, v in member.calibration.items()}, {})
+        calibration = {way: torch.tensor(values) for way, values in member.calibration.items()}
+        write_tensors(folder / CALIBRATION, calibration, CALIBRATION_FORMAT, TENSORS_VERSION, {})
     if member.preparation.encoding is not None:
-        folder.write_json(ENCODING, to_json(member.preparation.encoding))
+        _write_json(folder / ENCODING, to_json(member.preparation.encoding))
     if graph is not None:
-        write_atomically(folder.path / ONNX, graph)
-    files = {name: sha256(folder.path / name) for name in FILES if (folder.path / name).exists()}
-    folder.write_json(MANIFEST, checked(_manifest(member, files), "the member"))
+        write_atomically(folder / ONNX, graph)
+    files = {name: sha256(folder / name) for name in FILES if (folder / name).exists()}
+    _write_json(folder / MANIFEST, checked(_manifest(member, files), "the member"))
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _manifest(member: Trained, files: dict[str, str]) -> dict[str, Any]:
@@ -164,7 +170,8 @@ def read_member(folder: Path) -> Trained:
     shared = read_prototypes(folder / PROTOTYPES) if PROTOTYPES in manifest["files"] else None
     calibration = _read_calibration(folder / CALIBRATION) if CALIBRATION in manifest["files"] else {}
     encoding = read_encoding(folder / ENCODING) if ENCODING in manifest["files"] else None
-    classes, own, state = tuple(manifest["classes"]), tuple(manifest["own"]), _tensors(folder / WEIGHTS)
+    classes, own = tuple(manifest["classes"]), tuple(manifest["own"])
+    state, _ = read_tensors(folder / WEIGHTS, WEIGHTS_FORMAT, TENSORS_VERSION, DataError)
     try:
         preparation = _preparation(manifest["input"], encoding)
         module = built(manifest["model"], Fit(preparation.shape, len(classes), manifest["dim"]), state)
@@ -183,15 +190,8 @@ def _preparation(given: dict[str, Any], encoding: Encoding | None) -> Preparatio
     return Preparation(tuple(given["shape"]), tuple(given["mean"]), tuple(given["std"]), given["scale"], encoding)
 
 
-def _tensors(path: Path) -> Tree:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as a safetensors file: {error}") from error
-
-
 def _read_calibration(path: Path) -> dict[str, np.ndarray]:
-    tensors = _tensors(path)
+    tensors, _ = read_tensors(path, CALIBRATION_FORMAT, TENSORS_VERSION, DataError)
     for way, values in tensors.items():
         if way not in WAYS or values.dim() != 1 or not (values.is_floating_point() and torch.isfinite(values).all()):
             raise DataError(f"{path}: {way!r} must be one of {', '.join(WAYS)}, and a row of finite numbers")

@@ -1,4 +1,4 @@
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,20 +26,38 @@ def nway(
     each.
     """
     total = len(pool.names)
-    ways = min(3, total) if ways is None else ways
+    filled = fill_in(total, pool.shots, ways=ways, shots=shots, stdev=stdev, shots_stdev=shots_stdev)
+    ways, shots_stdev = filled["ways"], filled["shots_stdev"]
     if ways > total:
         raise ConfigError(f"ways is {ways}, but there are only {total} classes")
     if shots is not None and shots > len(pool.train):  # refused here, since no generator draws numbers of any size
         enough(pool, 0, int((pool.train == 0).sum()), shots, "training")
-    if shots_stdev is None:  # a data set of few images has little to spare for those who draw more than its shots
-        shots_stdev = stdev if shots is not None else min(stdev, pool.shots - 1)
     # A stream for each purpose, and client or class: one setting does not change what another one draws.
     for_n, for_k, for_classes, for_rows, for_tests = pool.generator.spawn(5)
     ns = _around(for_n, pool.clients, ways, stdev, noise, low=min(2, ways), high=total)
-    ks = _around(for_k, pool.clients, shots or pool.shots, shots_stdev, noise, low=1, high=len(pool.train))
+    ks = _around(for_k, pool.clients, filled["shots"], shots_stdev, noise, low=1, high=len(pool.train))
     draws = for_classes.spawn(pool.clients)
     classes = [generator.permutation(total)[:n] for generator, n in zip(draws, ns, strict=True)]
     return portions(pool._replace(generator=for_tests), _deal(pool, for_rows.spawn(total), classes, ks), test_shots)
+
+
+def fill_in(
+    classes: int,
+    usual_shots: int,
+    *,
+    ways: int | None,
+    shots: int | None,
+    stdev: float,
+    shots_stdev: float | None,
+) -> dict[str, Any]:
+    """The options `ways`, `shots` and `shots_stdev`, with what they leave open filled in from the data set."""
+    if shots_stdev is None:  # a data set of few images has little to spare for those who draw more than its shots
+        shots_stdev = stdev if shots is not None else min(stdev, usual_shots - 1)
+    return {
+        "ways": min(3, classes) if ways is None else ways,
+        "shots": usual_shots if shots is None else shots,
+        "shots_stdev": shots_stdev,
+    }
 
 
 def _around(

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from fedproto.bank import MEMBERS, PROTOTYPES, Bank
+from fedproto.bank import MEMBERS, PROTOTYPES, PROTOTYPES_FORMAT, VERSION, Bank
 from fedproto.config import GOVERNED, flat, read_tables
+from fedproto.config import VERSION as CONFIG_VERSION
 from fedproto.errors import ConfigError, RunFolderError
-from fedproto.runfolder import RunFolder
+from fedproto.files import check_version, read_tensors
+from fedproto.runfolder import RunFolder, configs_below
 
 #: The ways to predict, as result.json calls them, and as people do.
 WAYS = {
@@ -144,7 +145,7 @@ def _folders(path: Path) -> list[Path]:
     """The folder itself where it is a run, else the runs in it, in the order they were made."""
     if not path.is_dir():
         raise RunFolderError(f"{path} is {'no folder' if path.exists() else 'not there'}: name a run folder")
-    configs = sorted(path.glob("*/config.toml"), key=lambda config: config.stat().st_mtime_ns)
+    configs = configs_below(path)
     if (path / "config.toml").exists() or not configs:
         return [RunFolder.open(path).path]
     return [RunFolder.open(config.parent).path for config in configs]
@@ -153,10 +154,7 @@ def _folders(path: Path) -> list[Path]:
 def read_run(path: Path) -> Run:
     folder = RunFolder.open(path)
     settings, toml = _config(path / "config.toml")
-    try:
-        result, lines = folder.result() or {}, folder.metrics()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunFolderError(f"result.json or metrics.jsonl of {path} is damaged: {error}") from error
+    result, lines = folder.result() or {}, folder.metrics()
     rounds = _damage(path / "metrics.jsonl", lambda: [_round(line) for line in lines])
     run = _damage(path / "result.json", lambda: _run(path, toml, settings, result, rounds))
     _refuse_contradiction(run, result.get("rounds"))
@@ -185,7 +183,9 @@ def _damage(path: Path, read: Callable[[], T]) -> T:
 
 def _config(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        return flat(read_tables(path), str(path)), path.read_text(encoding="utf-8")
+        tables = read_tables(path)
+        check_version(tables, CONFIG_VERSION, str(path))
+        return flat(tables, str(path)), path.read_text(encoding="utf-8")
     except ConfigError as error:
         raise RunFolderError(f"{path} is damaged: {error}") from error
 
@@ -243,17 +243,17 @@ def _spreads(stored: dict[str, Any]) -> dict[str, Spread]:
 def _prototypes(path: Path, clients: int, classes: int) -> Prototypes | None:
     if not path.exists():
         return None
+    tensors, _ = read_tensors(path, PROTOTYPES_FORMAT, VERSION)
+    stored = {name: value.double().numpy() for name, value in tensors.items()}  # numpy knows no bfloat16
     try:
-        with safe_open(path, "pt") as file:  # numpy knows no bfloat16
-            stored = {name: file.get_tensor(name).double().numpy() for name in file.keys()}  # noqa: SIM118 (not a dict)
         found = Prototypes(
             stored["prototypes"],
             stored["known"],
             stored.get("local", np.zeros((0, *stored["prototypes"].shape))),
             stored.get("held", np.zeros((0, classes))),
         )
-    except (SafetensorError, OSError, KeyError) as error:
-        raise RunFolderError(f"{path} is damaged: {error}") from error
+    except KeyError as error:
+        raise RunFolderError(f"{path} is damaged: it lacks {error}") from error
     if not _fits(found, clients, classes):
         raise RunFolderError(f"{path} is damaged: it does not fit the clients and classes of result.json")
     return found

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedproto.errors import RunFolderError
-from fedproto.files import write_atomically
+from fedproto.files import hold_lock, write_atomically
 from fedproto.runfolder import RunFolder, whole_folder
 from fedproto.sweep import COMPUTED
 
@@ -101,7 +101,8 @@ def _place(target: Path, cell: PurePosixPath, files: dict[PurePosixPath, bytes])
         for name, content in found.items():
             write_atomically(temporary / name, content)
         if target.exists():
-            shutil.rmtree(target)  # what was begun here
+            with hold_lock(target):  # whoever trains it now is not robbed of it
+                shutil.rmtree(target)  # what was begun here
 
 
 def _partition(stamp: str) -> PurePosixPath:

@@ -13,9 +13,9 @@ from torch import Tensor
 from fedproto.client import embed, evaluate
 from fedproto.errors import RunFolderError
 from fedproto.experiment import Experiment, reopen, settings
-from fedproto.files import write_atomically
+from fedproto.files import seal, write_atomically
 from fedproto.prototypes import class_means, nearest
-from fedproto.runfolder import RunFolder
+from fedproto.runfolder import VERSION, RunFolder
 from fedproto.types import Tree
 
 EACH = 20  # test images a class and client whose embeddings are kept
@@ -96,7 +96,7 @@ def _travel(experiment: Experiment) -> bytes:
                 "covered": float(others["known"][list(member.classes)].mean()),
             }
         )
-    return json.dumps({"clients": clients}).encode()
+    return json.dumps(seal({"clients": clients}, VERSION)).encode()
 
 
 def _before(experiment: Experiment) -> bytes:
@@ -112,7 +112,7 @@ def _before(experiment: Experiment) -> bytes:
     for member in members:
         found = evaluate(member, experiment.algorithm, member.initial, server)
         clients.append({"id": member.id, **found})
-    return json.dumps({"clients": clients}).encode()
+    return json.dumps(seal({"clients": clients}, VERSION)).encode()
 
 
 def _right(features: Tensor, y: Tensor, server: Tree, classes: tuple[int, ...]) -> float:

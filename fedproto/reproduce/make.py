@@ -71,7 +71,7 @@ def _run(spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | Non
     with bar([each.cell for each in planned], folder) as teller:
         for row in spec.rows:
             cells = [each.cell for each in planned if each.row is row]
-            results = run_sweep(cells, folder, teller.batch, teller.broken)
+            results = run_sweep(cells, folder, teller.batch, teller.broken, [each.cell for each in planned])
             for cell, result in zip(cells, results, strict=True):
                 if result is not None:
                     _close(RunFolder.open(folder / cell.name), spec)
@@ -81,10 +81,11 @@ def _run(spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | Non
 
 def _close(folder: RunFolder, spec: Spec) -> None:
     """What is wanted of a finished run's models, and else their room."""
-    if spec.after:
-        look(folder, spec.after)
-    else:
-        folder.drop_checkpoints()
+    with folder.hold():
+        if spec.after:
+            look(folder, spec.after)
+        else:
+            folder.drop_checkpoints()
 
 
 def write(spec: Spec, planned: Sequence[Planned], narrowed: Narrowed, out: Path) -> Iterator[Path]:

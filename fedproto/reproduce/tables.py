@@ -78,7 +78,7 @@ def _run(runs: Path, planned: Planned) -> dict[str, Any] | None:
         },
         "loss": {name: round(value, 6) for name, value in metrics[-1]["loss"].items()},
         "communication": result["communication"],
-        **{name: json.loads((path / f"{name}.json").read_text())["clients"] for name in SEEN if _is(path, name)},
+        **{name: folder.read_json(f"{name}.json")["clients"] for name in SEEN if _is(path, name)},
     }
 
 
