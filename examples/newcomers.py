@@ -36,6 +36,7 @@ from fedproto.partitions.file import stamp
 from fedproto.randomness import generator
 from fedproto.rejection import rejections
 from fedproto.report.figures import COLOURS, STYLE, Canvas, mpl, percent
+from fedproto.reproduce.statistics import ACCURACY_MARGIN, Outcome, compare, decide_family, exact
 from fedproto.reproduce.tables import summary
 from fedproto.runfolder import write_atomically
 
@@ -193,25 +194,41 @@ def shown(of_seeds: Sequence[float], sign: str = "") -> str:
     return f"{100 * spread['mean']:{sign}.2f}{half}"
 
 
-def verdict(differences: Sequence[float]) -> str:
-    """One seed shows nothing, nor do several whose interval holds 0."""
-    spread = summary([[value] for value in differences])
-    if abs(spread["mean"]) <= spread.get("interval", np.inf):
-        return "no difference shown"
-    return "helps" if spread["mean"] > 0 else "hurts"
+WORDS = {
+    Outcome.BETTER: "helps",
+    Outcome.WORSE: "hurts",
+    Outcome.EQUIVALENT: "equivalent",
+    Outcome.UNDECIDED: "undecided",
+}
+
+
+def judge(rows: Sequence[Sequence[float]]) -> list[str]:
+    """What joining does in each row of a table, from its differences by seed; the rows are one family."""
+    comparisons = []
+    for differences in rows:
+        points = exact({("row", seed): 100 * value for seed, value in enumerate(differences)})
+        nothing = exact(dict.fromkeys(points, 0.0))
+        comparisons.append(compare(points, nothing, margin=ACCURACY_MARGIN))
+    return [WORDS[decision.outcome] for decision in decide_family(comparisons)]
+
+
+def judge_alone(differences: Sequence[float]) -> str:
+    """What joining does in a row by itself, not corrected for the others."""
+    (word,) = judge([differences])
+    return word
 
 
 COMPARED = ("alone", "joined", "joined − alone", "joined, prototype own", "joined, prototype all", "joining")
 
 
-def compared(found: Found, body: str, k: int, epoch: int, who: Sequence[int] = ALL) -> list[str]:
+def compared(found: Found, body: str, k: int, epoch: int, word: str, who: Sequence[int] = ALL) -> list[str]:
     """Before training the head is chance's, so that only the nearest prototype says something."""
     near = [shown(values(found, body, k, "joined", way, epoch, who)) for way in ("prototype_own", "prototype")]
     if not epoch:
         return ["–", "–", "–", *near, "–"]
     heads = [shown(values(found, body, k, method, "head", epoch, who)) for method in METHODS]
     difference = gains(found, body, k, epoch, who)
-    return [*heads, shown(difference, "+"), *near, verdict(difference)]
+    return [*heads, shown(difference, "+"), *near, word]
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -223,17 +240,28 @@ def grid(found: Found) -> list[tuple[int, int]]:
     return [(k, e) for k in found["study"]["ks"] for e in (1, 3, 10) if e <= found["study"]["epochs"]]
 
 
+def judged_grid(found: Found, body: str) -> dict[tuple[int, int], str]:
+    """The word for each number of images and epoch of a table."""
+    cells = grid(found)
+    words = judge([gains(found, body, *cell) for cell in cells])
+    return dict(zip(cells, words, strict=True))
+
+
 def said(found: Found, body: str) -> str:
-    """In which rows joining helps, hurts, or shows nothing: that it does not help is said too."""
-    words = {cell: verdict(gains(found, body, *cell)) for cell in grid(found)}
+    """In which rows joining helps, hurts, does nothing that matters, or cannot be told."""
+    words = judged_grid(found, body)
 
     def where(word: str) -> str:
         by_k = {k: [str(e) for (j, e), each in words.items() if (j, each) == (k, word)] for k, _ in words}
         listed = "; ".join(f"k = {k}, epoch {', '.join(epochs)}" for k, epochs in by_k.items() if epochs)
         return f"in {list(words.values()).count(word)} of {len(words)} rows ({listed})" if listed else "in no row"
 
-    shows_nothing = f"no difference is shown {where('no difference shown')}"
-    return f"By the head, joining helps {where('helps')} and hurts {where('hurts')}; {shows_nothing}."
+    alone = [judge_alone(gains(found, body, *cell)) for cell in words]
+    uncorrected = f"each row for itself, it would help in {alone.count('helps')} and hurt in {alone.count('hurts')}"
+    return (
+        f"By the head, joining helps {where('helps')} and hurts {where('hurts')}; it is equivalent "
+        f"{where('equivalent')}, and undecided {where('undecided')}. Not corrected, {uncorrected}."
+    )
 
 
 def unfinished(found: Found) -> str:
@@ -255,13 +283,20 @@ def tables(found: Found) -> dict[str, str]:
     """Table 2 is of the second k, where there is little to learn from; before training, k makes no difference."""
     ks, architectures = found["study"]["ks"], {"the federation's (3)": SAME, "another (2)": OTHER}
     cells = [(name, e, who) for name, who in architectures.items() for k, e in grid(found) if k == ks[1]]
-    first = [[k, e, f"{e * steps(found, k):.0f}", *compared(found, "drawn", k, e)] for k, e in grid(found)]
-    second = [[name, e, *compared(found, "drawn", ks[1], e, who)] for name, e, who in cells]
-    third = [[k, e, *compared(found, "trained", k, e)] for k, e in grid(found)]
+    drawn = judged_grid(found, "drawn")
+    trained = judged_grid(found, "trained")
+    by_architecture = judge([gains(found, "drawn", ks[1], e, who) for _, e, who in cells])
+    first = []
+    for (k, e), word in drawn.items():
+        first.append([k, e, f"{e * steps(found, k):.0f}", *compared(found, "drawn", k, e, word)])
+    second = []
+    for (name, e, who), word in zip(cells, by_architecture, strict=True):
+        second.append([name, e, *compared(found, "drawn", ks[1], e, word, who)])
+    third = [[k, e, *compared(found, "trained", k, e, word)] for (k, e), word in trained.items()]
     return {
         "first": table(("k", "epoch", "steps", *COMPARED), first),
         "second": f"k = {ks[1]}.\n\n" + table(("architecture", "epoch", *COMPARED), second),
-        "third": table(("k", "epoch", *COMPARED), [["any", 0, *compared(found, "trained", ks[0], 0)], *third]),
+        "third": table(("k", "epoch", *COMPARED), [["any", 0, *compared(found, "trained", ks[0], 0, "–")], *third]),
         "fourth": table(("by", "accuracy", "known rejected", "unseen rejected", "AUROC"), rejected(found)),
     }
 
@@ -306,9 +341,10 @@ shuffles. Newcomers draw first weights of their own, not the federation's.
 
 Accuracies in percent, mean over newcomers and seeds ± the half-width of the 95% interval over seeds (Student's \
 t). `alone` and `joined` are by the head over all classes; `prototype own` and `all` by the nearest global \
-prototype among the newcomer's own or all classes. The difference is paired by seed, and helps or hurts where its \
-interval leaves out 0; nothing corrects for the number of rows: of twenty without any effect one would say \
-something. `steps`: how many, of 8 images each, a newcomer has made so far, in the mean. \
+prototype among the newcomer's own or all classes. The difference is paired by seed. Joining helps or hurts by \
+Student's paired test, is equivalent where two one-sided tests put it within ± {margin} points, and is else \
+undecided, which means that these seeds cannot tell; Holm's method corrects for the rows of a table. \
+`steps`: how many, of 8 images each, a newcomer has made so far, in the mean. \
 The figure's bands are of each method by itself; what is judged is the paired difference.
 
 ![Test accuracy against epochs, joined and alone, a panel for each number of images a class](newcomers.png)
@@ -347,6 +383,7 @@ def markdown(found: Found) -> str:
     return PAGE.format(
         **found | found["study"] | tables(found),
         reject=REJECT,
+        margin=ACCURACY_MARGIN,
         numbers=", ".join(str(seed["seed"]) for seed in found["runs"]),
         federation=shown([fmean(each) for each in members]),
         known=known_before(found),

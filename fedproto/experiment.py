@@ -482,6 +482,7 @@ def _federation(
         weights=Path(config.initial) if config.initial else None,
     )
     _refuse_mixed(federation, algorithm)
+    _refuse_own_start(config.start, federation, algorithm)
     from_data = options_from_data(sources, config.partition)
     return replace(federation, from_data=from_data), config
 
@@ -579,6 +580,19 @@ def _refuse_mixed(federation: Federation, algorithm: Algorithm) -> None:
                 f"{algorithm.name} averages weights, so all clients need one architecture, but {one} and {other}: "
                 "use fedproto or local, or one model"
             )
+
+
+def _refuse_own_start(start: str, federation: Federation, algorithm: Algorithm) -> None:
+    """Refuse own initial weights where clients adopt the server's before their first step: they would do nothing.
+
+    FedPer and FedRep are refused, too: only their personal layers would start apart.
+    """
+    travelling = [name for name in federation.members[0].initial if algorithm.shared(name)]
+    if start == "own" and travelling:
+        raise ConfigError(
+            f"start=own has no meaning for {algorithm.name}: every client begins with the server's weights; "
+            "leave start out, or use fedproto or local"
+        )
 
 
 def _architecture(member: Member) -> tuple[str, dict[str, torch.Size]]:

@@ -14,7 +14,7 @@ from torch.func import vmap
 
 from fedproto import randomness, wire
 from fedproto.engines import Chunk, Engine, Lot, errors_named
-from fedproto.errors import TrainingError
+from fedproto.errors import DivergedError
 from fedproto.federation import Federation
 from fedproto.trees import flat, join, moved, parted, rows_of, total
 from fedproto.types import Algorithm, Tree, Upload
@@ -242,7 +242,7 @@ class _Tally:
         values = {name: float(value[position]) for name, value in columns.items() if name != "sound"}
         wrong = [f"the {name} loss is {value}" for name, value in values.items() if not math.isfinite(value)]
         what, client = wrong[0] if wrong else "its parameters or its upload are not finite", int(trained[position])
-        raise TrainingError(f"round {self.round}, client {client}, training: {what}; the lr may be too high")
+        raise DivergedError(f"round {self.round}, client {client}, training: {what}; the lr may be too high")
 
 
 def _tree(made: Any, function: str) -> Tree:

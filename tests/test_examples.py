@@ -1,10 +1,12 @@
 """What the documents tell a newcomer to run, run."""
 
+import json
 import re
 import runpy
 import shlex
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -99,3 +101,47 @@ def test_the_readmes_sweep_is_one_stack_a_method(tmp_path):
     cells = read_sweep(tmp_path / "sweep.toml")
     assert len(cells) == 2 * 5 * 3
     assert [len(batch) for batch in batches(cells, tmp_path / "out")] == [15, 15]
+
+
+def test_the_committed_mixed_inputs_are_what_their_json_says(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    from mixed_inputs import markdown
+
+    found = json.loads((ROOT / "results" / "mixed-inputs.json").read_text())
+    assert len(found["runs"]) == 5
+    assert (ROOT / "results" / "mixed-inputs.md").read_text() == markdown(found)
+
+
+def test_the_readmes_mixed_input_table_is_the_committed_one(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    from mixed_inputs import seed_means
+
+    found = json.loads((ROOT / "results" / "mixed-inputs.json").read_text())
+
+    def mean(way, half):
+        return f"{fmean(seed_means(found, way, half).values()):.1f}"
+
+    readme = (ROOT / "README.md").read_text()
+    halves = list(found["halves"])
+    assert "| alone (head) | " + " | ".join(mean("alone, head", half) for half in halves) + " |" in readme
+    for words, way in (("all 20 together", "together"), ("each half a federation of its own", "each half apart")):
+        pairs = [f"{mean(f'{way}, head', half)} / {mean(f'{way}, prototype', half)}" for half in halves]
+        assert f"| FedProto, {words} (head / prototype) | {' | '.join(pairs)} |" in readme
+
+
+def test_the_readmes_mnist_table_is_the_committed_one():
+    """Accuracy at n = 3, 4 and 5 and among own classes, of the methods in the table."""
+    content = json.loads((ROOT / "results" / "table-mnist.json").read_text())
+    cells = {(cell["method"], cell["column"]): cell for cell in content["cells"]}
+    readme = (ROOT / "README.md").read_text()
+    for method in ("Local", "FeSEM", "FedProx", "FedPer", "FedAvg", "FedRep", "FedProto", "FedProto-mh"):
+        (line,) = re.findall(rf"^\| \**{method}\**(?: \(.*\))? \| .*\|$", readme, re.MULTILINE)
+        numbers = [number.strip(" *") for number in line.split("|")[2:6]]
+        expected = []
+        for n in (3, 4, 5):
+            cell = cells[method, f"n = {n}, stdev 2"]
+            score = cell["accuracy"][cell["score"]]
+            expected.append(f"{100 * score['mean']:.2f} ± {100 * score['interval']:.2f}")
+        first = cells[method, "n = 3, stdev 2"]
+        own = first["accuracy"][first["score"] + "_own"]["mean"]
+        assert numbers == [*expected, f"{100 * own:.2f}"]

@@ -75,7 +75,7 @@ def test_the_page_and_the_figure_show_the_numbers_of_the_json(study, quick):
     page = (quick / "newcomers.md").read_text()
     (line,) = re.findall(r"^\| 10 \| 3 \| \d+ \|.*$", page, re.MULTILINE)
     assert line.split(" | ")[3:6] == [f"{means[0]:.2f}", f"{means[1]:.2f}", f"{means[1] - means[0]:+.2f}"]
-    assert line.endswith("| no difference shown |")  # one seed shows nothing
+    assert line.endswith("| undecided |")  # one seed shows nothing
     with (quick / "newcomers.csv").open() as file:
         last = [float(row["mean"]) for row in csv.DictReader(file) if (row["k"], row["epoch"]) == ("10", "3")]
     assert last == pytest.approx([mean / 100 for mean in means], abs=1e-6)
@@ -87,13 +87,20 @@ def test_the_page_and_the_figure_show_the_numbers_of_the_json(study, quick):
     [
         ([0.01, 0.011, 0.012], "helps"),
         ([-0.01, -0.011, -0.012], "hurts"),
-        ([0.01, -0.01, 0.02], "no difference shown"),
-        ([0.3], "no difference shown"),
-        ([0.0, 0.0], "no difference shown"),
+        ([0.01, -0.01, 0.02], "undecided"),
+        ([0.0001, -0.0001, 0.0002], "equivalent"),  # within 0.3 points
+        ([0.3], "undecided"),
+        ([0.0, 0.0], "undecided"),
     ],
 )
-def test_words_follow_the_interval(study, differences, word):
-    assert study.verdict(differences) == word
+def test_words_follow_the_tests(study, differences, word):
+    assert study.judge_alone(differences) == word
+
+
+def test_the_rows_of_a_table_are_corrected_together(study):
+    weak = [0.005, 0.010, 0.021, 0.003, 0.014]  # p = 0.03
+    assert study.judge_alone(weak) == "helps"
+    assert study.judge([weak] * 12) == ["undecided"] * 12
 
 
 def test_the_committed_page_is_what_its_json_renders_to(study):

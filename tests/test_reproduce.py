@@ -724,9 +724,12 @@ def test_a_run_that_breaks_down_is_left_out_and_said(specs, tmp_path):
     assert answer.code == 2
     calm, wild = [cell for cell in content(tmp_path / "out")["cells"] if cell["method"] == "FedProto"]
     assert (calm["seeds"], wild["seeds"], wild["runs"]) == ([0, 1], [], [])
+    assert calm["diverged"] == [] and [each["seed"] for each in wild["diverged"]] == [0, 1]
+    assert all(each["reason"].startswith("round 1, client") for each in wild["diverged"])
     page = (tmp_path / "out" / "tiny.md").read_text()
     assert [heading.partition(" (")[0] for heading in read_markdown(page)] == ["n = 3, stdev 2"]
     assert "**Not run yet:** Local." in page
+    assert "**Diverged**, so the means below are of the other seeds: FedProto (wild), seed 0: round 1, client" in page
 
 
 def test_less_asked_for_is_no_less_on_the_page(done, specs):
@@ -1183,7 +1186,7 @@ def test_own_initial_weights_are_drawn_as_shared_ones_are():
             assert float(own[1][name].std()) == pytest.approx(float(value.std()), rel=0.15)
 
 
-@pytest.mark.parametrize("algorithm", ["fedproto", "fedavg", "local", "fedper", "fesem(clusters=2)"])
+@pytest.mark.parametrize("algorithm", ["fedproto", "local"])
 def test_both_engines_start_from_own_initial_weights(algorithm):
     (one, first), (other, second) = (
         finished(algorithm, start="own", engine=engine, participation=0.75) for engine in ("reference", "vectorised")
@@ -1213,6 +1216,23 @@ def test_a_run_with_own_initial_weights_goes_on_from_its_checkpoint(tmp_path):
     assert 'start = "own"' in (tmp_path / "cut" / "config.toml").read_text()
     assert again.progress.round in (1, 2)
     assert all(equal(a, b) for a, b in zip(again.execute(folder).states, expected.states, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fesem(clusters=2)", "fedper", "fedrep"])
+def test_own_initial_weights_are_refused_where_weights_travel(algorithm, tmp_path):
+    """Clients adopt the server's weights before their first step, so own ones would change nothing."""
+    with pytest.raises(ConfigError, match=r"start=own has no meaning for fe\w+: every client begins with"):
+        experiment(algorithm, start="own")
+    answer = fedproto("run", "--algorithm", algorithm, "--set", "start=own", "--out", tmp_path / "run")
+    assert answer.code == 2 and "start=own has no meaning for" in only_line(answer.err)
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_spec_asks_for_own_weights_where_weights_travel():
+    for name in plan.targets():
+        rows = read_spec(name, Narrowed()).rows
+        own = [row.settings["algorithm"] for row in rows if row.settings.get("start") == "own"]
+        assert {algorithm.partition("(")[0] for algorithm in own} <= {"fedproto", "local"}
 
 
 def test_what_a_start_may_be():

@@ -6,5 +6,7 @@ archive.py     finished cells as one file that can travel
 looks.py       what needs the trained models: embeddings, prototypes without a member's own share
 tables.py      the runs' results as JSON and Markdown
 pictures.py    the figures
+statistics.py  paired tests with three outcomes: a difference, equivalence, undecided
 verdicts.py    the paper's claims, judged
+verdict_page.py  the verdicts as a page and a CSV
 """

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from fedproto.files import read_json
 from fedproto.reproduce.plan import Planned, Row, Spec
 from fedproto.runfolder import RunFolder
 
 ACCURACIES = ("head", "head_own", "prototype", "prototype_own")
+DIVERGED = "diverged.json"  # in the folder of a run that ended in numbers that are not finite
 SEEN = ("travel", "before")  # what `looks.py` found out, a list of clients
 PAPERS_START = 0.2755  # the accuracy of the paper's pre-trained network on CIFAR-10 before round 1
 CLOSE = 0.99  # of the last round's accuracy: a method is there in the first evaluated round that has so much
@@ -33,20 +35,38 @@ def gather(spec: Spec, planned: Sequence[Planned], runs: Path, command: str) -> 
         for column in row.columns:
             there = [p for p in planned if p.row is row and p.column == column]
             found = [_run(runs, each) for each in there]
-            cells.append(_cell(spec, row, column, [run for run in found if run is not None]))
+            finished = [run for run in found if run is not None]
+            diverged = _find_diverged(runs, there)
+            cells.append(_cell(spec, row, column, finished) | {"diverged": diverged})
     machines = sorted({", ".join(run["machine"].values()) for cell in cells for run in cell["runs"]})
     seconds = sum(run["seconds"] for cell in cells for run in cell["runs"])
     return {
         "title": spec.title,
         "quick": spec.quick,
         "note": spec.note,
-        "missing": [row.name for row in spec.rows if not any(c["runs"] for c in cells if c["method"] == row.name)],
+        "missing": [row.name for row in spec.rows if not _was_run(row.name, cells)],
         "command": command,
         "settings": spec.settings,
         "machines": machines,
         "seconds": round(seconds, 1),  # of all runs; federations of one stack share theirs
         "cells": cells,
     }
+
+
+def _was_run(method: str, cells: Sequence[dict[str, Any]]) -> bool:
+    """Whether a run of the method finished or diverged."""
+    return any(cell["runs"] or cell["diverged"] for cell in cells if cell["method"] == method)
+
+
+def _find_diverged(runs: Path, planned: Sequence[Planned]) -> list[dict[str, Any]]:
+    """The seeds that have no result because training diverged, each with the reason."""
+    found = []
+    for each in planned:
+        folder = runs / each.cell.name
+        path = folder / DIVERGED
+        if path.exists() and RunFolder(folder).result() is None:
+            found.append({"seed": each.seed, "reason": str(read_json(path)["reason"])})
+    return found
 
 
 def _run(runs: Path, planned: Planned) -> dict[str, Any] | None:
@@ -78,6 +98,7 @@ def _run(runs: Path, planned: Planned) -> dict[str, Any] | None:
         },
         "loss": {name: round(value, 6) for name, value in metrics[-1]["loss"].items()},
         "communication": result["communication"],
+        **({"diverged": True} if result.get("diverged") else {}),
         **{name: folder.read_json(f"{name}.json")["clients"] for name in SEEN if _is(path, name)},
     }
 
@@ -187,7 +208,19 @@ def _said(found: dict[str, Any]) -> str:
     """What all runs have in common, what is missing, and the note."""
     settings = ", ".join(f"{key} {found['settings'][key]}" for key in SHOWN if key in found["settings"])
     missing = f"**Not run yet:** {', '.join(found['missing'])}." if found["missing"] else ""
-    return "\n\n".join(part for part in (f"Of all runs: {settings}.", found["note"], missing) if part)
+    parts = (f"Of all runs: {settings}.", found["note"], missing, _say_diverged(found["cells"]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _say_diverged(cells: Sequence[dict[str, Any]]) -> str:
+    """Which runs have no result because their training diverged."""
+    lost = []
+    for cell in cells:
+        name = f"{cell['method']} ({cell['column']})"
+        lost += [f"{name}, seed {each['seed']}: {each['reason']}" for each in cell.get("diverged", [])]
+    if not lost:
+        return ""
+    return f"**Diverged**, so the means below are of the other seeds: {'; '.join(lost)}."
 
 
 def _section(column: str, cells: Sequence[dict[str, Any]]) -> str:
@@ -252,7 +285,9 @@ def _details(cells: Sequence[dict[str, Any]]) -> str:
         numbers += [_full(cell["before"][key]) for key in before]
         if papers:
             numbers += _against(paper) if paper else [""] * 3
-        numbers += [str(len(cell["seeds"])), str(cell["rounds"]), f"{statistics.fmean(cell['rounds_to_99']):.0f}"]
+        lost = len(cell.get("diverged", []))
+        seeds = f"{len(cell['seeds'])} ({lost} diverged)" if lost else str(len(cell["seeds"]))
+        numbers += [seeds, str(cell["rounds"]), f"{statistics.fmean(cell['rounds_to_99']):.0f}"]
         numbers.append(f"{cell['communication']['values_per_round']:,.0f}")
         if papers:
             numbers.append(f"{paper['params_per_round']:,}" if paper else "")
