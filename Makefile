@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Real MNIST and friends, where they lie beside the checkout; tests that need them are skipped elsewhere.
 export FEDPROTO_DATA ?= $(abspath $(wildcard ../shared/data))
 
-.PHONY: setup run test test-all check clean
+.PHONY: setup run test test-all check mutants clean
 
 setup: .venv/installed
 
@@ -28,5 +28,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Hours. Goes on where it stopped; `rm -r mutants` starts anew. MUTANTS="fedproto.trees*" takes some only.
+mutants: setup
+	nice -n 15 $(BIN)/mutmut run $(MUTANTS)
+	$(BIN)/python tests/mutants.py
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs mutants

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,8 +16,10 @@ from fedproto.errors import DataError
 if TYPE_CHECKING:
     from fedproto.inputs import Input
     from fedproto.joining import Epoch
+    from fedproto.rejection import Rejection
     from fedproto.trained import Trained
 
+MOST_NAMED = 50  # clients in one sentence
 Ways = Literal["prototype", "head", "both"]
 Run = Annotated[Path, typer.Argument(help="a run folder, an exported one, or a deployed member's TOML file")]
 
@@ -123,6 +126,7 @@ def _show_rejections(run: Path, client: int | None, reject: float, json: bool) -
     found = rejections(run, reject, None if client is None else [client])
     if not found:
         raise DataError(f"{run} has no test images of classes that its clients never saw, so there is nothing to show")
+    _say_who_cannot_reject(found, reject)
     if json:
         _print_json([vars(each) for each in found])
         return
@@ -131,10 +135,33 @@ def _show_rejections(run: Path, client: int | None, reject: float, json: bool) -
     for way in dict.fromkeys(each.way for each in found):
         some = [each for each in found if each.way == way]
         columns = ("accuracy", "known_rejected", "unseen_rejected")
-        means = [sum(getattr(each, column) for each in some) / len(some) for column in (*columns, "auroc")]
-        rows.append([way, str(len(some)), *(f"{mean:.1%}" for mean in means[:3]), f"{means[3]:.3f}"])
+        shares = [_mean_of(some, column, ".1%") for column in columns]
+        rows.append([way, str(len(some)), *shares, _mean_of(some, "auroc", ".3f")])
     print_table(headers, rows)
     say(f"means over clients; rejecting {reject:.0%} of known images was asked for, by test images not counted here")
+
+
+def _mean_of(found: list[Rejection], column: str, form: str) -> str:
+    """The mean over the clients that have a value; a dash where none has."""
+    values = [getattr(each, column) for each in found if getattr(each, column) is not None]
+    return format(sum(values) / len(values), form) if values else "–"
+
+
+def _say_who_cannot_reject(found: list[Rejection], reject: float) -> None:
+    """One sentence that names the clients whose calibration is too small."""
+    from fedproto.trained import rows_needed
+
+    rows = {each.client: each.calibrated_on for each in found if each.known_rejected is None}
+    if not rows:
+        return
+    named = ", ".join(f"{client} ({count})" for client, count in islice(rows.items(), MOST_NAMED))
+    others = f" and {len(rows) - MOST_NAMED} others" if len(rows) > MOST_NAMED else ""
+    say(
+        f"{len(rows)} of {len({each.client for each in found})} clients cannot reject {reject:g} of known images, "
+        f"which needs {rows_needed(reject)} held-out images, and are left out of the shares rejected; "
+        f"each with the images it has: {named}{others}",
+        stderr=True,
+    )
 
 
 def join(
@@ -249,10 +276,13 @@ def export(
 ) -> None:
     """Write a client as a folder that needs neither the run nor its data: weights, prototypes, preprocessing, ONNX."""
     from fedproto.encoding import ENCODING
-    from fedproto.export import write_member
+    from fedproto.export import MANIFEST, why_not_rejecting_of, write_member
 
     member = _member(run, client)
     write_member(member, to, onnx)
+    obstacle = why_not_rejecting_of(member)
+    if obstacle is not None:
+        say(f"{obstacle}: {to / MANIFEST} states no threshold", stderr=True)
     if member.preparation.encoding is not None:
         say(f"{to / ENCODING} {member.preparation.encoding.tells}: read it before you hand it on", stderr=True)
     say(f"written to {to}")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedproto import prototypes
 from fedproto.errors import ConfigError, DataError
-from fedproto.trained import Trained, member_of, novelty, scores_of, threshold
+from fedproto.trained import Trained, can_reject, member_of, novelty, scores_of, threshold, why_not_rejecting
 
 NONE_OF_THESE = "none of these"
 
@@ -46,7 +46,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
              their own embedding, so that `fit` makes a nearest-class-mean classifier.
     by       "prototype": the nearest prototype, Eq. 4; "head": the member's own classifier
     among    "all" classes of the federation, or the member's "own"
-    reject   share of known images that may be called "none of these"; None: none is
+    reject   share of known images that may be called "none of these"; None or 0: none is. Refused where fewer than
+             1 / reject − 1 images were held out, since such a calibration could reject nothing
 
     `fit` makes new prototypes of the given samples, with the member's embedding as it is: no gradient, any classes.
     """
@@ -84,6 +85,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         self.n_features_in_ = math.prod(self.member.preparation.shape)
         self._fitted: _Fitted | None = None
         _ = self.classes_  # refused now where there is none to choose among
+        _ = self.threshold_  # and where `reject` would do nothing
         return self
 
     @property
@@ -172,7 +174,15 @@ class Classifier(ClassifierMixin, BaseEstimator):
             raise ConfigError(f"reject is a share of 0 to 1, not {self.reject}")
         if not len(self.calibration_):
             raise DataError("nothing was held out to calibrate `reject` on: classify without it, or fit on samples")
+        if not can_reject(self.calibration_, self.reject):
+            raise DataError(why_not_rejecting(self._name(), len(self.calibration_), self.reject))
         return threshold(self.calibration_, self.reject)
+
+    def _name(self) -> str:
+        """Who is calibrated, for a sentence."""
+        if self._fitted is not None or self.member is None:
+            return "what the classifier was fitted on"
+        return f"client {self.member.about.get('client', 'of this folder')}"
 
     def _scores(self, x: Any) -> Tensor:
         check_is_fitted(self, "classes_")

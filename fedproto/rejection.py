@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedproto.experiment import settings
 from fedproto.federation import Member
-from fedproto.trained import Trained, halves, members_of, novelty, scores_of, threshold
+from fedproto.trained import Trained, can_reject, halves, members_of, novelty, scores_of, threshold
 
 Pair = tuple[Tensor, Tensor]
 
@@ -24,13 +24,17 @@ class Rejection:
     client: int
     way: str
     accuracy: float  # among known images, by this way
-    known_rejected: float  # should be near what was asked for
-    unseen_rejected: float  # images of classes the client never saw
+    known_rejected: float | None  # should be near what was asked for; None where it cannot reject
+    unseen_rejected: float | None  # images of classes the client never saw; None where it cannot reject
     auroc: float  # the chance that an unseen image looks newer than a known one
+    calibrated_on: int  # held-out images: fewer than `trained.rows_needed` cannot reject
 
 
 def rejections(run: Path, reject: float, clients: list[int] | None = None) -> list[Rejection]:
-    """For the members of a run, or some of them, each way to classify; those with nothing unseen are left out."""
+    """For the members of a run, or some of them, each way to classify; those with nothing unseen are left out.
+
+    A client whose calibration is too small to reject that share is there, with None for what it would reject.
+    """
     experiment, makers = members_of(run, clients or [])
     chosen = range(len(makers)) if clients is None else clients
     members = experiment.federation.members
@@ -60,12 +64,15 @@ def _judged(
     by, among = way.split()
     scores = scores_of(by, among, trained, seen)
     old, new = novelty(by, scores).numpy(), novelty(by, scores_of(by, among, trained, strange)).numpy()
-    candidates, limit = np.array(trained.names(by, among)), threshold(trained.calibration[way], reject)
+    candidates = np.array(trained.names(by, among))
+    calibration = trained.calibration[way]
+    limit = threshold(calibration, reject) if can_reject(calibration, reject) else None
     return Rejection(
         client=client,
         way=way,
         accuracy=float((candidates[scores.argmax(1).numpy()] == names).mean()),
-        known_rejected=float((old > limit).mean()),
-        unseen_rejected=float((new > limit).mean()),
+        known_rejected=None if limit is None else float((old > limit).mean()),
+        unseen_rejected=None if limit is None else float((new > limit).mean()),
         auroc=float(roc_auc_score(np.r_[np.zeros(len(old)), np.ones(len(new))], np.r_[old, new])),
+        calibrated_on=len(calibration),
     )

@@ -26,6 +26,7 @@ from fedproto.runfolder import RunFolder
 from fedproto.types import Tree
 
 CALIBRATED_ON = 1000  # held-out images at most
+ROUNDING = 1e-9  # of a product of a count and a share
 #: The ways to classify: by what, and among which classes.
 WAYS = ("prototype all", "prototype own", "head all", "head own")
 
@@ -82,12 +83,38 @@ def scores_of(by: str, among: str, member: Trained, seen: tuple[Tensor, Tensor])
 def threshold(calibration: np.ndarray, reject: float) -> float:
     """The novelty above which at most a share `reject` of known images lies, in expectation over images to come.
 
-    The ⌈(n + 1)(1 − reject)⌉-th smallest of n held-out ones (split conformal prediction); of too few, none is rejected.
+    The ⌈(n + 1)(1 − reject)⌉-th smallest of n held-out ones (split conformal prediction); of fewer than
+    `rows_needed(reject)` it is infinite, so ask `can_reject` before relying on it.
     """
-    place = math.ceil((len(calibration) + 1) * (1 - reject) - 1e-9)
+    place = math.ceil((len(calibration) + 1) * (1 - reject) - ROUNDING)
     if not 0 < place <= len(calibration):
         return math.inf if place else -math.inf
     return float(np.sort(calibration)[place - 1])
+
+
+def rows_needed(reject: float) -> int:
+    """The fewest held-out rows that give a finite threshold: ⌈1 / reject⌉ − 1."""
+    reject = max(reject, 1e-15)  # 1 / 5e-324 is infinite
+    return math.ceil((1 - ROUNDING) / reject) - 1
+
+
+def can_reject(calibration: np.ndarray, reject: float) -> bool:
+    """Whether a threshold made of this calibration can reject anything; a share of 0 asks for nothing."""
+    return reject == 0 or (len(calibration) > 0 and len(calibration) >= rows_needed(reject))
+
+
+def why_not_rejecting(who: str, rows: int, reject: float) -> str:
+    """A sentence about a calibration that is too small for the share that was asked for."""
+    if not rows:
+        return (
+            f"{who} has no held-out rows to calibrate on, and rejecting {reject:g} of known inputs "
+            f"needs {rows_needed(reject)}"
+        )
+    smallest = math.ceil(10_000 / (rows + 1)) / 10_000  # rounded up, so that it is accepted
+    return (
+        f"{who} has {rows} held-out row{'s' * (rows > 1)} to calibrate on, and rejecting {reject:g} of known inputs "
+        f"needs {rows_needed(reject)}: the smallest share that {rows} can give is {smallest:g}"
+    )
 
 
 def member_of(run: Path, client: int) -> Trained:

@@ -268,6 +268,29 @@ def test_predict_without_images_as_json(run):
     assert {each["client"] for each in told} == {2}
 
 
+def test_predict_refuses_to_reject_by_too_few_held_out_images(runs, files):
+    """Its threshold would be infinite, and everything accepted."""
+    small = runs(test_shots=4, ways=3, stdev=0)
+    answer = fail("predict", small, files / "digits.npy", "--client", "2", "--reject", "0.05")
+    assert re.search(
+        r"client 2 has \d held-out rows .* needs 19: the smallest share that \d can give is 0\.", answer.err
+    )
+    succeed("predict", small, files / "digits.npy", "--client", "2", "--reject", "0.5")
+
+
+def test_predict_without_images_names_the_clients_that_cannot_reject(runs):
+    small = runs(test_shots=4, ways=3, stdev=0)
+    rows = {each.client: each.calibrated_on for each in rejections(small, 0.05)}
+    answer = succeed("predict", small)
+    assert "4 of 4 clients cannot reject 0.05 of known images, which needs 19 held-out images" in answer.err
+    assert ", ".join(f"{client} ({count})" for client, count in rows.items()) in answer.err
+    _, *table = cells(answer.out, "classified by")
+    assert all(row[3:5] == ["–", "–"] and float(row[5]) >= 0 for row in table)
+    told = lines_of(succeed("predict", small, "--json"))
+    assert all(each["known_rejected"] is None for each in told)
+    assert succeed("predict", small, "--reject", "0.5").err == ""
+
+
 def test_predict_goes_by_the_prototypes_there_are_now(own_run, newcomer, files):
     before = lines_of(succeed("predict", own_run, files / "digits.npy", "--by", "prototype", "--json", "--top", "99"))
     assert "0" not in {c["class"] for c in before[0]["prototype"]["candidates"]}

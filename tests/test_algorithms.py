@@ -53,6 +53,14 @@ def test_fedprox_adds_half_mu_times_the_squared_distance():
     assert terms["regulariser"].item() == pytest.approx(0.3 / 2 * 8)
 
 
+def test_fedprox_holds_no_running_statistics():
+    """They have no gradient and are no weights: a mile between them adds nothing to the 8 weights' term."""
+    own = PARAMS | {"body.bn.running_mean": torch.zeros(2), "body.bn.running_var": torch.ones(2)}
+    received = OTHER | {"body.bn.running_mean": torch.full((2,), 1e6), "body.bn.running_var": torch.full((2,), 1e6)}
+    terms = build("fedprox", mu=0.3).loss(step(own, received, X, Y))
+    assert terms["regulariser"].item() == pytest.approx(0.3 / 2 * 8)
+
+
 def test_fedprox_pulls_towards_the_global_model():
     """The proximal term has a gradient, mu (w - w_g), which released code lacks."""
     params = {name: value.clone().requires_grad_() for name, value in PARAMS.items()}
@@ -150,6 +158,17 @@ def test_a_class_nobody_speaks_of_keeps_its_prototype(weighting):
     assert new["prototypes"].tolist() == [[1.0, 0.5], [8.0, 8.0]]
 
 
+@pytest.mark.parametrize("name", ["fedproto", "fedproto-mh"])
+def test_a_client_is_sent_the_known_prototypes_of_its_own_classes_only(name):
+    """Of four classes, three have a prototype and the client holds two, one of which has none."""
+    server = {"prototypes": torch.arange(8.0).reshape(4, 2), "known": torch.tensor([1.0, 1.0, 0.0, 1.0])}
+    received = build(name).send(server, torch.tensor([0.0, 1.0, 1.0, 0.0]))
+    assert received["known"].tolist() == [0, 1, 0, 0]
+    assert received["prototypes"][1].tolist() == [2, 3]
+    everything = build(name).send(server, torch.ones(4))
+    assert everything["known"].tolist() == [1, 1, 0, 1]
+
+
 def test_fedproto_predicts_by_the_nearest_known_prototype():
     received = prototypes([[1.0, 1.0], [0.0, 2.0]], known=(1.0, 1.0))
     scores = build("fedproto").predict(step(PARAMS, received, X, Y))
@@ -188,6 +207,23 @@ def test_fesem_seeds_its_centres_from_the_first_uploads():
     shifts = (new["body.w"] - PARAMS["body.w"])[:, 0, 0]
     assert sorted(shifts.tolist()) == pytest.approx([0.1, 50.1])
     assert new["seeded"] == 1
+
+
+def test_fesem_seeds_its_centres_by_weights_and_not_by_running_statistics():
+    """Two groups by weights, crossed by two groups of running variances that are a million apart."""
+    algorithm = build("fesem", clusters=2)
+    statistics = {"bn.running_var": torch.zeros(2, dtype=torch.float64)}
+    server = algorithm.init(PARAMS | statistics, TASK)
+    received = algorithm.send(server, torch.ones(2))
+    uploads = []
+    for shift, variance in ((0.0, 0.0), (0.2, 1e6), (50.0, 0.0), (50.2, 1e6)):
+        params = {name: value + shift for name, value in PARAMS.items()}
+        params |= {"bn.running_var": torch.full((2,), variance, dtype=torch.float64)}
+        uploads.append(algorithm.upload(step(params, received, X, Y)))
+    new = algorithm.aggregate(server, stack(uploads))
+    shifts = (new["body.w"] - PARAMS["body.w"])[:, 0, 0]
+    assert sorted(shifts.tolist()) == pytest.approx([0.1, 50.1])
+    assert new["bn.running_var"].tolist() == [[5e5, 5e5], [5e5, 5e5]]  # they travel with their layer all the same
 
 
 def test_fesem_waits_with_seeding_until_enough_clients_speak():

@@ -142,6 +142,28 @@ def test_several_leave_one_after_the_other_in_any_order(weighting, run_of):
     )
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_who_leaves_takes_its_share_of_what_training_was_given(written, run, tmp_path):
+    """The prototypes a run started from may be made of the leaver's data: those of its classes go, the others stay.
+
+    x holds a and b, y holds b and c, nobody holds d: without x, a has none, b and c are y's, d is the given one.
+    """
+    base = Prototypes(tuple("abcd"), torch.tensor([[10.0], [20.0], [30.0], [40.0]]), torch.ones(4))
+    x = Upload({"prototypes": torch.tensor([[1.0], [2.0], [0.0], [0.0]])}, {"weight": torch.tensor([1.0, 1, 0, 0])})
+    y = Upload({"prototypes": torch.tensor([[0.0], [6.0], [8.0], [0.0]])}, {"weight": torch.tensor([0.0, 2, 2, 0])})
+    bank = Bank(tuple("abcd"), Part("fedproto"), {"x": x, "y": y}, base)
+    assert bank.prototypes().known.tolist() == [1, 1, 1, 1] and bank.prototypes().values[3].item() == 40
+    left = bank.without("x")
+    if written:
+        left.save(RunFolder.open(run))
+        left = bank_of(run)
+    made = left.prototypes()
+    assert made.known.tolist() == [0, 1, 1, 1]
+    assert made.values[1:].flatten().tolist() == [3, 4, 40]
+    assert made.values[0].item() == 0
+    assert left.changes[-1] == {"did": "left", "member": "x", "classes": ["a"]}
+
+
 def test_a_class_that_goes_with_its_last_holder_has_no_prototype_any_more(run_of):
     bank = bank_of(run_of("samples"))
     single = [c for c in bank.classes if sum(c in bank.held_by(m) for m in bank.members) == 1]

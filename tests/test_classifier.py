@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import re
 import shutil
 from functools import cache
 
@@ -26,7 +27,7 @@ from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderErro
 from fedproto.options import Part
 from fedproto.rejection import rejections
 from fedproto.runfolder import RunFolder
-from fedproto.trained import member_of, threshold
+from fedproto.trained import can_reject, member_of, rows_needed, threshold
 
 DIGITS = {"dataset": "digits", "clients": 4, "rounds": 3, "shots": 5, "lr": 0.05, "engine": "reference"}
 MIXED = {"dataset": "digits*2,mnist5k*1", "model": "mlp*2,cnn*1", "clients": 3, "dim": 20, "rounds": 1}
@@ -112,7 +113,7 @@ def test_nearest_class_mean_by_hand():
     assert np.allclose(fitted.predict_proba([[1, 3]])[0, 0], 1 / (1 + math.exp(3 - far)), rtol=1e-12)
     # Without itself, each mean is the other sample: 2 apart for the first class, 4 for the second.
     assert sorted(fitted.calibration_.tolist()) == [2, 2, 4, 4]
-    limits = {0.1: math.inf, 0.2: 4, 0.4: 4, 0.5: 4, 0.6: 2, 0.8: 2}
+    limits = {0: math.inf, 0.2: 4, 0.4: 4, 0.5: 4, 0.6: 2, 0.8: 2}
     assert {reject: fitted.set_params(reject=reject).threshold_ for reject in limits} == limits
     assert fitted.set_params(reject=0.6).predict([[1, 1.9], [1, 2.1], [10, 2]]).tolist() == ["a", "none of these", "b"]
 
@@ -456,6 +457,62 @@ def test_rejecting_on_a_real_run(by, among, run, trained):
         assert (classifier.calibration_ > classifier.threshold_).mean() <= reject
         before = rejected
     assert 0.5 < before.mean() < 1
+
+
+SMALL = DIGITS | {"test_shots": 4, "rounds": 1, "ways": 3}
+
+
+def test_a_calibration_too_small_for_the_share_is_refused(tmp_path):
+    """Seven held-out images reject nothing at 5%: a client that cannot keep the promise says so."""
+    fedproto.run(**SMALL, stdev=0, out=tmp_path / "run")
+    rows = len(own_tests(tmp_path / "run", 1)[0]) // 2
+    assert 0 < rows < 19
+    member = member_of(tmp_path / "run", 1)
+    far = np.full((1, 8, 8), 10**9)
+    for by, among in WAYS:
+        message = (
+            rf"client 1 has {rows} held-out rows .* rejecting 0\.05 of known inputs needs 19: .* can give is 0\.\d+"
+        )
+        with pytest.raises(DataError, match=message) as refused:
+            Classifier.from_member(member, by=by, among=among, reject=0.05)
+        later = Classifier.from_member(member, by=by, among=among).set_params(reject=0.05)
+        with pytest.raises(DataError, match=message):
+            later.predict(far)
+        smallest = float(re.search(r"can give is (0\.\d+)", str(refused.value))[1])
+        able = Classifier.from_member(member, by=by, among=among, reject=smallest)
+        assert math.isfinite(able.threshold_) and smallest - 1 / (rows + 1) < 1e-4
+        if by == "prototype":
+            assert able.predict(far).tolist() == ["none of these"]
+
+
+def test_too_few_samples_to_fit_on_are_refused_too():
+    fitted = Classifier(reject=0.1).fit(CORNERS, ["a", "a", "b", "b"])
+    with pytest.raises(DataError, match=r"fitted on has 4 held-out rows .* needs 9: .* 4 can give is 0\.2$"):
+        fitted.predict([[1e9, 1e9]])
+    assert fitted.set_params(reject=0.2).predict([[1e9, 1e9]]).tolist() == ["none of these"]
+
+
+@given(st.integers(1, 60), st.floats(0, 1, exclude_min=True) | st.integers(1, 60).map(lambda n: 1 / n))
+def test_exactly_those_who_cannot_reject_have_an_infinite_threshold(rows, reject):
+    calibration = np.arange(float(rows))
+    assert can_reject(calibration, reject) == (threshold(calibration, reject) < math.inf)
+    assert can_reject(calibration, reject) == (rows >= rows_needed(reject))
+
+
+@pytest.mark.parametrize(("reject", "rows"), [(0.05, 19), (0.1, 9), (0.01, 99), (0.09, 11), (0.5, 1), (1 / 3, 2)])
+def test_rows_needed_by_hand(reject, rows):
+    assert rows_needed(reject) == rows
+
+
+def test_the_evaluation_says_which_clients_cannot_reject(tmp_path):
+    fedproto.run(**SMALL, stdev=0, out=tmp_path / "run")
+    rows = {client: len(own_tests(tmp_path / "run", client)[0]) // 2 for client in range(4)}
+    found = rejections(tmp_path / "run", 0.05)
+    assert {each.client for each in found} == {0, 1, 2, 3}
+    for each in found:
+        assert each.known_rejected is None and each.unseen_rejected is None
+        assert each.calibrated_on == rows[each.client] and 0 <= each.auroc <= 1
+    assert all(each.unseen_rejected is not None for each in rejections(tmp_path / "run", 0.5))
 
 
 def test_who_may_reject_everything_does(run, trained):

@@ -1354,6 +1354,12 @@ def test_init_leaves_a_folder_that_is_in_use_alone(tmp_path: Path) -> None:
     starting.init(tmp_path / "empty", ["a", "b"], "digits", ["0", "1"])
 
 
+def test_init_in_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/fed cannot be made: .*; name another folder"):
+        starting.init(tmp_path / "file" / "fed", ["a", "b"], "digits", ["0", "1"])
+
+
 @pytest.mark.parametrize(
     ("folder", "data", "name"),
     [

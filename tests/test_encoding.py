@@ -305,7 +305,8 @@ def test_an_exported_member_reads_new_rows_where_its_data_is_gone(kind, folder, 
     wanted = {"csv": ["cat", "owl"], "text": ["owl", "dog"]}[kind]
     assert [line["head"]["label"] for line in lines][:2] == wanted
     assert ("no training row does" if kind == "csv" else "no word that the training") in only_line(answer.err)
-    told = only_line(fedproto("export", run, "--to", exported).err)
+    about_rejecting, told = fedproto("export", run, "--to", exported).err.splitlines()
+    assert "client 0 has" in about_rejecting and "states no threshold" in about_rejecting
     assert told.startswith(f"{exported / ENCODING} ") and told.endswith(": read it before you hand it on")
     mine.write_text(mine.read_text().replace("it ", "listen ").replace("0.", "10."))  # what it learnt stays learnt
     assert fedproto("predict", run, new, "--json").out == answer.out

@@ -15,6 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from command_line import fedproto as command
 from safetensors.torch import load_file
 from torch import nn
 
@@ -203,6 +204,26 @@ def test_a_threshold_that_too_few_images_give_is_null(plain, tmp_path):
     write_member(few, tmp_path / "member", onnx=False)
     found = json.loads((tmp_path / "member" / MANIFEST).read_text(), parse_constant=pytest.fail)
     assert found["thresholds"] == {"head all": None, "head own": 19}
+    assert "has 10 held-out rows" in found["cannot_reject"] and "needs 19" in found["cannot_reject"]
+
+
+def test_a_member_without_held_out_images_says_that_it_cannot_reject(plain, tmp_path):
+    write_member(replace(read_member(plain[1]), calibration={}), tmp_path / "member", onnx=False)
+    assert "no held-out rows" in manifest_of(tmp_path / "member")["cannot_reject"]
+    enough = {"head all": np.arange(19.0), "head own": np.arange(19.0)}
+    write_member(replace(read_member(plain[1]), calibration=enough), tmp_path / "able", onnx=False)
+    assert "cannot_reject" not in manifest_of(tmp_path / "able")
+
+
+def test_export_says_that_a_client_cannot_reject(tmp_path):
+    settings = {"dataset": "digits", "clients": 2, "rounds": 1, "shots": 5, "test_shots": 4, "engine": "reference"}
+    fedproto.run(**settings, model="mlp(hidden=16,width=8)", out=tmp_path / "run")
+    answer = command("export", tmp_path / "run", "--to", tmp_path / "member", "--no-onnx")
+    assert answer.code == 0
+    assert "client 0 has" in answer.err and "states no threshold" in answer.err
+    np.save(tmp_path / "x.npy", np.full((1, 8, 8), 10**6))
+    refused = command("predict", tmp_path / "member", tmp_path / "x.npy", "--reject", "0.05")
+    assert refused.code == 2 and refused.out == "" and "needs 19" in refused.err
 
 
 def test_the_folders_prototypes_are_read_like_a_runs(cnn):

@@ -35,6 +35,16 @@ def test_class_means_are_numpys(seed, samples):
         np.testing.assert_allclose(means[label], rows.mean(0) if len(rows) else np.zeros(3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_class_means_are_as_precise_as_the_features_whatever_the_mask_is(dtype):
+    """A mask of another type must neither fail nor change the type that is summed in."""
+    features, y = torch.tensor([[1.0], [3.0], [7.0]], dtype=dtype), torch.tensor([0, 0, 1])
+    for mask in (torch.ones(3), torch.ones(3, dtype=torch.bool)):
+        means, counts = prototypes.class_means(features, y, mask, 2)
+        assert means.dtype == counts.dtype == dtype
+        assert means.flatten().tolist() == [2, 7] and counts.tolist() == [2, 1]
+
+
 @pytest.mark.parametrize("name", prototypes.DISTANCES)
 def test_distances_are_scipys(name):
     a, b = random(7, 5), random(4, 5, seed=1)

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import csv
+import hashlib
 import io
 import json
 import re
@@ -27,9 +28,11 @@ from tiny import SETTINGS
 
 import fedproto as package
 from fedproto.config import flat
-from fedproto.errors import ConfigError
-from fedproto.report import GENERATOR, write
+from fedproto.errors import ConfigError, RunFolderError
+from fedproto.files import write_atomically
+from fedproto.report import GENERATOR, ownership, write
 from fedproto.report.figures import End, pareto, size
+from fedproto.report.ownership import RECORD, refuse_foreign, replace_own
 from fedproto.report.page import common, own
 from fedproto.report.read import group, read_all
 from fedproto.rounds import Memory
@@ -158,9 +161,17 @@ def test_a_client_says_how_many_images_of_each_class_it_has(runs: Path) -> None:
 # --- the page says what the files hold
 
 
+def figure_names(folder: Path) -> set[str]:
+    """The names of the figures, each of which is there as an image and as numbers, and nothing else is."""
+    names = {path.stem for path in folder.glob("*.png")}
+    files = {f"{name}{end}" for name in names for end in (".png", ".csv")}
+    assert {path.name for path in folder.iterdir()} == files | {RECORD}
+    return names
+
+
 def test_there_are_a_page_its_twin_and_a_folder_of_figures(page: Path) -> None:
     assert sorted(path.name for path in page.parent.iterdir()) == ["report-figures", "report.html", "report.md"]
-    figures = {path.stem for path in (page.parent / "report-figures").iterdir()}
+    figures = figure_names(page.parent / "report-figures")
     wanted = {"accuracy", "accuracy-own", "loss-supervised", "loss-regulariser", "classes-1", "prototypes-1", "traffic"}
     assert figures == wanted | {"clients-1", "clients-2", "clients-3"}
     for name in figures:
@@ -351,7 +362,7 @@ def test_a_method_without_prototypes_has_no_map_of_them(runs: Path, tmp_path: Pa
     text = page.read_text()
     assert "No method here has prototypes, so there is no map of them." in text
     assert "Nothing was sent" in text
-    names = {path.stem for path in (tmp_path / "report-figures").iterdir()}
+    names = figure_names(tmp_path / "report-figures")
     assert names == {"accuracy", "accuracy-own", "loss-supervised", "clients-1", "classes-1"}
     assert "prototype, %" not in Cells(page).rows[0]
 
@@ -496,16 +507,94 @@ def test_nothing_to_report_on_is_refused() -> None:
 def test_only_a_report_is_written_over(runs: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("mine")
-    assert "is there already and is no report" in refused(runs / "local", "--out", page)
+    assert "is there already and is not a report" in refused(runs / "local", "--out", page)
     assert page.read_text() == "mine"
     page.write_text(GENERATOR)
-    (tmp_path / "page-figures").mkdir()
-    (tmp_path / "page-figures" / "of-yesterday.png").touch()
     assert write([runs / "local"], page) == page
     assert page.read_text() != GENERATOR
-    assert not (tmp_path / "page-figures" / "of-yesterday.png").exists()
     (tmp_path / "file").touch()
     assert "cannot be written" in refused(runs / "local", "--out", tmp_path / "file" / "page.html")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["page.md", "page-figures/accuracy.png", "page-figures/accuracy.csv"])
+def test_somebodys_file_in_the_way_is_refused_before_anything_is_written(runs: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    before = contents(tmp_path)
+    message = refused(runs / "local", "--out", tmp_path / "page.html")
+    assert f"{tmp_path / name} is there already and was not written by a report" in message
+    assert contents(tmp_path) == before
+
+
+def test_other_files_among_the_figures_are_kept(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "page-figures").mkdir()
+    own = {"page-figures/thesis.png": b"mine", "page-figures/thesis.csv": b"also mine", "page-notes.md": b"notes"}
+    for name, content in own.items():
+        (tmp_path / name).write_bytes(content)
+    for _ in range(2):
+        write([runs / "local"], tmp_path / "page.html")
+        assert own.items() <= contents(tmp_path).items()
+
+
+def test_figures_of_an_earlier_report_go_and_changed_ones_stay(tmp_path: Path) -> None:
+    """Of three figures the next report has one; of the others one was retouched by hand."""
+    folder = tmp_path / "x-figures"
+    first = {"../x.md": b"text", "a.png": b"1", "b.png": b"2", "c.png": b"3"}
+    replace_own(folder, first)
+    (folder / "c.png").write_bytes(b"retouched")
+    second = {"../x.md": b"new text", "a.png": b"4"}
+    refuse_foreign(folder, second)
+    replace_own(folder, second)
+    found = contents(tmp_path)
+    assert found.pop(f"x-figures/{RECORD}")
+    assert found == {"x.md": b"new text", "x-figures/a.png": b"4", "x-figures/c.png": b"retouched"}
+    with pytest.raises(
+        RunFolderError, match=r"c\.png is there already and was not written by a report, or was changed"
+    ):
+        refuse_foreign(folder, {"c.png": b"5"})
+
+
+def test_a_report_that_was_killed_half_way_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "x-figures"
+    replace_own(folder, {"../x.md": b"1", "a.png": b"1", "b.png": b"1"})
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "b.png":
+            raise OSError("disk full")
+        write_atomically(path, content)
+
+    monkeypatch.setattr(ownership, "write_atomically", full)
+    with pytest.raises(OSError, match="disk full"):
+        replace_own(folder, {"../x.md": b"2", "a.png": b"2", "b.png": b"2"})
+    monkeypatch.undo()
+    third = {"../x.md": b"3", "a.png": b"3", "b.png": b"3"}
+    refuse_foreign(folder, third)
+    replace_own(folder, third)
+    assert (folder / "b.png").read_bytes() == (tmp_path / "x.md").read_bytes() == b"3"
+
+
+def test_a_record_that_somebody_sent_deletes_nothing_elsewhere(tmp_path: Path) -> None:
+    folder = tmp_path / "x-figures"
+    folder.mkdir()
+    (tmp_path / "letter.png").write_bytes(b"mine")
+    (folder / "notes.txt").write_bytes(b"mine")
+    digest = hashlib.sha256(b"mine").hexdigest()
+    names = ["../letter.png", str(tmp_path / "letter.png"), "notes.txt"]
+    record = {"format": "files of a report", "version": 1, "files": {name: [digest] for name in names}}
+    (folder / RECORD).write_text(json.dumps(record))
+    replace_own(folder, {"a.png": b"new"})
+    assert (tmp_path / "letter.png").read_bytes() == (folder / "notes.txt").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"files": {"a.png": "x"}}', "\xff", "[" * 10_000])
+def test_a_record_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_bytes(content.encode("latin-1"))
+    with pytest.raises(RunFolderError, match=RECORD):
+        refuse_foreign(tmp_path, {"a.png": b""})
 
 
 # --- in a real browser

@@ -776,6 +776,34 @@ def test_cells_travel_in_an_archive(done, specs, tmp_path, monkeypatch):
             assert here.read_bytes() == there.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("target", "name", "content"),
+    [
+        ("table-mnist", "table-mnist.md", "my own table"),
+        ("table-mnist", "table-mnist.png", "a picture"),
+        ("table-mnist", "table-mnist.json", '{"command": "something else"}'),
+        ("fig-tsne", "fig-tsne-measures.json", "{}"),
+        ("verdicts", "VERDICTS.md", "# What the jury said"),
+    ],
+)
+def test_somebodys_file_in_the_way_is_refused_before_anything_is_run(target, name, content, tmp_path):
+    (tmp_path / name).write_text(content)
+    answer = fedproto("reproduce", target, "--quick", "--out", tmp_path)
+    assert answer.code == 2
+    assert f"{tmp_path / name} is there already and was not written by `fedproto reproduce`" in only_line(answer.err)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == content
+
+
+def test_the_committed_results_are_known_as_ours():
+    """Or they could not be made again where they lie."""
+    results = Path(__file__).parents[1] / "results"
+    for name in plan.targets():
+        if (results / f"{name}.json").exists():
+            make._refuse_foreign(results, name)
+    make._refuse_foreign_verdicts(results)
+
+
 def test_an_archive_packed_again_holds_the_same(done, tmp_path):
     out, _ = done
     archives.unpack(out / "cells.tgz", tmp_path / "runs")

@@ -243,6 +243,33 @@ def test_the_first_download_of_prototypes_is_nothing():
     assert result.metrics[1]["bytes_down"] > 0
 
 
+@pytest.mark.parametrize("engine", ["reference", "vectorised"])
+def test_each_clients_downloads_are_those_of_its_own_classes(engine):
+    """A stack trains clients in the order of their steps: what each downloaded must not follow that order."""
+    run, result = finished("fedproto", engine=engine, stdev=2, shots_stdev=3, clients=6, rounds=3)
+    held = [len(member.classes) for member in run.federation.members]
+    assert len(set(held)) > 1
+    ledger = run.progress.ledger
+    assert [ledger.of(client)["values_down"] for client in range(6)] == [8 * count * 2 for count in held]
+    assert [ledger.of(client)["values_up"] for client in range(6)] == [8 * count * 3 for count in held]
+    received = [run.algorithm.send(run.progress.server, own) for own in run.federation.own_classes]
+    sizes = [wire.download_size(each).bytes for each in received]
+    assert [ledger.of(client)["bytes_down"] for client in range(6)] == [2 * size for size in sizes]
+    assert result.metrics[2]["bytes_down"] == sum(sizes)
+
+
+def test_downloads_belong_to_the_clients_that_were_drawn():
+    """Half of them each round; the others download nothing."""
+    schedule = Schedule(3, participation=0.5, seed=0)
+    drawn = [draw(6, schedule, round).picked.tolist() for round in (1, 2, 3)]
+    run, result = finished("fedavg", participation=0.5, clients=6, rounds=3)
+    assert [line["participants"] for line in result.metrics] == drawn
+    size = wire.download_size(run.progress.server)
+    for number in range(6):
+        rounds = sum(number in each for each in drawn)
+        assert run.progress.ledger.of(number)["values_down"] == rounds * size.values
+
+
 def test_uploads_count_values_with_weight_only():
     upload = Upload({"prototypes": torch.zeros(10, 50)}, {"weight": torch.tensor([0.0] * 7 + [1.0] * 3)})
     assert wire.upload_size(upload).values == 150

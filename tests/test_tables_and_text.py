@@ -175,7 +175,7 @@ def test_csv_written_and_read_back(tmp_path, rows, mark):
         with (tmp_path / name).open("w", newline="") as file:
             writer = csv.writer(file, delimiter=mark)
             writer.writerows([("number", "word", "label"), *(("" if n is None else n, w, c) for n, w, c in rows)])
-    source = build(f"csv:{tmp_path}")
+    source = build(f"csv:{tmp_path}", keep="word")
     known = [number for number, _, _ in rows if number is not None]
     mean = math.fsum(known) / len(known) if known else 0
     std = math.sqrt(math.fsum((number - mean) ** 2 for number in known) / len(known)) if len(set(known)) > 1 else 1
@@ -223,6 +223,64 @@ BAD_TABLES = [
 @pytest.mark.parametrize(("raw", "options", "words"), BAD_TABLES)
 def test_unusable_tables_are_refused(tmp_path, raw, options, words):
     assert words in refusal(f"csv:{write(tmp_path / 'own.csv', raw)}", **options)
+
+
+def patients(ids):
+    """A table whose first column holds these texts; numbers and two classes beside it."""
+    lines = [f"{each},{number % 7},{'ill' if number % 2 else 'well'}" for number, each in enumerate(ids)]
+    return "patient,age,label\n" + "\n".join(lines) + "\n"
+
+
+IDENTIFYING = {
+    "ids": [f"SMITH-{number}" for number in range(100)],
+    "dates": [f"1970-{1 + number // 28:02}-{1 + number % 28:02}" for number in range(200)],
+    "two visits each": [f"SMITH-{number // 2}" for number in range(100)],
+    "a small table": [f"SMITH-{number}" for number in range(20)],
+    "remarks, mostly none": ["none"] * 60 + [f"SMITH {number} fell" for number in range(40)],
+    "remarks, mostly missing": [""] * 60 + [f"SMITH {number} fell" for number in range(40)],
+}
+
+
+@pytest.mark.parametrize("texts", IDENTIFYING.values(), ids=list(IDENTIFYING))
+def test_a_column_that_tells_rows_apart_is_refused_by_name_and_without_its_values(tmp_path, texts):
+    table = write(tmp_path / "own.csv", patients(texts))
+    message = refusal(f"csv:{table}")
+    assert "own.csv: column 'patient' holds" in message and "`ignore`" in message and "`keep`" in message
+    assert "SMITH" not in message and "1970" not in message and "fell" not in message
+    assert build(f"csv:{table}", ignore="patient").train.x.shape[1] == 1
+    known = len(set(build(f"csv:{table}", keep="patient").encoding.columns[0].values))
+    assert build(f"csv:{table}", keep="patient").train.x.shape[1] == known + 1
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [f"town {number % 50}" for number in range(200)],  # four rows each
+        [f"breed {number % 9}" for number in range(12)],  # few, in a small table
+        [f"{number}" for number in range(100)],  # numbers are one input, and only their mean is kept
+        ["Ulm"] * 95 + [f"town {number}" for number in range(5)],
+        ["", "x"] * 30,
+    ],
+)
+def test_categories_of_few_rows_are_still_categories(tmp_path, texts):
+    assert build(f"csv:{write(tmp_path / 'own.csv', patients(texts))}").train.x.shape[1] >= 2
+
+
+def test_a_column_to_keep_that_is_not_there_is_refused(tmp_path):
+    table = write(tmp_path / "own.csv", patients(IDENTIFYING["ids"]))
+    assert "unknown column of" in refusal(f"csv:{table}", keep="patients")
+
+
+def test_the_command_line_refuses_ids_and_takes_both_ways_out(tmp_path):
+    table = write(tmp_path / "own.csv", patients(IDENTIFYING["ids"]))
+    usual = ("--partition", "iid", "--clients", "2", "--rounds", "1", "--out", str(tmp_path / "run"))
+    refused = fedproto("run", "--dataset", f"csv:{table}", *usual)
+    assert refused.code == 2 and "column 'patient'" in only_line(refused.err) and "SMITH" not in refused.err
+    assert not (tmp_path / "run").exists()
+    assert fedproto("run", "--dataset", f"csv:{table}", "--set", "ignore=patient", *usual).code == 0
+    assert "SMITH" not in (tmp_path / "run" / "encoding.json").read_text()
+    kept = (*usual[:-1], str(tmp_path / "kept"))
+    assert fedproto("run", "--dataset", f"csv:{table}(keep=patient)", *kept).code == 0
 
 
 def test_a_table_of_numbers_with_a_text_among_the_test_rows_is_refused(tmp_path):

@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from fedproto.data import Places, Source, Split, few, hold_out, refuse_unwritable
-from fedproto.encoding import Category, Columns, Number, numbers, read_encoding
+from fedproto.encoding import ENCODING, Category, Columns, Number, numbers, read_encoding
 from fedproto.errors import DataError, unknown
 from fedproto.options import File
 
@@ -21,6 +21,7 @@ DELIMITERS = ",;\t"
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 NA = ("NA", "?")  # missing, as an empty value is
 MOST_CATEGORIES = 1000  # of a column: each becomes an input
+FEW_TEXTS = 10  # of a column: so many may be categories of a small table, however few rows hold each
 LONGEST = 1000  # characters of a value: every value of a column takes as much room as its longest
 CHUNK = 10_000  # rows that are Python's own texts at a time, which take ten times the room of an array
 
@@ -34,6 +35,7 @@ def csv(
     label: str | None = None,
     client: str | None = None,
     ignore: tuple[str, ...] = (),
+    keep: tuple[str, ...] = (),
     encoding: File | None = None,
 ) -> Source:
     """A table of your own: a file with a header, or a folder with train.csv and test.csv; .gz is accepted.
@@ -41,7 +43,9 @@ def csv(
     `label` names the column of classes (else it is called label, class, target or y, or is the last), `client` that of
     the clients, for `natural` (else it is called client, if it is there), `ignore` columns to leave out. Numbers are
     standardised, texts become one input a value, both by the training rows; where something is missing (empty, NA or ?)
-    stands the mean, or a value of its own; `encoding` names a file of an exported member that says all this instead.
+    stands the mean, or a value of its own. A column of texts of which nearly every row holds another, such as names,
+    ids or dates, is refused unless it is named in `ignore`, or in `keep`. `encoding` names a file of an exported
+    member that says all this instead.
     Of a single file a seeded fifth of each class is held out.
     """
     table = Table.read(Path(path), ignore)
@@ -54,7 +58,7 @@ def csv(
             f"{path} needs a column of classes and another of inputs, beside any of clients: it has {found}"
         )
     names, y, rows = labelled(path, inputs.pop(chosen).tolist(), table.cut, table.place)
-    columns = _given(Path(encoding), inputs, path) if encoding else _fitted(table, inputs, rows[0])
+    columns = _given(Path(encoding), inputs, path) if encoding else _fitted(table, inputs, rows[0], keep)
     x = columns(inputs, table.place)
     writer = table.clients(whose) if whose else None
     train, test = (Split(x, y, writer).rows(part) for part in rows)
@@ -252,11 +256,15 @@ def _given(file: Path, inputs: dict[str, np.ndarray], path: str) -> Columns:
     return found
 
 
-def _fitted(table: Table, inputs: dict[str, np.ndarray], train: np.ndarray) -> Columns:
-    return Columns(tuple(_fitted_column(table, name, values, train) for name, values in inputs.items()))
+def _fitted(table: Table, inputs: dict[str, np.ndarray], train: np.ndarray, keep: Sequence[str]) -> Columns:
+    kept = {table.named(name) for name in keep if name}
+    columns = []
+    for name, texts in inputs.items():
+        columns.append(_fitted_column(table, name, texts, train, name in kept))
+    return Columns(tuple(columns))
 
 
-def _fitted_column(table: Table, name: str, texts: np.ndarray, train: np.ndarray) -> Number | Category:
+def _fitted_column(table: Table, name: str, texts: np.ndarray, train: np.ndarray, is_kept: bool) -> Number | Category:
     """How a column becomes inputs, by its training rows."""
     known = numbers(texts[train])
     if known is not None:
@@ -268,7 +276,23 @@ def _fitted_column(table: Table, name: str, texts: np.ndarray, train: np.ndarray
             f"{table.files[0][0]}: column {name!r} holds {len(values):,} different texts, more than "
             f"{MOST_CATEGORIES:,}: name it in `ignore`, or read it with text:PATH"
         )
+    if not is_kept and _identifies_rows(texts[train]):
+        raise DataError(
+            f"{table.files[0][0]}: column {name!r} holds {len(values):,} different texts in {len(train):,} training "
+            f"rows, as names, ids and dates do: each would become an input and be listed in {ENCODING}, so name it in "
+            "`ignore`, or in `keep` if they are categories"
+        )
     return Category(name, tuple(values.tolist()))
+
+
+def _identifies_rows(texts: np.ndarray) -> bool:
+    """Whether nearly every row holds a text of its own: more than `FEW_TEXTS`, in fewer than two rows each.
+
+    What is missing and the commonest text say nothing about that: "none" may stand in most rows of free remarks.
+    """
+    _, counts = np.unique(texts[texts != ""], return_counts=True)
+    others = np.sort(counts)[:-1]
+    return len(others) > FEW_TEXTS and 2 * len(others) > others.sum()
 
 
 def _standardised(table: Table, name: str, known: np.ndarray) -> Number:

@@ -27,9 +27,12 @@ def init(folder: Path, members: list[str], data: str, classes: list[str]) -> Non
         raise ConfigError("a federation needs two members or more, of different names")
     if is_taken(folder):
         raise ConfigError(f"{folder} is not empty: name another folder")
-    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with whole_folder(folder.absolute()) as made:
-        _fill(made, folder.absolute(), members, data, classes)
+    try:
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with whole_folder(folder.absolute()) as made:
+            _fill(made, folder.absolute(), members, data, classes)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}; name another folder") from error
 
 
 def _fill(made: Path, folder: Path, members: list[str], data: str, classes: list[str]) -> None:

@@ -47,7 +47,7 @@ from fedproto.files import read_tensors, write_atomically, write_tensors
 from fedproto.models import Fit
 from fedproto.preparation import Preparation
 from fedproto.runfolder import is_taken, whole_folder
-from fedproto.trained import WAYS, Trained, threshold
+from fedproto.trained import WAYS, Trained, rows_needed, threshold, why_not_rejecting
 
 WEIGHTS_FORMAT = "model"
 CALIBRATION_FORMAT = "calibration"
@@ -95,6 +95,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 def _manifest(member: Trained, files: dict[str, str]) -> dict[str, Any]:
     prepared = member.preparation
     thresholds = {way: threshold(values, SHOWN_REJECT) for way, values in member.calibration.items()}
+    obstacle = why_not_rejecting_of(member)
     return {
         "fedproto": KIND,
         "version": VERSION,
@@ -111,6 +112,7 @@ def _manifest(member: Trained, files: dict[str, str]) -> dict[str, Any]:
         "distance": "l2",
         "calibration": {way: len(values) for way, values in member.calibration.items()},  # held-out images
         "thresholds": {way: v if math.isfinite(v) else None for way, v in thresholds.items()},  # JSON has no infinity
+        **({"cannot_reject": obstacle} if obstacle else {}),
         **({"onnx": {"logits": list(member.classes), "distances": list(near(member))}} if ONNX in files else {}),
         "about": member.about,
         "versions": {
@@ -120,6 +122,14 @@ def _manifest(member: Trained, files: dict[str, str]) -> dict[str, Any]:
         },
         "files": files,
     }
+
+
+def why_not_rejecting_of(member: Trained) -> str | None:
+    """A sentence where the calibration is too small for the manifest to state thresholds; else None."""
+    rows = min((len(values) for values in member.calibration.values()), default=0)
+    if rows >= rows_needed(SHOWN_REJECT):
+        return None
+    return why_not_rejecting(f"client {member.about.get('client', 'of this folder')}", rows, SHOWN_REJECT)
 
 
 def _rebuilt_from_name(member: Trained) -> Trained:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedproto.errors import ConfigError, RunFolderError, need
 from fedproto.files import write_atomically
+from fedproto.report.ownership import refuse_foreign, replace_own
 
 GENERATOR = '<meta name="generator" content="fedproto report">'
 
@@ -14,7 +15,8 @@ GENERATOR = '<meta name="generator" content="fedproto report">'
 def write(runs: Sequence[str | Path], out: str | Path | None = None, notice: Callable[[str], None] = print) -> Path:
     """Write FILE.html, its twin FILE.md and the folder FILE-figures of PNG and CSV files; gives the page's path.
 
-    `runs` are run folders or folders of them. `notice` is told what was left out, a sentence each.
+    Files that no report wrote are kept; where one of them is in the way, nothing is written. `runs` are run folders or
+    folders of them. `notice` is told what was left out, a sentence each.
     """
     if not runs:
         raise ConfigError("a report needs a run: name the folder of one, or several")
@@ -39,7 +41,7 @@ def _page(runs: Sequence[Path], out: str | Path | None) -> Path:
     target = Path(out) if out is not None else runs[0] if len(runs) == 1 else Path()
     page = target if target.suffix.lower() in (".html", ".htm") else target / "report.html"
     if page.is_dir() or (page.exists() and GENERATOR.encode() not in page.read_bytes()[:2000]):
-        raise RunFolderError(f"{page} is there already and is no report: name another file with --out")
+        raise RunFolderError(f"{page} is there already and is not a report: name another file with --out")
     return page
 
 
@@ -49,15 +51,13 @@ def _figures(page: Path) -> Path:
 
 def _write_files(page: Path, html: str, markdown: str, figures: Sequence) -> None:
     """The page last: where it is, everything it speaks of is there too."""
-    folder = _figures(page)
+    files = {f"../{page.stem}.md": markdown.encode()}
+    for figure in figures:
+        files[f"{figure.name}.png"] = figure.png
+        files[f"{figure.name}.csv"] = figure.csv.encode()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in (*folder.glob("*.png"), *folder.glob("*.csv")):  # an earlier report may have had more figures
-            old.unlink()
-        for figure in figures:
-            write_atomically(folder / f"{figure.name}.png", figure.png)
-            write_atomically(folder / f"{figure.name}.csv", figure.csv.encode())
-        write_atomically(page.with_suffix(".md"), markdown.encode())
+        refuse_foreign(_figures(page), files)
+        replace_own(_figures(page), files)
         write_atomically(page, html.encode())
     except OSError as error:
         raise RunFolderError(f"{page} cannot be written: {error}; name another file with --out") from error

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from fedproto.errors import DivergedError, FedProtoError, RunFolderError, need
 from fedproto.experiment import OnRound
-from fedproto.files import write_atomically
+from fedproto.files import read_json, write_atomically
 from fedproto.reproduce.archive import pack, unpack
 from fedproto.reproduce.looks import look
 from fedproto.reproduce.plan import Narrowed, Planned, Spec, plan, read_spec, targets
@@ -34,6 +34,7 @@ Bar = Callable[[Sequence[Cell], Path], AbstractContextManager[Teller]]
 
 
 VERDICTS = "verdicts"
+COMMAND = "fedproto reproduce"  # stands in every JSON file and in the page of verdicts
 
 
 def named(target: str) -> list[str]:
@@ -49,6 +50,10 @@ def make(target: str, narrowed: Narrowed, out: Path, archive: Path | None, bar: 
     specs = [read_spec(name, narrowed) for name in named(target)]
     # Of all, before the first is run: what can be refused is refused now.
     plans = [plan(spec, finished=bar is None) for spec in specs]
+    for spec in specs:
+        _refuse_foreign(out, spec.name)
+    if target in ("all", VERDICTS):
+        _refuse_foreign_verdicts(out)
     if archive is not None and archive.exists():
         unpack(archive, runs)
     for spec, planned in zip(specs, plans, strict=True):
@@ -64,6 +69,37 @@ def make(target: str, narrowed: Narrowed, out: Path, archive: Path | None, bar: 
         for name, text in write_verdicts(out).items():
             write_atomically(out / name, text.encode())
             yield out / name
+
+
+def _refuse_foreign(out: Path, name: str) -> None:
+    """Raise before anything is run where files of a target are there that `reproduce` did not write.
+
+    What it wrote is known by its JSON file, which says by which command it was made.
+    """
+    endings = (".json", ".md", ".csv", ".png", "-measures.json")
+    there = [out / f"{name}{ending}" for ending in endings if (out / f"{name}{ending}").exists()]
+    if there and not _is_made_by_reproduce(out / f"{name}.json"):
+        raise RunFolderError(
+            f"{there[0]} is there already and was not written by `fedproto reproduce`: "
+            "move it away, or name another folder with --out"
+        )
+
+
+def _is_made_by_reproduce(path: Path) -> bool:
+    try:
+        found = read_json(path)
+    except RunFolderError:
+        return False
+    return isinstance(found, dict) and str(found.get("command")).startswith(COMMAND)
+
+
+def _refuse_foreign_verdicts(out: Path) -> None:
+    path = out / "VERDICTS.md"
+    if path.exists() and (path.is_dir() or COMMAND.encode() not in path.read_bytes()):
+        raise RunFolderError(
+            f"{path} is there already and was not written by `fedproto reproduce`: "
+            "move it away, or name another folder with --out"
+        )
 
 
 def _run(spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | None, bar: Bar) -> None:
@@ -105,7 +141,7 @@ def write(spec: Spec, planned: Sequence[Planned], narrowed: Narrowed, out: Path)
     """The JSON, the Markdown and the figure of all that is finished."""
     name = spec.name
     said = " --quick" * narrowed.quick + (f" --rounds {narrowed.rounds}" if narrowed.rounds else "")
-    found = gather(spec, planned, out / "runs" / name, f"fedproto reproduce {name}{said}")
+    found = gather(spec, planned, out / "runs" / name, f"{COMMAND} {name}{said}")
     if not any(cell["runs"] for cell in found["cells"]):
         raise RunFolderError(f"{out / 'runs' / name} holds no finished run of {name}: leave out --finished to run it")
     for path, text in ((f"{name}.json", json.dumps(found) + "\n"), (f"{name}.md", markdown(found))):
