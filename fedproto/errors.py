@@ -3,11 +3,14 @@
 FedProtoError
 ├── ConfigError      a name, key or value that cannot be used
 ├── DataError        a data file or array that cannot be used
+│   └── MessageError       a message of the server that a deployed member cannot use
 ├── RunFolderError   a run folder that is in the way, damaged, or not one
+│   └── WriteError         a file or folder that cannot be written: the disk is full, read-only or forbidden
 ├── TrainingError    training broke down in a named round, client and stage
 │   ├── DivergedError      its numbers are not finite any more
 │   └── LostProcessError   one of several processes of a run is gone
 ├── Refused          an answer of a member that the server does not believe, or one of the server's
+├── RefusedByMember  what the server asks for, and a member's own file does not allow
 ├── KnownToAllError  carries an error of one of several processes, once all of them know of it
 └── MissingExtra     a Python package that is not installed
 """
@@ -30,7 +33,15 @@ class DataError(FedProtoError):
     pass
 
 
+class MessageError(DataError):
+    pass
+
+
 class RunFolderError(FedProtoError):
+    pass
+
+
+class WriteError(RunFolderError):
     pass
 
 
@@ -47,6 +58,10 @@ class LostProcessError(TrainingError):
 
 
 class Refused(FedProtoError):
+    pass
+
+
+class RefusedByMember(FedProtoError):
     pass
 
 

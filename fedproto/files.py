@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fedproto.errors import FedProtoError, RunFolderError
+from fedproto.errors import FedProtoError, RunFolderError, WriteError
 from fedproto.types import Tree
 
 MAX_NESTING = 100  # brackets inside brackets in JSON or TOML; our own files need fewer than ten
@@ -60,6 +60,15 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
         raise
 
 
+@contextmanager
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Turn a full, read-only or forbidden disk into one sentence with the path."""
+    try:
+        yield
+    except OSError as problem:
+        raise WriteError(f"{path} cannot be written: {problem.strerror or problem}") from problem
+
+
 def remove_leftovers(folder: Path) -> None:
     """Delete the temporary files of writers that were killed. Call this while holding the folder's lock."""
     for path in folder.glob(f".*{_TEMPORARY_ENDING}"):
@@ -82,11 +91,12 @@ def hold_lock(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
     except Timeout as error:
         raise RunFolderError(f"{folder} is in use by {_read_holder(holder)}: wait for it, or stop it") from error
     except OSError as error:
-        raise RunFolderError(f"{folder} cannot be locked for writing: {error.strerror or error}") from error
+        raise WriteError(f"{folder} cannot be locked for writing: {error.strerror or error}") from error
     try:
-        remove_leftovers(folder)
-        started = time.strftime("%Y-%m-%d %H:%M:%S")
-        write_atomically(holder, f"process {os.getpid()} on {socket.gethostname()} since {started}".encode())
+        with explain_write_errors(holder):
+            remove_leftovers(folder)
+            started = time.strftime("%Y-%m-%d %H:%M:%S")
+            write_atomically(holder, f"process {os.getpid()} on {socket.gethostname()} since {started}".encode())
         yield
     finally:
         try:

@@ -20,10 +20,11 @@ import torch
 from sklearn.datasets import load_digits
 
 from fedproto.deploy.hall import STATE, Hall, read_state
-from fedproto.deploy.member import answer, scored
+from fedproto.deploy.member import FORMAT, VERSION, answer, scored
 from fedproto.deploy.parcels import Parcel
 from fedproto.deploy.settings import ServerSettings, Terms, read_member
 from fedproto.deploy.starting import init
+from fedproto.files import read_tensors
 from fedproto.types import Tree
 
 PATIENCE = 180.0  # seconds, on a machine that does other things, too
@@ -67,7 +68,23 @@ if any("flwr-clientapp" in word for word in sys.orig_argv):
             arrays["weights.weight"][:] = -1
         if trick == "raise":
             raise RuntimeError("as if something broke")
+        malform(parcel.header["round"])
         return dataclasses.replace(told, header=header, arrays=arrays)
+    def malform(round):
+        import json
+        from flwr.app import Array, ArrayRecord
+        from flwr.supercore.inflatable.inflatable_object import add_header_to_object_body, get_object_body
+        kinds = (here / "objects").read_text().split() if (here / "objects").exists() else []
+        kind = kinds[round - 1] if round <= len(kinds) else "none"
+        changes = {
+            "json": (ArrayRecord, lambda body: body[:-2]),
+            "deep": (Array, lambda body: b"[" * 100_000),
+            "repeat": (Array, lambda body: json.dumps(json.loads(body) | {"arraychunk_ids": [0] * 200_000}).encode()),
+        }
+        if kind in changes:
+            of, change = changes[kind]
+            deflate = of.deflate
+            of.deflate = lambda self: add_header_to_object_body(change(get_object_body(deflate(self), of)), self)
     member.answer = odd
 """
 
@@ -109,10 +126,8 @@ class Deployed:
         return folder
 
     def member_round(self, name: str) -> int:
-        from fedproto.bank import read_tensors
-
         path = Path(read_member(self.folder / f"{name}.toml").state) / "member.safetensors"
-        return json.loads(read_tensors(path, "a member's state")[1]["of"])["round"] if path.exists() else 0
+        return read_tensors(path, FORMAT, VERSION)[1]["round"] if path.exists() else 0
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")

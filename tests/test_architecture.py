@@ -86,7 +86,7 @@ def test_every_place_in_the_layers_is_taken() -> None:
 def test_the_core_knows_neither_flower_nor_matplotlib(module: str) -> None:
     """Where Flower's people or a figure's reader need them; in `deploy`, only what Flower calls and what it carries."""
     allowed = {"matplotlib"} if module.startswith("report/") else set()
-    allowed |= {"flwr"} if module in ("deploy/server", "deploy/client", "deploy/post") else set()
+    allowed |= {"flwr"} if module in ("deploy/server", "deploy/client", "deploy/post", "deploy/pulling") else set()
     assert {name.split(".")[0] for name in imports(module)}.isdisjoint({"flwr", "matplotlib"} - allowed)
 
 

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 
 from fedproto.deploy import rounds, starting
+from fedproto.deploy.codes import code_of
 from fedproto.deploy.hall import STATE, Hall, Seat
 from fedproto.deploy.member import STATE as MEMBER_STATE
 from fedproto.deploy.member import answer, scored
@@ -30,7 +31,7 @@ from fedproto.deploy.parcels import Parcel, of_server, of_upload, over, to_serve
 from fedproto.deploy.rounds import serve
 from fedproto.deploy.rules import check
 from fedproto.deploy.settings import MemberSettings, ServerSettings, Terms, divided, read_member
-from fedproto.errors import ConfigError, DataError, FedProtoError, Refused, RunFolderError, TrainingError
+from fedproto.errors import ConfigError, FedProtoError, Refused, RunFolderError, TrainingError
 from fedproto.experiment import _begin, proceed
 from fedproto.trees import stack
 from fedproto.types import Tree
@@ -93,8 +94,16 @@ class World:
         defaults |= {"timeout": 5.0, "patience": 1.0}
         defaults |= {"model": models["a"], "shape": "1,8,8"} if by_weight else {}
         self.settings = ServerSettings(**(defaults | self.options))
+        sends = "weights,counts" if by_weight else "prototypes,counts"
         self.members = {
-            name: MemberSettings(name, f"npz:{self.data}/{name}.npz", str(self.folder / name), models[name])
+            name: MemberSettings(
+                name,
+                f"npz:{self.data}/{name}.npz",
+                str(self.folder / name),
+                models[name],
+                classes=",".join(HELD[name]),
+                sends=sends,
+            )
             for name in self.names
         }
 
@@ -137,7 +146,7 @@ class Post:
             try:
                 reply = (answer if kind == "train" else scored)(parcel, self.members[name])
             except FedProtoError as error:
-                reply = Parcel({"error": str(error)}, {})
+                reply = Parcel({"error": code_of(error)}, {})
             if kind == "train" and not self.heard(name, round):
                 continue
             for each in self.rewrite(name, reply, round) if kind == "train" else [reply]:
@@ -873,7 +882,8 @@ def test_the_same_round_is_answered_from_the_file(asked: Any, monkeypatch: pytes
     content = file_of(place).read_bytes()
     monkeypatch.setattr("fedproto.deploy.member.train", lambda *_: pytest.fail("it was trained again"))
     second = answer(invitation, place.members["a"])
-    assert json.dumps(first.header) == json.dumps(second.header) and set(first.arrays) == set(second.arrays)
+    assert json.dumps(first.header, sort_keys=True) == json.dumps(second.header, sort_keys=True)
+    assert set(first.arrays) == set(second.arrays)
     for name, value in first.arrays.items():
         assert value.dtype == second.arrays[name].dtype and np.array_equal(value, second.arrays[name])
     assert file_of(place).read_bytes() == content
@@ -1023,7 +1033,7 @@ def test_training_that_breaks_down_is_told_and_not_kept(world: Any) -> None:
     place = world(rounds=1)
     hall = place.hall()
     wild = with_header(lr=1e30)(hall.invite("a"))
-    with pytest.raises(DataError, match="not finite"):
+    with pytest.raises(TrainingError, match="not finite"):
         answer(wild, place.members["a"])
     assert not file_of(place).exists()
 

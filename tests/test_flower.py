@@ -17,11 +17,12 @@ import flower
 from flower import CLASSES, MODELS, Deployed, Run, deployed, digits, replayed, same, server_of, until
 
 import fedproto
-from fedproto.bank import read_tensors
 from fedproto.deploy.hall import Hall
+from fedproto.deploy.member import FORMAT, VERSION
 from fedproto.deploy.parcels import Parcel
 from fedproto.deploy.settings import ServerSettings, Terms
 from fedproto.errors import Refused
+from fedproto.files import read_tensors
 from fedproto.types import Tree
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
@@ -31,12 +32,12 @@ TRICKS = {
     "nan": "not a finite number",
     "shape": "of shape (3, 51)",
     "huge": "root mean square",
-    "many": "header",
+    "many": "bytes beside its arrays",
     "crowd": "100000 classes",
     "round": "it is of round 7, and this is round 6",
     "name": "it says it is of 'a', but d sent it",
     "weight": "it has a weight that is not above 0",
-    "raise": "as if something broke",
+    "raise": "internal-error: it failed for a reason that is in its own log",
 }
 
 
@@ -105,7 +106,7 @@ def assert_like_the_simulator(run: Run, arrays: list[tuple[np.ndarray, ...]], ro
 
 
 def state_of(setup: Setup, tag: str, name: str) -> Tree:
-    tensors, _ = read_tensors(setup.federation.folder / tag / name / "member.safetensors", "a member's state")
+    tensors, _ = read_tensors(setup.federation.folder / tag / name / "member.safetensors", FORMAT, VERSION)
     return {key.removeprefix("state."): value for key, value in tensors.items() if key.startswith("state.")}
 
 
@@ -141,7 +142,7 @@ def test_no_answer_ends_the_server(odd: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_weights_travel_as_in_the_simulator(setup: Setup) -> None:
-    alike = {name: {"model": "mlp"} for name in setup.files}
+    alike = {name: {"model": "mlp", "sends": "weights,counts"} for name in setup.files}
     config = {"algorithm": "fedavg", "model": "mlp", "shape": "1,8,8", "quorum": 3, "rounds": 3}
     run = setup.federation.run(**config, **setup.fresh("fedavg", **alike))
     assert run.status == "finished:completed", run.log
@@ -189,9 +190,10 @@ def test_a_member_that_cannot_train_says_why_and_others_go_on(setup: Setup) -> N
     assert same(server_of(run.rounds[2][0]), replayed(setup.federation, setup.files, ["ab", "ab"]).server)
     seat = run.rounds[2][1]["seats"]["c"]
     assert (seat["failed"], seat["refused"], seat["last_round"]) == (2, 0, 0)
-    assert "/nowhere/at/all.npz" in seat["reason"]
-    assert "c failed: " in run.log
+    assert seat["reason"] == "data-unusable: its data cannot be used"
+    assert "c failed: data-unusable" in run.log and "nowhere" not in run.log
     told = setup.federation.log("c")
+    assert "/nowhere/at/all.npz" in told
     assert "This member cannot answer" in told and "The last answer did not count" in told
 
 
@@ -289,3 +291,19 @@ def test_the_script_tells_how_a_run_ended(setup: Setup) -> None:
     assert done.returncode == 1 and "9 are wanted" in done.stdout, done.stdout + done.stderr
     done = setup.federation.call("./run.sh", "no-such-setting=1")
     assert done.returncode == 1 and "Invalid run configuration" in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_malformed_flower_objects_cost_their_sender_the_round_and_nobody_else(setup: Setup) -> None:
+    """One member's processes send objects that Flower's own decoder stumbles over, or repeat one chunk endlessly."""
+    odd = setup.odd("c")
+    (odd / "objects").write_text("json repeat deep")
+    config = setup.fresh("objects") | {"quorum": 3}
+    run = setup.federation.run(rounds=4, **config)
+    assert run.status == "finished:completed", run.log
+    hall = replayed(setup.federation, setup.files, ["ab", "ab", "ab", "abc"])
+    assert same(server_of(run.rounds[4][0]), hall.server)
+    reasons = {number: run.rounds[number][1]["seats"]["c"]["reason"] for number in range(1, 5)}
+    assert "JSON" in reasons[1] and "bytes of arrays" in reasons[2] and "nested" in reasons[3] and not reasons[4]
+    assert run.rounds[4][1]["seats"]["c"]["refused"] == 3
+    assert "Traceback" not in run.log

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -20,34 +20,46 @@ LOG = logging.getLogger("flwr")
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    from fedproto.deploy.member import answer
-
-    return _replied(message, context, answer)
+    return _replied(message, context, _train)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    from fedproto.deploy.member import scored
-
-    return _replied(message, context, scored)
+    return _replied(message, context, _evaluate)
 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Who are you?"""
+    return _replied(message, context, _introduce)
+
+
+def _train(asked: Parcel, own: MemberSettings) -> Parcel:
+    from fedproto.deploy.member import answer
+
+    return answer(asked, own)
+
+
+def _evaluate(asked: Parcel, own: MemberSettings) -> Parcel:
+    from fedproto.deploy.member import scored
+
+    return scored(asked, own)
+
+
+def _introduce(asked: Parcel, own: MemberSettings) -> Parcel:
     from fedproto.deploy.parcels import Parcel
 
-    return _replied(message, context, lambda parcel, own: Parcel({"member": own.name}, {}))
+    return Parcel({"member": own.name}, {})
 
 
 def _replied(message: Message, context: Context, act: Callable[[Parcel, MemberSettings], Parcel]) -> Message:
-    """An error meant for people becomes the answer, so that the server can say it; others are Flower's to report.
+    """The reply to a message. Of an error only its code leaves: the rest is for the member's own log.
 
-    What went wrong is said here, too, where the member's own people look.
+    Every exception is caught here, because Flower sends the text of what it catches itself to the server.
     """
+    from fedproto.deploy.codes import code_of
     from fedproto.deploy.parcels import Parcel, printable
     from fedproto.deploy.post import from_record, to_record
-    from fedproto.deploy.settings import read_member
     from fedproto.errors import FedProtoError
 
     nonce = {}
@@ -56,8 +68,21 @@ def _replied(message: Message, context: Context, act: Callable[[Parcel, MemberSe
         nonce = {"nonce": asked.header.get("nonce")}  # shows that the answer is to this message
         if "refused" in asked.header:
             LOG.warning("The last answer did not count: %s", printable(str(asked.header["refused"])))
-        reply = act(asked, read_member(Path(str(context.node_config["member"])), operated=True))
+        reply = act(asked, _read_own_file(context.node_config))
+        content = to_record(Parcel(reply.header | nonce, reply.arrays))
     except FedProtoError as error:
-        LOG.error("This member cannot answer: %s", error)
-        reply = Parcel({"error": str(error)}, {})
-    return Message(to_record(Parcel(reply.header | nonce, reply.arrays)), reply_to=message)
+        LOG.error("This member cannot answer (%s): %s", code_of(error), error)
+        content = to_record(Parcel({"error": code_of(error)} | nonce, {}))
+    except Exception as error:
+        LOG.exception("This member cannot answer (%s)", code_of(error))
+        content = to_record(Parcel({"error": code_of(error)} | nonce, {}))
+    return Message(content, reply_to=message)
+
+
+def _read_own_file(node_config: Mapping[str, Any]) -> MemberSettings:
+    from fedproto.deploy.settings import read_member
+    from fedproto.errors import ConfigError
+
+    if "member" not in node_config:
+        raise ConfigError("this SuperNode was started without its file: --node-config 'member=\"PATH.toml\"'")
+    return read_member(Path(str(node_config["member"])), operated=True)

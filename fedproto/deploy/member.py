@@ -2,39 +2,45 @@
 
 Flower starts a new process for every message, so everything a member is lies in one file, replaced atomically. A round
 that is asked for twice, as by a server that was killed before it could keep the answers, is answered from that file and
-not trained again.
+not trained again. Whoever asks while a round is trained waits for its end: a lock lets one process at a time work on
+the member's folder, which only its owner can read.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
 
 from fedproto import registry
-from fedproto.bank import Prototypes, read_tensors
+from fedproto.bank import Prototypes
 from fedproto.client import evaluate, train
 from fedproto.config import AUTO, complete, one_part, resolve_auto
 from fedproto.data import Places, Source
 from fedproto.deploy.parcels import Header, Parcel, of_upload, to_server
 from fedproto.deploy.settings import MemberSettings, Terms, checked
 from fedproto.encoding import ENCODING, to_json
-from fedproto.errors import ConfigError, DataError, RunFolderError
+from fedproto.errors import ConfigError, MessageError, RefusedByMember, RunFolderError, TrainingError
 from fedproto.experiment import device_of, settings
 from fedproto.federation import Federation, Member, assemble, placed_by_class
-from fedproto.files import write_atomically
+from fedproto.files import explain_write_errors, hold_lock, read_tensors, write_atomically, write_tensors
+from fedproto.options import words
 from fedproto.partitions import Pool
 from fedproto.partitions.classes import classes as of_classes
 from fedproto.trained import Trained, made
 from fedproto.trees import flat, parted
-from fedproto.types import Algorithm, Task, Tree
+from fedproto.types import Algorithm, Task, Tree, nothing
 
 STATE = "member.safetensors"
+FORMAT = "member state"
+VERSION = 1
+LOCK_WAIT_SECONDS = 3600.0  # for whoever asks while another round is being trained
 
 
 @dataclass(frozen=True)
@@ -49,64 +55,100 @@ class Kept:
 
     def save(self, path: Path, fingerprint: str) -> None:
         reply = {name: torch.from_numpy(np.array(value)) for name, value in self.reply.arrays.items()}
-        parts = flat({"state": self.state, "server": self.server, "reply": reply})
-        tensors = {name: value.cpu().contiguous() for name, value in parts.items()}
-        of = {"round": self.round, "classes": self.classes, "header": self.reply.header, "member": fingerprint}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, save(tensors, {"of": json.dumps(of)}))
+        tensors = flat({"state": self.state, "server": self.server, "reply": reply})
+        header = {
+            "round": self.round,
+            "classes": list(self.classes),
+            "reply": self.reply.header,
+            "member": fingerprint,
+        }
+        with explain_write_errors(path):
+            write_tensors(path, tensors, FORMAT, VERSION, header, private=True)
 
     @classmethod
     def load(cls, path: Path, fingerprint: str) -> Kept | None:
+        """What the file holds; None where there is none. Corrupted and foreign files are refused by name."""
         if not path.exists():
             return None
-        tensors, metadata = read_tensors(path, "a member's state")
+        tensors, header = read_tensors(path, FORMAT, VERSION)
+        if header.get("member") != fingerprint:
+            raise RunFolderError(f"{path} is of another member, or of other data or another model: name another state")
+        groups = parted(tensors)
+        arrays = {name: value.numpy() for name, value in groups.get("reply", {}).items()}
         try:
-            of = json.loads(metadata["of"])
-            if of["member"] != fingerprint:
-                raise RunFolderError(
-                    f"{path} is of another member, or of other data or another model: name another state"
-                )
-            parts = parted(tensors)
-            state, server, reply = (parts.pop(group, {}) for group in ("state", "server", "reply"))
-            if parts:
-                raise ValueError(f"it holds {min(parts)!r}, too")
-            arrays = {name: value.numpy() for name, value in reply.items()}
-            return cls(of["round"], tuple(of["classes"]), state, server, Parcel(of["header"], arrays))
-        except (KeyError, ValueError, TypeError) as error:
-            raise RunFolderError(f"{path} is no member's state: {error}") from error
+            return cls(
+                round=header["round"],
+                classes=tuple(header["classes"]),
+                state=groups.get("state", {}),
+                server=groups.get("server", {}),
+                reply=Parcel(header["reply"], arrays),
+            )
+        except (KeyError, TypeError) as error:
+            raise RunFolderError(f"{path} is not a complete member state: {error}") from error
 
 
 def answer(parcel: Parcel, own: MemberSettings) -> Parcel:
     """Train the round that the server asks for, and say what it may know."""
-    terms, round = _terms(parcel.header), parcel.header["round"]
+    terms = _terms(parcel.header)
+    refuse_what_is_not_allowed(terms, own)
+    round = parcel.header["round"]
     path = Path(own.state) / STATE
-    kept = Kept.load(path, own.fingerprint())
-    if kept is not None and kept.reply.header.get("federation") != parcel.header.get("federation"):
-        raise RunFolderError(f"{path} is of another federation, or its server lost its state: name another state")
-    if kept is not None and kept.round == round:
-        return kept.reply
-    if kept is not None and kept.round > round:
-        raise RunFolderError(
-            f"{own.name} has trained round {kept.round}, and the server asks for round {round}: is it new?"
-        )
-    with settings(own.threads, "float32"):
-        found = _trained(parcel, own, terms, kept)
-    found.save(path, own.fingerprint())
-    return found.reply
+    with _hold_state(own):
+        kept = Kept.load(path, own.fingerprint())
+        if kept is not None and kept.reply.header.get("federation") != parcel.header.get("federation"):
+            raise RunFolderError(f"{path} is of another federation, or its server lost its state: name another state")
+        if kept is not None and kept.round == round:
+            return kept.reply
+        if kept is not None and kept.round > round:
+            raise RunFolderError(
+                f"{own.name} has trained round {kept.round}, and the server asks for round {round}: is it new?"
+            )
+        with settings(own.threads, "float32"):
+            found = _trained(parcel, own, terms, kept)
+        found.save(path, own.fingerprint())
+        return found.reply
 
 
 def scored(parcel: Parcel, own: MemberSettings) -> Parcel:
     """How accurate the member is with the server's last state, which it keeps; nothing is trained."""
+    terms = _terms(parcel.header)
+    refuse_what_is_not_allowed(terms, own)
     path = Path(own.state) / STATE
-    kept = Kept.load(path, own.fingerprint())
-    with settings(own.threads, "float32"):
-        seat = _seated(parcel, own, _terms(parcel.header), kept)
-        found = Parcel({"member": own.name, "round": parcel.header["round"], **seat.accuracies()}, {})
-    if kept is not None and "known" in seat.server:
-        replace(kept, state=seat.state, classes=seat.federation.classes, server=seat.server).save(
-            path, own.fingerprint()
-        )
-    return found
+    with _hold_state(own):
+        kept = Kept.load(path, own.fingerprint())
+        with settings(own.threads, "float32"):
+            seat = _seated(parcel, own, terms, kept)
+            found = Parcel({"member": own.name, "round": parcel.header["round"], **seat.accuracies()}, {})
+        if kept is not None and "known" in seat.server:
+            newer = replace(kept, state=seat.state, classes=seat.federation.classes, server=seat.server)
+            newer.save(path, own.fingerprint())
+        return found
+
+
+def refuse_what_is_not_allowed(terms: Terms, own: MemberSettings) -> None:
+    """Raise RefusedByMember where the member's own file does not allow the algorithm, or what it sends."""
+    algorithm = _algorithm(terms)
+    part = terms.part()
+    allowed = words(own.algorithms)
+    if allowed and part.name not in allowed:
+        raise RefusedByMember(f"the server asks for {part.name}, and this member's `algorithms` are {own.algorithms!r}")
+    content = "prototypes" if algorithm.shared is nothing else "weights"
+    counts = part.options.get("weighting") != "uniform"  # with it, every member counts once
+    sent = [content, "counts"] if counts else [content]
+    for kind in sent:
+        if kind not in words(own.sends):
+            raise RefusedByMember(f"{terms.algorithm} sends {kind}, and this member's `sends` are {own.sends!r}")
+
+
+@contextmanager
+def _hold_state(own: MemberSettings) -> Iterator[None]:
+    """Be the only process that works on the member's folder; wait while another one does."""
+    folder = Path(own.state)
+    with ExitStack() as held:
+        with explain_write_errors(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            held.enter_context(hold_lock(folder, wait_seconds=LOCK_WAIT_SECONDS))
+        yield
 
 
 def trained(own: MemberSettings) -> Trained:
@@ -151,7 +193,7 @@ def _trained(parcel: Parcel, own: MemberSettings, terms: Terms, kept: Kept | Non
     reply = of_upload(outcome.upload, seat.federation.classes)
     for name, value in (*outcome.state.items(), *outcome.upload.sums.items()):
         if not torch.isfinite(value).all():
-            raise DataError(
+            raise TrainingError(
                 f"{own.name}'s training broke down in round {round}: {name} is not finite; the lr may be too high"
             )
     header = {"member": own.name, "round": round, "federation": parcel.header.get("federation"), **reply.header, **told}
@@ -163,15 +205,15 @@ def _trained(parcel: Parcel, own: MemberSettings, terms: Terms, kept: Kept | Non
 def _seated(parcel: Parcel, own: MemberSettings, terms: Terms, kept: Kept | None) -> _Seated:
     federation = _federation(own, terms, tuple(parcel.header["classes"]))
     member = replace(federation.members[0], id=parcel.header["number"])
-    algorithm = terms.build()
+    algorithm = _algorithm(terms)
     like = algorithm.init(member.initial, Task(len(federation.classes), federation.task.dim, 1, terms.seed))
     try:
         server = to_server(parcel, federation.classes, like)
     except (KeyError, ValueError, RuntimeError, IndexError, TypeError) as error:
-        raise DataError(f"the server's message does not fit this member: {error}") from error
+        raise MessageError(f"the server's message does not fit this member: {error}") from error
     for name, value in server.items():
         if not torch.isfinite(value).all() or value.shape != like[name].shape:
-            raise DataError(
+            raise MessageError(
                 f"the server sent {name} that is not finite, or of another shape than {tuple(like[name].shape)}"
             )
     state = member.initial
@@ -179,7 +221,9 @@ def _seated(parcel: Parcel, own: MemberSettings, terms: Terms, kept: Kept | None
         held = {name: value.to(member.initial[name]) for name, value in kept.state.items()}
         gone = set(kept.classes) - set(federation.classes)
         if gone:
-            raise DataError(f"the server no longer speaks of {min(gone)!r}, for which this member's head has a place")
+            raise MessageError(
+                f"the server no longer speaks of {min(gone)!r}, for which this member's head has a place"
+            )
         state = placed_by_class(held, member.initial, kept.classes, federation.classes)
     return _Seated(own, federation, member, algorithm, state, server)
 
@@ -194,6 +238,8 @@ def _federation(own: MemberSettings, terms: Terms, known: tuple[str, ...]) -> Fe
         (model,) = resolve_auto(model, source.model)
     held = {source.classes[label] for label in np.unique(source.train.y[portion.train])}
     kept = tuple(name for name in source.classes if name in held)
+    if not words(own.classes):
+        _refuse_unlisted(kept, known)
     return assemble(
         [_narrowed(source, kept)],
         [portion],
@@ -207,6 +253,16 @@ def _federation(own: MemberSettings, terms: Terms, known: tuple[str, ...]) -> Fe
     )
 
 
+def _refuse_unlisted(names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """A name of the data's that neither the federation nor the member's file has does not leave the member."""
+    unlisted = [name for name in names if name not in known]
+    if unlisted:
+        raise RefusedByMember(
+            f"the data has the class {unlisted[0]!r}, which is not a class of the federation: "
+            "name in `classes` those that this member takes part with"
+        )
+
+
 def _source(own: MemberSettings) -> Source:
     """The member's data. What a table's columns or a text's words mean is kept: files grow, and a model stays."""
     part, kept = complete("dataset", one_part("dataset", own.data), {}, {}), Path(own.state) / ENCODING
@@ -214,8 +270,9 @@ def _source(own: MemberSettings) -> Source:
         part = replace(part, options=part.options | {"encoding": str(kept)})
     source = registry.build("dataset", part, Places(own.data_dir))
     if source.encoding is not None and not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, json.dumps(to_json(source.encoding)).encode())
+        with explain_write_errors(kept):
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(kept, json.dumps(to_json(source.encoding)).encode(), private=True)
     return source
 
 
@@ -228,20 +285,32 @@ def _narrowed(source: Source, classes: tuple[str, ...]) -> Source:
 
 def _terms(header: dict[str, Any]) -> Terms:
     """What the server states, checked: it may be anybody."""
-    for key in ("round", "number"):
-        if type(header.get(key)) is not int or not (key == "round") <= header[key] < 2**31:
-            raise DataError(f"the server's message has no {key!r} that could be one")
+    for key, least in (("round", 1), ("number", 0)):
+        value = header.get(key)
+        if type(value) is not int or not least <= value < 2**31:
+            raise MessageError(f"the server's message needs a whole number from {least} to 2147483647 as {key!r}")
     for key in ("classes", "known"):
         names = header.get(key, [])
-        words = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
-        if not words or len(set(names)) < len(names):
-            raise DataError(f"the server's message has {key!r} that are no list of different names")
-    if "classes" not in header or ":" in str(header.get("algorithm")):
-        raise DataError(
-            "the server's message names no classes, or a method from outside, which a member does not import"
-        )
+        are_words = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
+        if not are_words or len(set(names)) < len(names):
+            raise MessageError(f"the server's message has {key!r} that are not a list of different names")
+    if "classes" not in header:
+        raise MessageError("the server's message names no classes")
+    if ":" in str(header.get("algorithm")):
+        raise RefusedByMember("the server names an algorithm of its own module, which a member never imports")
     names = [field.name for field in fields(Terms)]
     missing = [name for name in names if name not in header]
     if missing:
-        raise ConfigError(f"the server's message lacks {missing[0]!r}")
-    return checked(Terms, {name: header[name] for name in names}, "the server's message")
+        raise MessageError(f"the server's message lacks {missing[0]!r}")
+    try:
+        return checked(Terms, {name: header[name] for name in names}, "the server's message")
+    except ConfigError as error:
+        raise MessageError(str(error)) from error
+
+
+def _algorithm(terms: Terms) -> Algorithm:
+    """The algorithm that the server names; an unknown one, or odd options, are the message's fault."""
+    try:
+        return terms.build()
+    except ConfigError as error:
+        raise MessageError(f"the server's message: {error}") from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,19 +12,24 @@ from secrets import token_hex
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedproto.deploy.parcels import Parcel
+from fedproto.deploy.pulling import MAX_DESCRIPTION_BYTES, Puller
 from fedproto.errors import Refused
+from fedproto.files import parse_json
 
 POLL = 0.2  # seconds; grid.send_and_receive asks every 3
-LONGEST_HEADER = 2**22  # bytes
+LONGEST_HEADER = 2**20  # letters
+DEFAULT_MAX_BYTES = 64 * 2**20  # of one reply's arrays
+_UNREACHABLE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 
 def to_record(parcel: Parcel) -> RecordDict:
     """Arrays as they are; the header as one text, since Flower's records know no empty lists."""
     arrays = ArrayRecord({name: Array.from_numpy_ndarray(value) for name, value in parcel.arrays.items()})
-    return RecordDict({"arrays": arrays, "header": ConfigRecord({"json": json.dumps(parcel.header)})})
+    return RecordDict({"arrays": arrays, "header": ConfigRecord({"json": json.dumps(parcel.header, sort_keys=True)})})
 
 
 def from_record(record: RecordDict) -> Parcel:
@@ -31,17 +38,33 @@ def from_record(record: RecordDict) -> Parcel:
         text = record.config_records["header"]["json"]
         if not isinstance(text, str) or len(text) > LONGEST_HEADER:
             raise Refused(f"its header is no text of at most {LONGEST_HEADER} letters")
-        header = json.loads(text)
+        header = parse_json(text, "its header", Refused)
         if not isinstance(header, dict):
             raise Refused("its header is no object")
-        arrays = {str(name): value.numpy() for name, value in record.array_records["arrays"].items()}
-        if not all(isinstance(value, np.ndarray) for value in arrays.values()):  # numpy reads archives, too
-            raise Refused("what it carries are no arrays")
+        arrays = {str(name): _decode(value) for name, value in record.array_records["arrays"].items()}
         return Parcel(header, arrays)
     except Refused:
         raise
     except Exception as error:  # of any kind
         raise Refused(f"it is no parcel: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _decode(array: Array) -> np.ndarray:
+    """An array in numpy's format. What its header states is compared with its bytes before memory is taken."""
+    if array.stype != "numpy.ndarray":
+        raise Refused("what it carries are not numpy arrays")
+    file = io.BytesIO(array.data)
+    version = np.lib.format.read_magic(file)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise Refused("an array is in a version of numpy's format that is not accepted")
+    shape, by_column, dtype = readers[version](file)
+    stated = math.prod(shape) * dtype.itemsize
+    found = len(array.data) - file.tell()
+    if dtype.hasobject or min(shape, default=0) < 0 or stated != found:
+        raise Refused(f"an array states {stated} bytes and has {found}, or holds no plain numbers")
+    values = np.frombuffer(array.data, dtype, offset=file.tell()) if stated else np.zeros(0, dtype)
+    return values.reshape(shape, order="F" if by_column else "C")
 
 
 def size(record: RecordDict) -> int:
@@ -50,10 +73,14 @@ def size(record: RecordDict) -> int:
 
 
 class FlowerPost:
-    """`rounds.Post` by a Flower grid. A member is called what its key was registered as; without keys, what it says."""
+    """`rounds.Post` by a Flower grid. A member is called what its key was registered as; without keys, what it says.
 
-    def __init__(self, grid: Grid) -> None:
+    Each reply is pulled and decoded by itself: what is wrong with one costs its sender the round, and nobody else.
+    """
+
+    def __init__(self, grid: Grid, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.grid = grid
+        self.puller = Puller(grid, max_bytes + MAX_DESCRIPTION_BYTES)
         self.names: dict[int, str] = {}  # by node
         self._sent: dict[str, int] = {}
 
@@ -63,16 +90,13 @@ class FlowerPost:
         unnamed = [node for node, name in registered.items() if not name and node not in self.names]
         self.names |= {node: name for node, name in registered.items() if name}
         for node, sent, reply in self._replies({node: Parcel({}, {}) for node in unnamed}, "query", 30):
-            if reply.has_content():
-                self._introduce(node, sent, reply)
+            self._introduce(node, sent, reply)
         return [self.names[node] for node in registered if node in self.names]
 
-    def _introduce(self, node: int, sent: Parcel, reply: Message) -> None:
+    def _introduce(self, node: int, sent: Parcel, reply: Message | Refused) -> None:
         """A node that has no registered name says one; of two that say the same, the first is believed."""
-        try:
-            name = _answer(sent, reply).header.get("member")
-        except Refused:
-            return
+        found, _ = _read(sent, reply)
+        name = found.header.get("member") if isinstance(found, Parcel) else None
         if isinstance(name, str) and name and name not in self.names.values():
             self.names[node] = name
 
@@ -82,23 +106,18 @@ class FlowerPost:
         nodes = {name: node for node, name in self.names.items()}
         self._sent = {}
         for node, parcel, reply in self._replies({nodes[n]: p for n, p in parcels.items()}, kind, timeout):
-            name = self.names[node]
-            if reply.has_error():
-                error = f"Flower reports error {reply.error.code}: {str(reply.error.reason)[:300]}"
-                yield name, Parcel({"error": error}, {}), 0
-                continue
-            try:
-                yield name, _answer(parcel, reply), size(reply.content)
-            except Refused as refusal:
-                yield name, str(refusal), size(reply.content)
+            found, bytes_up = _read(parcel, reply)
+            yield self.names[node], found, bytes_up
 
     def sent(self) -> dict[str, int]:
         return self._sent
 
-    def _replies(self, parcels: dict[int, Parcel], kind: str, timeout: float) -> Iterator[tuple[int, Parcel, Message]]:
-        """Each reply as it comes, with the node that was asked and what it was sent.
+    def _replies(
+        self, parcels: dict[int, Parcel], kind: str, timeout: float
+    ) -> Iterator[tuple[int, Parcel, Message | Refused]]:
+        """Each reply as it comes, or why it was refused, with the node that was asked and what it was sent.
 
-        Whom a reply is of is told by the message it answers: errors of Flower's own come from nobody. Those that come
+        Whose reply it is is told by the message it answers: errors of Flower's own come from nobody. Those that come
         later belong to no question any more, and Flower drops them.
         """
         marked = {node: replace(p, header=p.header | {"nonce": token_hex(16)}) for node, p in parcels.items()}
@@ -108,11 +127,37 @@ class FlowerPost:
         asked.pop("", None)  # a node that has gone since
         ends = time.monotonic() + timeout
         while asked and time.monotonic() < ends:
-            for reply in self.grid.pull_messages(list(asked)):
-                node = asked.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
+            for sent_id in list(asked):
+                reply = self._pull(sent_id)
+                if reply is not None:
+                    node = asked.pop(sent_id)
                     yield node, marked[node], reply
             time.sleep(POLL if asked else 0)
+        for sent_id, node in asked.items():
+            if self.puller.forget(sent_id):
+                yield node, marked[node], Refused("its reply did not arrive completely in time")
+
+    def _pull(self, sent_id: str) -> Message | Refused | None:
+        try:
+            return self.puller.pull(sent_id)
+        except Refused as refusal:
+            return refusal
+
+
+def _read(sent: Parcel, reply: Message | Refused) -> tuple[Parcel | str, int]:
+    """What a reply says, or why it is not believed, and its bytes. Nothing in a reply makes this raise."""
+    if isinstance(reply, Refused):
+        return str(reply), 0
+    bytes_up = 0
+    try:
+        if reply.has_error():  # whose text is its sender's
+            return Parcel({"error": "unreachable" if reply.error.code in _UNREACHABLE else "app-failed"}, {}), 0
+        bytes_up = size(reply.content)
+        return _answer(sent, reply), bytes_up
+    except Refused as refusal:
+        return str(refusal), bytes_up
+    except Exception as error:  # a message whose content is not what Flower says it is
+        return f"its reply cannot be read ({type(error).__name__})", bytes_up
 
 
 def _answer(sent: Parcel, reply: Message) -> Parcel:

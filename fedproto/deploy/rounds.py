@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from fedproto.deploy.codes import describe_code
 from fedproto.deploy.hall import Hall
 from fedproto.deploy.parcels import Parcel
 from fedproto.deploy.rules import Expected
@@ -24,7 +25,7 @@ class Post(Protocol):
         self, kind: str, parcels: dict[str, Parcel], timeout: float
     ) -> Iterator[tuple[str, Parcel | str, int]]:
         """Send, and give each answer until all have come or time is up: from whom, what it says (or why it cannot be
-        believed), its bytes. Who could not answer says an `error`."""
+        believed), its bytes. Who could not answer says an `error`, one of the codes of `codes.py`."""
 
     def sent(self) -> dict[str, int]:
         """The bytes that went to each member in the last exchange."""
@@ -85,7 +86,7 @@ def _heard(hall: Hall, name: str, found: Parcel | str, size: int, expected: Expe
         hall.refuse(name, found)
         return f"was refused: {found}"
     if "error" in found.header:
-        hall.fail(name, str(found.header["error"]))
+        hall.fail(name, describe_code(found.header["error"]))
         return f"failed: {hall.seats[name].reason}"
     try:
         hall.take(name, found, expected)

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
+from fedproto.errors import FedProtoError
+
 app = ServerApp()
+
+
+class OneSentence(logging.Filter):
+    """Leaves the traceback of an error meant for people out of Flower's log, which shows one for every error."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], FedProtoError):
+            record.exc_info = None
+        return True
 
 
 @app.main()
@@ -17,13 +29,17 @@ def main(grid: Grid, context: Context) -> None:
     from fedproto.deploy.post import FlowerPost
     from fedproto.deploy.rounds import serve
     from fedproto.deploy.settings import divided
-    from fedproto.errors import FedProtoError
+    from fedproto.files import explain_write_errors
 
+    logging.getLogger("flwr").addFilter(OneSentence())
     try:
-        hall = Hall(*divided(context.run_config, "[tool.flwr.app.config]"))
-        with hall.alone():
-            hall.load()
-            serve(hall, FlowerPost(grid), lambda sentence: log(logging.INFO, sentence))
+        settings, terms = divided(context.run_config, "[tool.flwr.app.config]")
+        with explain_write_errors(Path(settings.state)):
+            hall = Hall(settings, terms)
+            with hall.alone():
+                hall.load()
+                post = FlowerPost(grid, settings.max_bytes)
+                serve(hall, post, lambda sentence: log(logging.INFO, sentence))
     except FedProtoError as error:
-        log(logging.ERROR, str(error))  # the sentence, before the traceback that Flower shows
+        log(logging.ERROR, str(error))
         raise

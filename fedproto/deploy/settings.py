@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +13,10 @@ from fedproto import registry
 from fedproto.client import Training
 from fedproto.config import Seed, complete, one_part, read_tables
 from fedproto.errors import ConfigError, unknown
-from fedproto.options import Count, File, Part, Positive, Share, Whole, convert
+from fedproto.options import Count, File, Part, Positive, Share, Whole, convert, words
 from fedproto.types import Algorithm
+
+SENDS = ("prototypes", "weights", "counts")  # what can leave a member, beside names and accuracies
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class MemberSettings:
     threads: Count = 1
     tell_accuracy: bool = True
     trust_plugins: bool = False  # whether the code of the plug-ins that this file names may run
+    algorithms: str = ""  # those it takes part in, with commas; empty: any that `sends` allows
+    sends: str = "prototypes,counts"  # what may leave it, with commas: prototypes, weights, counts
 
     def fingerprint(self) -> str:
         """Tells whether the member is still the one whose state was kept."""
@@ -118,6 +122,8 @@ def read_member(path: Path, operated: bool = False) -> MemberSettings:
         _trust_if_told(chosen, settings.trust_plugins, str(path))
     else:
         registry.refuse_plugins(chosen, path)
+    _refuse_unknown(words(settings.algorithms), registry.names("algorithm"), f"algorithm in {path}")
+    _refuse_unknown(words(settings.sends), SENDS, f"word after `sends` in {path}")
     here = path.absolute().parent
     moved = {key: str(here / tables[key]) for key in ("state", "weights", "data_dir") if key in tables}
     return checked(MemberSettings, vars(settings) | moved | {"data": _seen_from(here, settings.data)}, str(path))
@@ -128,6 +134,12 @@ def _trust_if_told(chosen: Mapping[str, str], told: bool, where: str) -> None:
     if told:
         registry.trust_chosen(chosen)
     registry.refuse_plugins(chosen, where, "write trust-plugins = true there")
+
+
+def _refuse_unknown(names: list[str], known: Iterable[str], what: str) -> None:
+    for name in names:
+        if name not in known:
+            raise unknown(what, name, known)
 
 
 def _seen_from(here: Path, data: str) -> str:

@@ -1,5 +1,6 @@
 # Read by the other scripts. Everything Flower writes stays in this folder.
 cd "$(dirname "$0")"
+umask 077  # what Flower and the members keep here is for its owner only
 export FLWR_HOME="${FLWR_HOME:-$PWD/.flwr}"
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1  # seconds; Flower's own is 1
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1

@@ -1,0 +1,75 @@
+"""What a member may say about its own errors: a code out of this table, and nothing else.
+
+The sentences of our errors name files, columns and values, which are the member's own. They go to the member's
+log. The server is told a code, and shows the sentence that this table has for it.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from fedproto.errors import (
+    ConfigError,
+    DataError,
+    MessageError,
+    MissingExtra,
+    Refused,
+    RefusedByMember,
+    RunFolderError,
+    TrainingError,
+    WriteError,
+)
+
+SENTENCES = {
+    "config-unusable": "its own settings cannot be used",
+    "data-unusable": "its data cannot be used",
+    "disk-full": "its disk is full",
+    "internal-error": "it failed for a reason that is in its own log",
+    "message-unusable": "it cannot use the server's message",
+    "package-missing": "it lacks a Python package",
+    "refused-by-member": "its own settings do not allow what was asked",
+    "state-unusable": "its saved state is corrupted, in use, or belongs to another member or federation",
+    "state-unwritable": "it cannot write its state",
+    "training-failed": "its training broke down",
+    "unreachable": "Flower cannot reach it",
+    "app-failed": "Flower could not run its app",
+}
+
+#: The first class that fits decides, so a subclass stands before its base.
+_CODES: tuple[tuple[type[Exception], str], ...] = (
+    (RefusedByMember, "refused-by-member"),
+    (MessageError, "message-unusable"),
+    (Refused, "message-unusable"),
+    (WriteError, "state-unwritable"),
+    (RunFolderError, "state-unusable"),
+    (TrainingError, "training-failed"),
+    (ConfigError, "config-unusable"),
+    (DataError, "data-unusable"),
+    (MissingExtra, "package-missing"),
+)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def code_of(error: BaseException) -> str:
+    """The code that leaves a member instead of this error."""
+    if _disk_is_full(error):
+        return "disk-full"
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return "internal-error"
+
+
+def describe_code(code: object) -> str:
+    """`code: sentence`; what is not a code of ours is not repeated, since a member may write anything there."""
+    if isinstance(code, str) and code in SENTENCES:
+        return f"{code}: {SENTENCES[code]}"
+    return "it reported an error with an unknown code"
+
+
+def _disk_is_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _DISK_FULL:
+            return True
+        error = error.__cause__
+    return False
