@@ -140,7 +140,8 @@ def test_the_partition_is_stamped_and_is_what_the_clients_had(run: Path) -> None
 def test_the_prototypes_carry_the_names_of_their_classes(run: Path) -> None:
     with safe_open(run / "prototypes.safetensors", "pt") as file:
         prototypes, known = file.get_tensor("prototypes"), file.get_tensor("known")
-        assert file.metadata()["classes"].split("\n") == list("0123456789")
+        header = json.loads(file.metadata()["fedproto"])
+    assert (header["format"], header["version"], header["classes"]) == ("prototypes", 1, list("0123456789"))
     assert prototypes.shape == (10, 50)
     held = {label for client in read(run / "result.json")["clients"] for label in client["classes"]}
     # With half the clients absent each round, a class may be unspoken of, but no class is known that nobody has.
