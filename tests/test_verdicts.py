@@ -165,6 +165,14 @@ def test_who_never_gets_there_is_counted_and_not_averaged():
     assert "≤ -6.7" in page([claim], [])
 
 
+def test_a_range_of_effects_says_that_some_are_bounds():
+    curve = {"round": [10, 20, 30], "prototype": [0.9, 0.95, 0.96], "head": [0.5, 0.8, 0.93]}
+    cells = [cell("FedProto", "n = 3", [96, 97.9, 96.1], "prototype", curve=curve)]
+    cells += [cell(name, "n = 3", [93, 95, 93], curve=curve) for name in ("Local", "FedAvg")]
+    claim = fewer_rounds({"table-mnist": Results.of(cells)})
+    assert "(-6.7 to -6.7 rounds, some of them bounds)" in page([claim], [])
+
+
 def test_a_method_that_got_there_is_exact():
     quick = {"round": [10, 20, 30], "prototype": [0.95, 0.96, 0.96], "head": [0.5, 0.95, 0.96]}
     cells = [cell("FedProto", "n = 3", [96, 96, 96], "prototype", curve=quick)]

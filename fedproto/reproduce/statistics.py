@@ -99,11 +99,6 @@ class Comparison:
         half_width = math.nan if self.half_width is None else self.half_width
         return self.effect - half_width, self.effect + half_width
 
-    def surely(self) -> float:
-        """The end of the interval that lies nearer to 0: a difference is at least this large."""
-        low, high = self.interval()
-        return low if self.effect > 0 else high
-
     def text(self, digits: int = 2) -> str:
         """The effect and its interval, and what was not measured."""
         if not self.federations:

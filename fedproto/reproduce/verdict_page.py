@@ -141,7 +141,9 @@ def _range(answers: Sequence[Answer], claim: Claim) -> str:
     if len(answers) == 1:
         return f"({answers[0].comparison.text(claim.digits)} {claim.unit})"
     effects = sorted(answer.comparison.effect for answer in answers)
-    return f"({effects[0]:+.{claim.digits}f} to {effects[-1]:+.{claim.digits}f} {claim.unit})"
+    bounds = {answer.comparison.bounded for answer in answers} - {0}
+    bound = ", some of them bounds" if bounds else ""
+    return f"({effects[0]:+.{claim.digits}f} to {effects[-1]:+.{claim.digits}f} {claim.unit}{bound})"
 
 
 def _unseen(claim: Claim, data: str) -> str:
