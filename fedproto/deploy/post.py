@@ -20,7 +20,8 @@ from fedproto.deploy.pulling import MAX_DESCRIPTION_BYTES, Puller
 from fedproto.errors import Refused
 from fedproto.files import parse_json
 
-POLL = 0.2  # seconds; grid.send_and_receive asks every 3
+POLL = 0.2  # seconds between two questions to Flower; grid.send_and_receive asks every 3
+LONGEST_PAUSE = 2.0  # seconds before all are asked for again, however many they are
 LONGEST_HEADER = 2**20  # letters
 DEFAULT_MAX_BYTES = 64 * 2**20  # of one reply's arrays
 _UNREACHABLE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
@@ -132,7 +133,7 @@ class FlowerPost:
                 if reply is not None:
                     node = asked.pop(sent_id)
                     yield node, marked[node], reply
-            time.sleep(POLL if asked else 0)
+            time.sleep(min(POLL * len(asked), LONGEST_PAUSE))
         for sent_id, node in asked.items():
             if self.puller.forget(sent_id):
                 yield node, marked[node], Refused("its reply did not arrive completely in time")
