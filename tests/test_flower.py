@@ -131,6 +131,7 @@ def test_no_answer_ends_the_server(odd: str, tmp_path: Path) -> None:
         hall.take("a", Parcel(header | HEADERS.get(odd, {}), changed), expected)
     hall.take("b", Parcel(header | {"member": "b"}, arrays), expected)
     hall.close_round()
+    hall.save()
     assert hall.server["prototypes"].dtype == torch.float32
     assert hall.server["prototypes"].tolist() == [[1.0] * 4, [0.0] * 4]
     assert len(hall.seats["a"].accuracy) <= 4, "there are four kinds of accuracy"

@@ -5,33 +5,31 @@ All of it is one file, replaced atomically after every round, from which a kille
 
 from __future__ import annotations
 
-import fcntl
-import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, TextIO
+from typing import Any
 
 import torch
-from safetensors.torch import save
 
-from fedproto.bank import read_tensors
 from fedproto.config import complete, one_part
 from fedproto.deploy.parcels import Parcel, of_server, over, printable, to_upload
 from fedproto.deploy.rules import Expected, Limits, accuracies, check, shapes_of
 from fedproto.deploy.settings import ServerSettings, Terms
 from fedproto.errors import ConfigError, Refused, RunFolderError
 from fedproto.federation import draw_model, state_of
-from fedproto.files import write_atomically
+from fedproto.files import hold_lock, read_tensors, write_tensors
 from fedproto.models import Fit
 from fedproto.options import Count, convert, words
 from fedproto.trees import flat, parted, stack, widened
 from fedproto.types import Algorithm, Batch, Step, Task, Tree, Upload, nothing
 
 STATE = "server.safetensors"
+KIND = "server state"
+VERSION = 1
 
 
 @dataclass
@@ -114,7 +112,7 @@ class Hall:
         return not listed or name in listed
 
     def close_round(self) -> None:
-        """Make the server's new state of what was said, and keep it."""
+        """Make the server's new state of what was said; `save` keeps it."""
         self.round += 1
         self.uploads = {name: upload for name, upload in self.uploads.items() if self.admits(name)}  # who left is gone
         spoke = set(self.uploads)
@@ -125,7 +123,6 @@ class Hall:
         if uploads and uploads[0].sums:
             together = stack(uploads)
             self.server = self.algorithm.aggregate(self._before(together), together)
-        self.save()
 
     def _placed(self, name: str) -> Upload:
         upload = self.uploads[name]
@@ -151,29 +148,39 @@ class Hall:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """While nobody else works on this state: Flower may start a second run when the first one is not quite dead."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        ends = time.monotonic() + self.settings.patience
-        with (self.path.parent / "lock").open("w") as file:
-            while not _locked(file):
-                if time.monotonic() > ends:
-                    raise RunFolderError(f"another run works on {self.path.parent}: stop it with `flwr stop`, or wait")
-                time.sleep(0.5)
+        folder = self.path.parent
+        with ExitStack() as stack:
+            try:
+                self._make_folder()
+                stack.enter_context(hold_lock(folder, wait_seconds=self.settings.patience))
+            except OSError as error:
+                raise RunFolderError(f"{folder} cannot be written: {error.strerror or error}") from error
             yield
 
     def save(self) -> None:
-        """One file; what Flower's people and `fedproto deploy status` read of it is in its metadata."""
+        """Replace the file, or raise a sentence that names it; what was there before then stays as it was.
+
+        What people and `fedproto deploy status` read is in the file's header.
+        """
         remembered = self.uploads if self.algorithm.remembers else {}  # else nobody asks for them
         uploads = {str(self.seats[name].number): flat(upload._asdict()) for name, upload in remembered.items()}
         tensors = flat({"server": self.server} | uploads)
-        of = {
+        header = {
             "id": self.id,
             "round": self.round,
             "classes": list(self.classes),
             "algorithm": str(self.terms.part()),
             "seats": {name: vars(seat) for name, seat in self.seats.items()},
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, save({n: v.contiguous() for n, v in tensors.items()}, {"of": json.dumps(of)}))
+        try:
+            self._make_folder()
+            write_tensors(self.path, tensors, KIND, VERSION, header, private=True)
+        except OSError as error:
+            raise RunFolderError(f"{self.path} cannot be written: {error.strerror or error}") from error
+
+    def _make_folder(self) -> None:
+        """Make the state's folder, for its owner only; one that is there keeps the permissions it has."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _refuse_other(self, server: Tree) -> None:
         """A state of other prototypes or another architecture than the settings speak of."""
@@ -190,17 +197,18 @@ class Hall:
         tensors, of = read_state(self.path)
         if of["algorithm"] != str(self.terms.part()):
             raise RunFolderError(f"{self.path} is of {of['algorithm']}, not of {self.terms.part()}: name another state")
+        parts = parted(tensors)
+        server = parts.get("server", {})
         try:
             self.id, self.round = str(of["id"]), int(of["round"])
             self.classes = tuple(dict.fromkeys((*of["classes"], *self.classes)))
             self.seats = {name: Seat(**seat) for name, seat in of["seats"].items()}
+            stored = {name: parts[str(seat.number)] for name, seat in self.seats.items() if str(seat.number) in parts}
+            self.uploads = {name: Upload(**parted(tree)) for name, tree in stored.items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"{self.path} is damaged: {error}") from error
-        parts = parted(tensors)
-        self._refuse_other(parts.get("server", {}))
-        self.server = parts.get("server", {})
-        stored = {name: parts[str(seat.number)] for name, seat in self.seats.items() if str(seat.number) in parts}
-        self.uploads = {name: Upload(**parted(tree)) for name, tree in stored.items()}
+        self._refuse_other(server)
+        self.server = server
 
 
 def _beginning(
@@ -239,22 +247,12 @@ def _architecture(terms: Terms, settings: ServerSettings, classes: int) -> Tree:
 
 
 def read_state(path: Path) -> tuple[Tree, dict[str, Any]]:
-    tensors, metadata = read_tensors(path, "a server's state")
-    try:
-        of = json.loads(metadata["of"])
-        if not {"id", "round", "classes", "algorithm", "seats"} <= of.keys():
-            raise ValueError("it lacks what a server keeps")
-    except (KeyError, ValueError, AttributeError) as error:
-        raise RunFolderError(f"{path} is no server's state: {error}") from error
-    return tensors, of
-
-
-def _locked(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which ends with the process, however that ends
-    except BlockingIOError:
-        return False
-    return True
+    """The tensors and the header of a server's file, checked."""
+    tensors, header = read_tensors(path, KIND, VERSION)
+    missing = {"id", "round", "classes", "algorithm", "seats"} - header.keys()
+    if missing:
+        raise RunFolderError(f"{path} is not a server's state: it lacks {min(missing)!r}")
+    return tensors, header
 
 
 def _row(value: torch.Tensor, by_class: bool) -> torch.Size:

@@ -9,9 +9,10 @@ from typing import Protocol
 from fedproto.deploy.hall import Hall
 from fedproto.deploy.parcels import Parcel
 from fedproto.deploy.rules import Expected
-from fedproto.errors import Refused, TrainingError
+from fedproto.errors import Refused, RunFolderError, TrainingError
 
 Say = Callable[[str], None]
+LONGEST_PAUSE = 60.0  # seconds between two attempts
 
 
 class Post(Protocol):
@@ -33,11 +34,33 @@ class Post(Protocol):
 def serve(hall: Hall, post: Post, say: Say) -> None:
     """All rounds from where the hall stands, and the last accuracies."""
     if not hall.path.exists():
-        hall.save()  # now: members will remember which federation asked them
+        _save(hall, say)  # now: members will remember which federation asked them
     say(f"round {hall.round} of {hall.settings.rounds} is done; state in {hall.path}")
     while hall.round < hall.settings.rounds:
         _round(hall, post, _quorum(hall, post), say)
     _last_words(hall, post, say)
+
+
+def _save(hall: Hall, say: Say) -> None:
+    """Write the server's file, trying again while `patience` lasts: a disk that is full now may not stay so."""
+    ends = time.monotonic() + hall.settings.patience
+    for pause in _pauses():
+        try:
+            hall.save()
+            break
+        except RunFolderError as error:
+            if time.monotonic() > ends:
+                raise
+            say(f"{error}; nothing is lost, and it is tried again in {pause:g} s")
+            time.sleep(pause)
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds to wait before each new attempt: twice as long every time, up to a limit."""
+    pause = 0.5
+    while True:
+        yield pause
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _quorum(hall: Hall, post: Post) -> list[str]:
@@ -68,11 +91,12 @@ def _round(hall: Hall, post: Post, there: list[str], say: Say) -> None:
             hall.seats[name].bytes_down += sent
     missing = f"; {', '.join(sorted(asked))} did not answer" if asked else ""
     if not counted:
-        hall.save()  # who was refused, and why
+        _save(hall, say)  # who was refused, and why
         raise TrainingError(
             f"round {hall.round + 1}: no answer counted{missing}; this again goes on with the same round"
         )
     hall.close_round()
+    _save(hall, say)
     say(f"round {hall.round}: {counted} of {len(there)} answers counted{missing}")
 
 
@@ -100,5 +124,5 @@ def _last_words(hall: Hall, post: Post, say: Say) -> None:
     for name, found, _ in post.exchange("evaluate", {name: hall.invite(name) for name in there}, hall.settings.timeout):
         if isinstance(found, Parcel) and name in hall.seats:
             hall.note_accuracy(name, found)
-    hall.save()
+    _save(hall, say)
     say(f"{hall.round} rounds are done; `fedproto deploy status {hall.path.parent}` shows them")

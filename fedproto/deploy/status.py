@@ -37,7 +37,7 @@ def _row(seat: dict[str, Any]) -> list[str]:
         accuracy,
         *traffic,
         str(seat["refused"]),
-        str(seat.get("failed", 0)),  # which states of older versions do not have
+        str(seat["failed"]),
         seat["reason"],
     ]
 

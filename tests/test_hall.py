@@ -1,0 +1,99 @@
+"""What the server keeps and whom it believes, in federations that lie, crowd, leave or run out of disk."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_deploy import after_a_round, equal, files, small, world
+
+from fedproto.deploy.hall import STATE, Hall, read_state
+from fedproto.deploy.status import read_status
+from fedproto.errors import RunFolderError
+from fedproto.files import pack_tensors
+
+__all__ = ["files", "world"]  # fixtures
+
+
+# --- the server's file
+
+
+def test_the_state_is_for_its_owner_only(tmp_path: Path) -> None:
+    hall = after_a_round(tmp_path / "new" / "state")
+    assert hall.path.stat().st_mode & 0o777 == 0o600
+    assert hall.path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_every_flipped_bit_of_the_state_is_refused_by_name(tmp_path: Path) -> None:
+    hall = after_a_round(tmp_path)
+    content = hall.path.read_bytes()
+    for place in range(0, len(content), 7):
+        changed = bytearray(content)
+        changed[place] ^= 1 << (place % 8)
+        hall.path.write_bytes(changed)
+        with pytest.raises(RunFolderError, match=STATE):
+            small(tmp_path).load()
+        with pytest.raises(RunFolderError, match=STATE):
+            read_status(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "says"), [("member state", 1, "not a file of server state"), ("server state", 99, "version")]
+)
+def test_a_foreign_state_is_refused_by_name(kind: str, version: int, says: str, tmp_path: Path) -> None:
+    hall = after_a_round(tmp_path)
+    tensors, header = read_state(hall.path)
+    hall.path.write_bytes(
+        pack_tensors(tensors, kind, version, {k: header[k] for k in header.keys() - {"format", "version"}})
+    )
+    with pytest.raises(RunFolderError, match=rf"{STATE}.*{says}"):
+        small(tmp_path).load()
+
+
+def fail_with(number: int, times: int) -> Callable[..., int]:
+    """An `os.open` that raises this error so many times where files are written."""
+    really, left = os.open, [times]
+
+    def opens(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & os.O_CREAT and STATE in str(path) and left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number), str(path))
+        return really(path, flags, *rest, **more)
+
+    return opens
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_disk_that_takes_nothing_is_one_sentence_and_loses_nothing(
+    number: int, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, whole = world(rounds=2, patience=0.01), world(rounds=2, where="whole")
+    place.serve(place.hall(rounds=1))
+    before = place.hall().path.read_bytes()
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "open", fail_with(number, -1))
+        with pytest.raises(RunFolderError, match=rf"{STATE} cannot be written: {os.strerror(number)}$"):
+            place.serve()
+    assert place.hall().path.read_bytes() == before, "the file of round 1 is as it was"
+    assert [path.name for path in place.hall().path.parent.iterdir()] == [STATE], "nothing half-written"
+    assert equal(place.serve().server, whole.serve().server)
+
+
+def test_a_disk_that_is_full_for_a_while_is_waited_for(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, whole = world(rounds=1, patience=60.0), world(rounds=1, where="whole")
+    place.hall().save()
+    waited: list[float] = []
+    monkeypatch.setattr("fedproto.deploy.rounds.time.sleep", waited.append)
+    monkeypatch.setattr(os, "open", fail_with(errno.ENOSPC, 3))
+    hall = place.serve()
+    assert waited == [0.5, 1, 2] and sum("nothing is lost" in said for said in place.said) == 3
+    assert equal(hall.server, whole.serve().server) and place.hall().round == 1
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("mine")
+    for act in (Hall.save, lambda hall: hall.alone().__enter__()):
+        with pytest.raises(RunFolderError, match="file"):
+            act(small(tmp_path / "file" / "state"))
