@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_deploy import after_a_round, equal, files, small, world
+from test_deploy import WRONG, after_a_round, equal, files, small, world
 
 from fedproto.deploy.hall import STATE, Hall, read_state
 from fedproto.deploy.status import read_status
-from fedproto.errors import RunFolderError
+from fedproto.errors import RunFolderError, TrainingError
 from fedproto.files import pack_tensors
 
 __all__ = ["files", "world"]  # fixtures
@@ -97,3 +97,55 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatc
     for act in (Hall.save, lambda hall: hall.alone().__enter__()):
         with pytest.raises(RunFolderError, match="file"):
             act(small(tmp_path / "file" / "state"))
+
+
+# --- a quorum of answers
+
+
+@pytest.mark.parametrize("absent", ["remember", "drop"])
+def test_a_round_with_too_few_answers_is_not_closed(absent: str, world: Any) -> None:
+    """Three are there, and two answer in time: the third is asked again, and the answers of the others are kept."""
+    place = world(f"fedproto(absent={absent})", rounds=2)
+    whole = world(f"fedproto(absent={absent})", rounds=2, where="whole").serve()
+    hall = place.hall()
+    attempts: list[str] = []
+
+    def late(name: str, round: int) -> bool:
+        attempts.append(f"{name}{round}")
+        return name != "b" or attempts.count(f"b{round}") > 1
+
+    place.serve(hall, heard=late)
+    assert attempts == ["a1", "b1", "c1", "b1", "a2", "b2", "c2", "b2"]
+    assert equal(hall.server, whole.server) and hall.round == 2
+    assert "round 1: 2 answers counted; b did not answer, and 3 are wanted" in "\n".join(place.said)
+    assert "round 1: 3 of 3 answers counted" in place.said
+
+
+def test_a_round_that_stays_without_a_quorum_ends_the_run_and_can_be_had_again(world: Any) -> None:
+    place, whole = world(rounds=2, patience=0.01), world(rounds=2, where="whole")
+    place.serve(place.hall(rounds=1))
+    with pytest.raises(TrainingError, match="round 2: 2 answers counted; b did not answer, and 3 are wanted"):
+        place.serve(heard=lambda name, round: name != "b")
+    kept = place.hall()
+    assert kept.round == 1 and [seat.last_round for seat in kept.seats.values()] == [1, 1, 1]
+    assert equal(place.serve().server, whole.serve().server)
+
+
+def test_answers_that_are_refused_make_no_quorum(world: Any) -> None:
+    place = world(rounds=1, patience=0.01)
+    with pytest.raises(TrainingError, match="round 1: 2 answers counted, and 3 are wanted"):
+        place.serve(rewrite=lambda name, reply, round: [WRONG["NaN"](reply) if name == "b" else reply])
+    assert place.hall().round == 0 and "finite" in place.hall().seats["b"].reason
+
+
+def test_who_answered_and_went_away_still_counts(world: Any) -> None:
+    """b is late; a, whose answer is here, is gone when b is asked again."""
+    place = world(rounds=1)
+    asked: list[str] = []
+
+    def late(name: str, round: int) -> bool:
+        asked.append(name)
+        return name != "b" or asked.count("b") > 1
+
+    hall = place.serve(heard=late, there=lambda name, round: name != "a" or "b" not in asked)
+    assert hall.round == 1 and {seat.last_round for seat in hall.seats.values()} == {1}

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,6 +48,13 @@ class Seat:
     accuracy: dict[str, float] = field(default_factory=dict)
 
 
+class Answer(NamedTuple):
+    """What a member said in the round that is not closed yet."""
+
+    upload: Upload
+    spoken: list[str]  # the classes of its rows; none where weights travel
+
+
 class Hall:
     def __init__(self, settings: ServerSettings, terms: Terms) -> None:
         self.settings, self.terms = settings, terms
@@ -57,6 +64,7 @@ class Hall:
         self.classes = tuple(words(settings.classes))
         self.seats: dict[str, Seat] = {}
         self.uploads: dict[str, Upload] = {}  # as they were sent; rows are of the seat's `spoken` classes
+        self.answers: dict[str, Answer] = {}  # of the round that is not closed yet
         self.path = Path(settings.state) / STATE
         self.server, self.shapes = _beginning(self.algorithm, terms, settings, self.classes)
 
@@ -78,17 +86,15 @@ class Hall:
         return Expected(self.round + 1, asked, self.classes, *self.shapes, limits, once)
 
     def take(self, name: str, parcel: Parcel, expected: Expected) -> None:
-        """Keep a member's upload, or say in its seat why not, and raise that."""
+        """Keep a member's answer until the round is closed, or say in its seat why not, and raise that."""
         try:
             check(name, parcel, expected)
         except Refused as error:
             self.refuse(name, str(error))
             raise
-        upload, seat = to_upload(parcel), self.seats[name]
-        seat.last_round, seat.reason = self.round + 1, ""
-        seat.spoken = list(parcel.header.get("spoken", []))
+        self.answers[name] = Answer(to_upload(parcel), list(parcel.header.get("spoken", [])))
+        self.seats[name].reason = ""
         self.note_accuracy(name, parcel)
-        self.uploads[name] = upload
 
     def heard(self, name: str, size: int) -> None:
         seat = self.seats[name]
@@ -114,6 +120,12 @@ class Hall:
     def close_round(self) -> None:
         """Make the server's new state of what was said; `save` keeps it."""
         self.round += 1
+        for name, answer in self.answers.items():
+            seat = self.seats[name]
+            seat.last_round = self.round
+            seat.spoken = answer.spoken
+            self.uploads[name] = answer.upload
+        self.answers = {}
         self.uploads = {name: upload for name, upload in self.uploads.items() if self.admits(name)}  # who left is gone
         spoke = set(self.uploads)
         counts = spoke if self.algorithm.remembers else {n for n in spoke if self.seats[n].last_round == self.round}

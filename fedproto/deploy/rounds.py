@@ -37,7 +37,7 @@ def serve(hall: Hall, post: Post, say: Say) -> None:
         _save(hall, say)  # now: members will remember which federation asked them
     say(f"round {hall.round} of {hall.settings.rounds} is done; state in {hall.path}")
     while hall.round < hall.settings.rounds:
-        _round(hall, post, _quorum(hall, post), say)
+        _round(hall, post, say)
     _last_words(hall, post, say)
 
 
@@ -64,10 +64,10 @@ def _pauses() -> Iterator[float]:
 
 
 def _quorum(hall: Hall, post: Post) -> list[str]:
-    """The members that are there, once there are enough of them."""
+    """The members that are there or have answered, once there are enough of them."""
     ends = time.monotonic() + hall.settings.patience
     while True:
-        there = sorted(filter(hall.admits, set(post.present())))
+        there = sorted(filter(hall.admits, set(post.present()) | set(hall.answers)))
         if len(there) >= hall.settings.quorum:
             return there
         if time.monotonic() > ends:
@@ -78,26 +78,45 @@ def _quorum(hall: Hall, post: Post) -> list[str]:
         time.sleep(0.5)
 
 
-def _round(hall: Hall, post: Post, there: list[str], say: Say) -> None:
-    asked, counted = set(there), 0
-    for name, found, size in post.exchange("train", {name: hall.invite(name) for name in there}, hall.settings.timeout):
-        reason = _heard(hall, name, found, size, hall.expected(frozenset(asked)))
-        asked.discard(name)
-        counted += not reason
+def _round(hall: Hall, post: Post, say: Say) -> None:
+    """Ask until a quorum of answers counts, then close the round.
+
+    Whose answer counts is not asked again; who had trained the round answers from its file. A round that stays without
+    a quorum while `patience` lasts is not closed.
+    """
+    number, quorum = hall.round + 1, hall.settings.quorum
+    ends = time.monotonic() + hall.settings.patience
+    for pause in _pauses():
+        there = _quorum(hall, post)
+        silent = _ask(hall, post, [name for name in there if name not in hall.answers], say)
+        missing = f"; {', '.join(sorted(silent))} did not answer" if silent else ""
+        counted = len(hall.answers)
+        if counted >= quorum:
+            break
+        _save(hall, say)  # who was refused, and why
+        too_few = f"round {number}: {counted} answers counted{missing}, and {quorum} are wanted"
+        if time.monotonic() + pause > ends:
+            raise TrainingError(f"{too_few}; start this again: it goes on with the same round")
+        say(f"{too_few}; the others are asked again in {pause:g} s")
+        time.sleep(pause)
+    hall.close_round()
+    _save(hall, say)
+    say(f"round {number}: {counted} of {len(there)} answers counted{missing}")
+
+
+def _ask(hall: Hall, post: Post, names: list[str], say: Say) -> set[str]:
+    """Send the round to these members and take what they answer; gives those who said nothing."""
+    silent = set(names)
+    invitations = {name: hall.invite(name) for name in names}
+    for name, found, size in post.exchange("train", invitations, hall.settings.timeout):
+        reason = _heard(hall, name, found, size, hall.expected(frozenset(silent)))
+        silent.discard(name)
         if reason:
             say(f"round {hall.round + 1}: {name} {reason}")
     for name, sent in post.sent().items():
         if name in hall.seats:
             hall.seats[name].bytes_down += sent
-    missing = f"; {', '.join(sorted(asked))} did not answer" if asked else ""
-    if not counted:
-        _save(hall, say)  # who was refused, and why
-        raise TrainingError(
-            f"round {hall.round + 1}: no answer counted{missing}; this again goes on with the same round"
-        )
-    hall.close_round()
-    _save(hall, say)
-    say(f"round {hall.round}: {counted} of {len(there)} answers counted{missing}")
+    return silent
 
 
 def _heard(hall: Hall, name: str, found: Parcel | str, size: int, expected: Expected) -> str:

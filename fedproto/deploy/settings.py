@@ -57,7 +57,7 @@ class ServerSettings:
     shape: str = ""
     classes: str = ""  # names, with commas; more may come where new-classes is true
     members: str = ""  # names, with commas; empty: whoever Flower lets in
-    quorum: Count = 2  # members without whom no round is begun
+    quorum: Count = 2  # members without whom no round is begun, and answers without which none is closed
     timeout: Positive = 600.0  # seconds a round waits for answers
     patience: Positive = 600.0  # seconds to wait for a quorum
     new_classes: bool = False
