@@ -1222,7 +1222,7 @@ def as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"flwr.supercore.task_identity.TaskIdentity.{name}", 1)
 
 
-def flower_post(members: dict[int, tuple[str, str]]) -> Any:
+def flower_post(members: dict[int, tuple[str, str]], registered: set[str] | None = None) -> Any:
     """FlowerPost over a grid in this process. `members`: node -> the name it is registered as, and the one it says."""
     from types import SimpleNamespace
 
@@ -1250,7 +1250,7 @@ def flower_post(members: dict[int, tuple[str, str]]) -> Any:
         def pull_messages(self, ids: list[str]) -> list[Any]:
             return [self.said[each] for each in ids]
 
-    return FlowerPost(Grid())  # type: ignore[arg-type]
+    return FlowerPost(Grid(), registered)  # type: ignore[arg-type]
 
 
 def test_members_are_called_what_they_are_registered_as(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_deploy import WRONG, after_a_round, equal, files, small, world
+from test_deploy import WRONG, after_a_round, as_a_task, equal, files, flower_post, small, world
 
 from fedproto.deploy.hall import STATE, Hall, read_state
+from fedproto.deploy.parcels import Parcel
 from fedproto.deploy.status import read_status
 from fedproto.errors import RunFolderError, TrainingError
 from fedproto.files import pack_tensors
@@ -149,3 +150,53 @@ def test_who_answered_and_went_away_still_counts(world: Any) -> None:
 
     hall = place.serve(heard=late, there=lambda name, round: name != "a" or "b" not in asked)
     assert hall.round == 1 and {seat.last_round for seat in hall.seats.values()} == {1}
+
+
+# --- who holds which name
+
+
+def test_a_node_without_a_registered_name_takes_nobodys_seat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 1 is registered as a; 2 has no name and says that it is a: while a is away, before it came, and after."""
+    pytest.importorskip("flwr")
+    as_a_task(monkeypatch)
+    nodes = {1: ("a", "a"), 2: ("", "a"), 3: ("", "b")}
+    hall = small(tmp_path)
+    post = flower_post(nodes, hall.registered)
+    assert sorted(post.present()) == ["a", "b"] and post.names == {1: "a", 3: "b"}
+    del nodes[1]
+    assert post.present() == ["b"], "a is away, and its name is not free"
+    hall.save()
+    restarted = small(tmp_path)
+    restarted.load()
+    assert flower_post(nodes, restarted.registered).present() == ["b"], "nor after a restart of the server"
+
+
+def test_a_registered_node_gets_its_name_back_from_one_that_said_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr")
+    as_a_task(monkeypatch)
+    nodes = {2: ("", "a"), 3: ("", "b")}
+    post = flower_post(nodes)
+    assert sorted(post.present()) == ["a", "b"]
+    nodes[7] = ("a", "a")
+    assert sorted(post.present()) == ["a", "b"] and post.names == {3: "b", 7: "a"}
+    answers = list(post.exchange("train", {"a": Parcel({}, {})}, 1))
+    assert [name for name, _, _ in answers] == ["a"] and post.names[7] == "a"
+
+
+def test_a_name_said_twice_stays_with_who_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr")
+    as_a_task(monkeypatch)
+    nodes = {5: ("", "a")}
+    post = flower_post(nodes)
+    post.present()
+    nodes.clear()
+    nodes.update({1: ("", "a"), 5: ("", "a"), 9: ("", "a")})
+    assert post.present() == ["a"] and post.names == {5: "a"}
+    twice = flower_post({1: ("a", "a"), 2: ("a", "a")})
+    assert twice.present() == ["a"] and twice.names == {1: "a"}
+
+
+def test_a_name_that_is_not_a_members_gets_no_seat(world: Any) -> None:
+    place = world(names="abcd", members="a,b,c", rounds=1)
+    hall = place.serve()
+    assert set(hall.seats) == set("abc") and hall.round == 1

@@ -63,6 +63,7 @@ class Hall:
         self.round = 0
         self.classes = tuple(words(settings.classes))
         self.seats: dict[str, Seat] = {}
+        self.registered: set[str] = set()  # names of keys: who has none cannot say them
         self.uploads: dict[str, Upload] = {}  # as they were sent; rows are of the seat's `spoken` classes
         self.answers: dict[str, Answer] = {}  # of the round that is not closed yet
         self.path = Path(settings.state) / STATE
@@ -182,6 +183,7 @@ class Hall:
             "round": self.round,
             "classes": list(self.classes),
             "algorithm": str(self.terms.part()),
+            "registered": sorted(self.registered),
             "seats": {name: vars(seat) for name, seat in self.seats.items()},
         }
         try:
@@ -214,6 +216,7 @@ class Hall:
         try:
             self.id, self.round = str(of["id"]), int(of["round"])
             self.classes = tuple(dict.fromkeys((*of["classes"], *self.classes)))
+            self.registered |= set(of["registered"])
             self.seats = {name: Seat(**seat) for name, seat in of["seats"].items()}
             stored = {name: parts[str(seat.number)] for name, seat in self.seats.items() if str(seat.number) in parts}
             self.uploads = {name: Upload(**parted(tree)) for name, tree in stored.items()}
@@ -261,7 +264,7 @@ def _architecture(terms: Terms, settings: ServerSettings, classes: int) -> Tree:
 def read_state(path: Path) -> tuple[Tree, dict[str, Any]]:
     """The tensors and the header of a server's file, checked."""
     tensors, header = read_tensors(path, KIND, VERSION)
-    missing = {"id", "round", "classes", "algorithm", "seats"} - header.keys()
+    missing = {"id", "round", "classes", "algorithm", "registered", "seats"} - header.keys()
     if missing:
         raise RunFolderError(f"{path} is not a server's state: it lacks {min(missing)!r}")
     return tensors, header

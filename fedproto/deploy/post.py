@@ -50,22 +50,29 @@ def size(record: RecordDict) -> int:
 
 
 class FlowerPost:
-    """`rounds.Post` by a Flower grid. A member is called what its key was registered as; without keys, what it says."""
+    """`rounds.Post` by a Flower grid. A member is called what its key was registered as; without keys, what it says.
 
-    def __init__(self, grid: Grid) -> None:
+    A name that was ever a registered one is nobody else's to say, whether its holder is there or not; `registered`
+    grows by those that are seen. Of the others the first who says a name holds it while it is there.
+    """
+
+    def __init__(self, grid: Grid, registered: set[str] | None = None) -> None:
         self.grid = grid
-        self.names: dict[int, str] = {}  # by node
+        self.names: dict[int, str] = {}  # by node; no name twice
+        self.registered = set() if registered is None else registered
         self._sent: dict[str, int] = {}
 
     def present(self) -> list[str]:
-        registered = {node.node_id: node.name for node in self.grid.get_nodes() if node.status == "online"}
-        self.names = {node: name for node, name in self.names.items() if node in registered}
-        unnamed = [node for node, name in registered.items() if not name and node not in self.names]
-        self.names |= {node: name for node, name in registered.items() if name}
+        online = {node.node_id: node.name for node in self.grid.get_nodes() if node.status == "online"}
+        by_key = {name: node for node, name in reversed(online.items()) if name}  # of two, the first
+        self.registered |= set(by_key)
+        said = {node: name for node, name in self.names.items() if node in online and name not in self.registered}
+        self.names = said | {node: name for name, node in by_key.items()}
+        unnamed = [node for node, name in online.items() if not name and node not in self.names]
         for node, sent, reply in self._replies({node: Parcel({}, {}) for node in unnamed}, "query", 30):
             if reply.has_content():
                 self._introduce(node, sent, reply)
-        return [self.names[node] for node in registered if node in self.names]
+        return [self.names[node] for node in online if node in self.names]
 
     def _introduce(self, node: int, sent: Parcel, reply: Message) -> None:
         """A node that has no registered name says one; of two that say the same, the first is believed."""
@@ -73,7 +80,7 @@ class FlowerPost:
             name = _answer(sent, reply).header.get("member")
         except Refused:
             return
-        if isinstance(name, str) and name and name not in self.names.values():
+        if isinstance(name, str) and name and name not in self.names.values() and name not in self.registered:
             self.names[node] = name
 
     def exchange(

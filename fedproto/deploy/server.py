@@ -23,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
         hall = Hall(*divided(context.run_config, "[tool.flwr.app.config]"))
         with hall.alone():
             hall.load()
-            serve(hall, FlowerPost(grid), lambda sentence: log(logging.INFO, sentence))
+            serve(hall, FlowerPost(grid, hall.registered), lambda sentence: log(logging.INFO, sentence))
     except FedProtoError as error:
         log(logging.ERROR, str(error))  # the sentence, before the traceback that Flower shows
         raise
