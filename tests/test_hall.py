@@ -7,12 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_deploy import WRONG, after_a_round, as_a_task, equal, files, flower_post, small, world
+from test_deploy import (
+    SUMS,
+    WRONG,
+    after_a_round,
+    as_a_task,
+    equal,
+    file_of,
+    files,
+    flower_post,
+    of_names,
+    parcel,
+    small,
+    world,
+)
 
 from fedproto.deploy.hall import STATE, Hall, read_state
+from fedproto.deploy.member import Kept
 from fedproto.deploy.parcels import Parcel
 from fedproto.deploy.status import read_status
-from fedproto.errors import RunFolderError, TrainingError
+from fedproto.errors import Refused, RunFolderError, TrainingError
 from fedproto.files import pack_tensors
 
 __all__ = ["files", "world"]  # fixtures
@@ -200,3 +214,85 @@ def test_a_name_that_is_not_a_members_gets_no_seat(world: Any) -> None:
     place = world(names="abcd", members="a,b,c", rounds=1)
     hall = place.serve()
     assert set(hall.seats) == set("abc") and hall.round == 1
+
+
+# --- the list of classes
+
+
+def speak_of(hall: Hall, name: str, classes: list[str], number: int = 1) -> None:
+    hall.take(name, of_names(classes)(parcel(name, number)), hall.expected(frozenset(name)))
+
+
+def test_a_newcomer_cannot_fill_the_list_of_classes(tmp_path: Path) -> None:
+    """Not in one answer, nor in many rounds; others can still bring theirs."""
+    hall = small(tmp_path, new_classes=True, max_classes=10, max_new_classes=4)
+    with pytest.raises(Refused, match="brought 5 classes, and 4 are accepted"):
+        speak_of(hall, "a", [f"a{place}" for place in range(5)])
+    for number in (1, 2):
+        speak_of(hall, "a", [f"a{number}", f"A{number}"], number)
+        hall.close_round()
+    with pytest.raises(Refused, match="brought 5 classes, and 4 are accepted"):
+        speak_of(hall, "a", ["a3"], 3)
+    speak_of(hall, "a", ["x", "a1"], 3)
+    speak_of(hall, "b", ["b1"], 3)
+    hall.close_round()
+    assert hall.classes == ("x", "y", "z", "a1", "A1", "a2", "A2", "b1")
+    hall.save()
+    again = small(tmp_path, new_classes=True, max_classes=10, max_new_classes=4)
+    again.load()
+    with pytest.raises(Refused, match="brought 5 classes"):
+        speak_of(again, "a", ["a3"], 4)
+
+
+def test_the_classes_of_all_answers_of_a_round_count_together(tmp_path: Path) -> None:
+    """Each alone would fit; the limit is of the federation. Who brings what another brings, too, brings nothing."""
+    hall = small(tmp_path, new_classes=True, max_classes=5)
+    speak_of(hall, "a", ["v", "w"])
+    with pytest.raises(Refused, match="the federation would have 6 classes, and 5 are accepted"):
+        speak_of(hall, "b", ["u"])
+    speak_of(hall, "c", ["w", "x"])
+    hall.close_round()
+    assert hall.classes == ("x", "y", "z", "v", "w") and hall.server["known"].tolist() == [1, 0, 0, 1, 1]
+    assert (hall.seats["a"].brought, hall.seats["c"].brought, hall.seats["b"].refused) == (["v", "w"], [], 1)
+
+
+@pytest.mark.parametrize("absent", ["remember", "drop"])
+def test_a_removed_members_classes_go_with_it(absent: str, tmp_path: Path) -> None:
+    """z is named in the settings; v has another holder; w was a's alone, and stands before v."""
+    hall = small(tmp_path, f"fedproto(absent={absent})", new_classes=True)
+    speak_of(hall, "a", ["z", "w", "v"])
+    speak_of(hall, "b", ["v", "u"])
+    hall.close_round()
+    assert hall.classes == ("x", "y", "z", "w", "v", "u")
+    hall.save()
+    rest = small(tmp_path, f"fedproto(absent={absent})", new_classes=True, members="b,c")
+    rest.load()
+    sent = Parcel(parcel("b", 2).header | {"spoken": ["v", "u"]}, of_names(["v", "u"])(parcel("b")).arrays)
+    sent.arrays[SUMS][1] = 5
+    rest.take("b", sent, rest.expected(frozenset("b")))
+    rest.close_round()
+    assert rest.classes == ("x", "y", "z", "v", "u")
+    assert rest.server["prototypes"][3:].tolist() == [[1] * 4, [5] * 4]
+    assert rest.server["known"].tolist() == [0, 0, float(absent == "drop"), 1, 1]
+    assert rest.seats["a"].number == 0 and rest.seats["a"].spoken == [] and "a" not in rest.uploads
+    rest.save()
+    again = small(tmp_path, f"fedproto(absent={absent})", new_classes=True, members="b,c")
+    again.load()
+    assert again.classes == rest.classes and equal(again.server, rest.server)
+
+
+def test_members_go_on_when_another_left_with_its_classes(world: Any) -> None:
+    """d alone has 6. When it is struck off, the heads of the others lose that row, and keep the rest."""
+    place = world(names="abcd", rounds=2, new_classes=True)
+    assert place.serve().classes == tuple("0123456")
+    before = Kept.load(file_of(place), place.members["a"].fingerprint())
+    hall = place.hall(rounds=4, members="a,b,c")
+    place.serve(hall)
+    assert hall.classes == tuple("012345") and [hall.seats[name].last_round for name in "abcd"] == [4, 4, 4, 2]
+    after = Kept.load(file_of(place), place.members["a"].fingerprint())
+    assert before is not None and after is not None and after.classes == tuple("012345")
+    assert (rows_of_head(before), rows_of_head(after)) == ({7}, {6})
+
+
+def rows_of_head(kept: Kept) -> set[int]:
+    return {len(value) for name, value in kept.state.items() if name.startswith("head.")}

@@ -17,7 +17,7 @@ import torch
 
 from fedproto.config import complete, one_part
 from fedproto.deploy.parcels import Parcel, of_server, over, printable, to_upload
-from fedproto.deploy.rules import Expected, Limits, accuracies, check, shapes_of
+from fedproto.deploy.rules import Expected, Limits, accuracies, check, check_new_classes, shapes_of
 from fedproto.deploy.settings import ServerSettings, Terms
 from fedproto.errors import ConfigError, Refused, RunFolderError
 from fedproto.federation import draw_model, state_of
@@ -40,6 +40,7 @@ class Seat:
     last_round: int = 0  # in which its answer counted
     last_seen: float = 0.0
     spoken: list[str] = field(default_factory=list)
+    brought: list[str] = field(default_factory=list)  # classes of which it was the first to speak
     bytes_up: int = 0
     bytes_down: int = 0
     refused: int = 0  # answers that the rules did not let pass
@@ -53,6 +54,7 @@ class Answer(NamedTuple):
 
     upload: Upload
     spoken: list[str]  # the classes of its rows; none where weights travel
+    brought: list[str]  # those of them that the federation did not have
 
 
 class Hall:
@@ -82,7 +84,7 @@ class Hall:
 
     def expected(self, asked: frozenset[str]) -> Expected:
         s = self.settings
-        limits = Limits(s.max_bytes, s.max_classes, s.max_count, s.max_norm, s.new_classes)
+        limits = Limits(s.max_bytes, s.max_classes, s.max_new_classes, s.max_count, s.max_norm, s.new_classes)
         once = self.terms.part().options.get("weighting") == "uniform"
         return Expected(self.round + 1, asked, self.classes, *self.shapes, limits, once)
 
@@ -90,12 +92,19 @@ class Hall:
         """Keep a member's answer until the round is closed, or say in its seat why not, and raise that."""
         try:
             check(name, parcel, expected)
+            spoken = list(parcel.header["spoken"]) if expected.by_class else []
+            brought = check_new_classes(spoken, self._known(), set(self.seats[name].brought), expected.limits)
         except Refused as error:
             self.refuse(name, str(error))
             raise
-        self.answers[name] = Answer(to_upload(parcel), list(parcel.header.get("spoken", [])))
+        self.answers[name] = Answer(to_upload(parcel), spoken, brought)
         self.seats[name].reason = ""
         self.note_accuracy(name, parcel)
+
+    def _known(self) -> set[str]:
+        """The federation's classes, with those that answers of this round bring."""
+        coming = {name for answer in self.answers.values() for name in answer.brought}
+        return coming.union(self.classes)
 
     def heard(self, name: str, size: int) -> None:
         seat = self.seats[name]
@@ -121,21 +130,44 @@ class Hall:
     def close_round(self) -> None:
         """Make the server's new state of what was said; `save` keeps it."""
         self.round += 1
-        for name, answer in self.answers.items():
-            seat = self.seats[name]
+        for name in sorted(self.answers, key=self._number):  # in whatever order they came
+            seat, answer = self.seats[name], self.answers[name]
             seat.last_round = self.round
             seat.spoken = answer.spoken
+            seat.brought += answer.brought
+            self.classes = tuple(dict.fromkeys((*self.classes, *answer.spoken)))
             self.uploads[name] = answer.upload
         self.answers = {}
-        self.uploads = {name: upload for name, upload in self.uploads.items() if self.admits(name)}  # who left is gone
+        self._strike_leavers()
         spoke = set(self.uploads)
         counts = spoke if self.algorithm.remembers else {n for n in spoke if self.seats[n].last_round == self.round}
-        new = [name for seat in self.seats.values() for name in seat.spoken if name not in self.classes]
-        self.classes += tuple(dict.fromkeys(new))
-        uploads = [self._placed(n) for n in sorted(counts, key=lambda name: self.seats[name].number)]
+        uploads = [self._placed(n) for n in sorted(counts, key=self._number)]
         if uploads and uploads[0].sums:
             together = stack(uploads)
             self.server = self.algorithm.aggregate(self._before(together), together)
+
+    def _number(self, name: str) -> int:
+        return self.seats[name].number
+
+    def _strike_leavers(self) -> None:
+        """Drop what those said who are no members any more, and the classes that were only theirs.
+
+        Their seats stay, so that nobody else gets their numbers. Classes that the settings name stay, too.
+        """
+        gone: set[str] = set()
+        held = set(words(self.settings.classes))
+        for name, seat in self.seats.items():
+            if self.admits(name):
+                held.update(seat.spoken)
+                continue
+            gone.update(seat.spoken, seat.brought)
+            seat.spoken, seat.brought = [], []
+            self.uploads.pop(name, None)
+        stays = [name not in gone - held for name in self.classes]
+        if "known" in self.server:
+            rows = torch.tensor(stays[: len(self.server["known"])]).nonzero().flatten()
+            self.server = {name: value[rows] for name, value in self.server.items()}
+        self.classes = tuple(name for name, stay in zip(self.classes, stays, strict=True) if stay)
 
     def _placed(self, name: str) -> Upload:
         upload = self.uploads[name]

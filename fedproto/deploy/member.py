@@ -177,9 +177,6 @@ def _seated(parcel: Parcel, own: MemberSettings, terms: Terms, kept: Kept | None
     state = member.initial
     if kept is not None:
         held = {name: value.to(member.initial[name]) for name, value in kept.state.items()}
-        gone = set(kept.classes) - set(federation.classes)
-        if gone:
-            raise DataError(f"the server no longer speaks of {min(gone)!r}, for which this member's head has a place")
         state = placed_by_class(held, member.initial, kept.classes, federation.classes)
     return _Seated(own, federation, member, algorithm, state, server)
 

@@ -19,7 +19,8 @@ class Limits:
     """What the server accepts of one answer."""
 
     bytes: int = 64 * 2**20
-    classes: int = 1000  # that one member may speak of, and that members may make of the federation's
+    classes: int = 1000  # of the federation, and so of one answer
+    classes_of_one: int = 100  # that one member may bring, in all rounds together
     count: float = 1e7  # weight of a class, or of a member
     norm: float = 1e4  # of one prototype, or of one tensor of weights, by root mean square
     new_classes: bool = False
@@ -68,13 +69,29 @@ def _check_names(parcel: Parcel, expected: Expected) -> int:
     if len(set(names)) < len(names) or any(len(name) > WORD or not name.isprintable() for name in names):
         raise Refused(f"it names a class twice, or with more than {WORD} letters, or with ones that cannot be printed")
     new = [name for name in names if name not in expected.classes]
-    if new and len(new) + len(expected.classes) > expected.limits.classes:
-        raise Refused(f"with it the federation would have more than {expected.limits.classes} classes")
     if new and not expected.limits.new_classes:
         raise Refused(
             f"it speaks of {_word(new[0])}, which is no class of this federation, and new ones are not accepted"
         )
     return len(names)
+
+
+def check_new_classes(spoken: list[str], known: set[str], brought: set[str], limits: Limits) -> list[str]:
+    """The classes that an answer would bring to those `known`, or refuse them with the reason.
+
+    `brought` are those that its member has brought already, in other rounds.
+    """
+    new = [name for name in spoken if name not in known]
+    in_all = len(brought.union(new))
+    if new and in_all > limits.classes_of_one:
+        raise Refused(
+            f"with it its sender would have brought {in_all} classes, and {limits.classes_of_one} are accepted"
+        )
+    if new and len(known) + len(new) > limits.classes:
+        raise Refused(
+            f"with it the federation would have {len(known) + len(new)} classes, and {limits.classes} are accepted"
+        )
+    return new
 
 
 def _check_arrays(parcel: Parcel, expected: Expected, rows: int | None) -> None:
