@@ -17,7 +17,16 @@ import torch
 
 from fedproto.config import complete, one_part
 from fedproto.deploy.parcels import Parcel, of_server, over, printable, to_upload
-from fedproto.deploy.rules import Expected, Limits, accuracies, check, check_new_classes, shapes_of
+from fedproto.deploy.rules import (
+    Amounts,
+    Expected,
+    Limits,
+    accuracies,
+    check,
+    check_new_classes,
+    find_outliers,
+    shapes_of,
+)
 from fedproto.deploy.settings import ServerSettings, Terms
 from fedproto.errors import ConfigError, Refused, RunFolderError
 from fedproto.federation import draw_model, state_of
@@ -83,10 +92,21 @@ class Hall:
         return Parcel({**header, **vars(self.terms), **state.header, **told}, state.arrays)
 
     def expected(self, asked: frozenset[str]) -> Expected:
-        s = self.settings
-        limits = Limits(s.max_bytes, s.max_classes, s.max_new_classes, s.max_count, s.max_norm, s.new_classes)
         once = self.terms.part().options.get("weighting") == "uniform"
-        return Expected(self.round + 1, asked, self.classes, *self.shapes, limits, once)
+        return Expected(self.round + 1, asked, self.classes, *self.shapes, self._limits(), once)
+
+    def _limits(self) -> Limits:
+        s = self.settings
+        return Limits(
+            bytes=s.max_bytes,
+            classes=s.max_classes,
+            classes_of_one=s.max_new_classes,
+            count=s.max_count,
+            norm=s.max_norm,
+            new_classes=s.new_classes,
+            norm_ratio=s.max_norm_ratio,
+            count_ratio=s.max_count_ratio,
+        )
 
     def take(self, name: str, parcel: Parcel, expected: Expected) -> None:
         """Keep a member's answer until the round is closed, or say in its seat why not, and raise that."""
@@ -100,6 +120,17 @@ class Hall:
         self.answers[name] = Answer(to_upload(parcel), spoken, brought)
         self.seats[name].reason = ""
         self.note_accuracy(name, parcel)
+
+    def judge(self) -> dict[str, str]:
+        """Refuse the answers of this round that are out of line with the others'; gives who that is, and why."""
+        answers = {name: Amounts.of(answer.upload, answer.spoken) for name, answer in self.answers.items()}
+        before = {name: upload for name, upload in self.uploads.items() if name not in answers and self.admits(name)}
+        remembered = {name: Amounts.of(upload, self.seats[name].spoken) for name, upload in before.items()}
+        reasons = find_outliers(answers, remembered, self._limits())
+        for name, reason in reasons.items():
+            del self.answers[name]
+            self.refuse(name, reason)
+        return reasons
 
     def _known(self) -> set[str]:
         """The federation's classes, with those that answers of this round bring."""

@@ -82,10 +82,10 @@ def _round(hall: Hall, post: Post, say: Say) -> None:
     """Ask until a quorum of answers counts, then close the round.
 
     Whose answer counts is not asked again; who had trained the round answers from its file. A round that stays without
-    a quorum while `patience` lasts is not closed.
+    a quorum for `patience` after the first attempt is not closed.
     """
     number, quorum = hall.round + 1, hall.settings.quorum
-    ends = time.monotonic() + hall.settings.patience
+    ends: float | None = None
     for pause in _pauses():
         there = _quorum(hall, post)
         silent = _ask(hall, post, [name for name in there if name not in hall.answers], say)
@@ -95,6 +95,7 @@ def _round(hall: Hall, post: Post, say: Say) -> None:
             break
         _save(hall, say)  # who was refused, and why
         too_few = f"round {number}: {counted} answers counted{missing}, and {quorum} are wanted"
+        ends = ends or time.monotonic() + hall.settings.patience
         if time.monotonic() + pause > ends:
             raise TrainingError(f"{too_few}; start this again: it goes on with the same round")
         say(f"{too_few}; the others are asked again in {pause:g} s")
@@ -113,6 +114,8 @@ def _ask(hall: Hall, post: Post, names: list[str], say: Say) -> set[str]:
         silent.discard(name)
         if reason:
             say(f"round {hall.round + 1}: {name} {reason}")
+    for name, reason in hall.judge().items():
+        say(f"round {hall.round + 1}: {name} was refused: {reason}")
     for name, sent in post.sent().items():
         if name in hall.seats:
             hall.seats[name].bytes_down += sent

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
+import torch
 
+from fedproto.algorithms import trainable
 from fedproto.deploy.parcels import Header, Parcel
 from fedproto.errors import Refused, shown
 from fedproto.types import Upload
 
 WORD = 200  # letters of a name at most
 WAYS = ("head", "head_own", "prototype", "prototype_own")
+WITNESSES = 2  # others at least by whom somebody is judged: a median of one is that one's word
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,8 @@ class Limits:
     count: float = 1e7  # weight of a class, or of a member
     norm: float = 1e4  # of one prototype, or of one tensor of weights, by root mean square
     new_classes: bool = False
+    norm_ratio: float = 5.0  # of a class's mean to the median of the other members'
+    count_ratio: float = 100.0  # likewise
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,94 @@ def _check_amounts(parcel: Parcel, expected: Expected) -> None:
                 raise Refused(
                     f"{name} has a root mean square of {largest:.3g}, and {expected.limits.norm:g} is accepted"
                 )
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How large an upload is: by class, or by the empty name where weights travel."""
+
+    norms: dict[str, float]  # root mean square of what is said, without its weight
+    counts: dict[str, float]  # the weight by which it is said
+
+    @classmethod
+    def of(cls, upload: Upload, spoken: list[str]) -> Amounts:
+        weight = upload.weights["weight"].double().reshape(-1)
+        values = list(trainable(upload.sums).values())  # running statistics are in the units of each member's data
+        rows = torch.cat([value.double().reshape(len(weight), -1) for value in values], 1) / weight[:, None]
+        norms = rows.square().mean(1).sqrt()
+        names = spoken or [""]
+        return cls(dict(zip(names, norms.tolist(), strict=True)), dict(zip(names, weight.tolist(), strict=True)))
+
+
+def find_outliers(answers: Mapping[str, Amounts], remembered: Mapping[str, Amounts], limits: Limits) -> dict[str, str]:
+    """Whose answers of a round are too large beside the others', and why; all are judged together.
+
+    The one that is most out of line goes first, and the rest are judged without it, so that it makes nobody else look
+    odd. What members said who did not answer this time, `remembered`, is compared with, but not judged.
+    """
+    present = {**remembered, **answers}
+    reasons: dict[str, str] = {}
+    while True:
+        found = _most_out_of_line(present, answers.keys() - reasons.keys(), limits)
+        if found is None:
+            return reasons
+        name, reasons[name] = found
+        del present[name]
+
+
+def _most_out_of_line(present: Mapping[str, Amounts], judged: set[str], limits: Limits) -> tuple[str, str] | None:
+    """Who is further beyond a limit than anybody else, and the sentence about it."""
+    norms = _ratios({name: amounts.norms for name, amounts in present.items()}, rare_is_odd=True)
+    counts = _ratios({name: amounts.counts for name, amounts in present.items()}, rare_is_odd=False)
+    candidates = []
+    for ratios, limit, what in ((norms, limits.norm_ratio, "norm"), (counts, limits.count_ratio, "count")):
+        for name in judged:
+            about, ratio = max(ratios[name].items(), key=lambda item: item[1])
+            whose = f"of class {_word(about)}" if about else "of its weights"
+            rounded = float(f"{ratio:.1g}")  # more digits would tell what the others have
+            sentence = (
+                f"the {what} {whose} is about {rounded:g} times the median of the other members', "
+                f"and {limit:g} times is accepted (max-{what}-ratio)"
+            )
+            candidates.append((ratio / limit, name, sentence))
+    excess, name, sentence = max(candidates, default=(0.0, "", ""))
+    return (name, sentence) if excess > 1 else None
+
+
+def _ratios(amounts: Mapping[str, Mapping[str, float]], rare_is_odd: bool) -> dict[str, dict[str, float]]:
+    """Each member's amount of each class over the median of the others'.
+
+    Where too few others speak of a class, its amount is compared with that of their usual class instead. With
+    `rare_is_odd` false it always may be: who has many images of a class that is rare elsewhere is no liar.
+    """
+    usual = _medians_of_others({name: median(mine.values()) for name, mine in amounts.items()})
+    classes = {about for mine in amounts.values() for about in mine}
+    by_class = {
+        about: _medians_of_others({name: mine[about] for name, mine in amounts.items() if about in mine})
+        for about in classes
+    }
+    ratios: dict[str, dict[str, float]] = {name: {} for name in amounts}
+    for name, mine in amounts.items():
+        for about, amount in mine.items():
+            beside = by_class[about].get(name, 0.0)
+            if not beside or not rare_is_odd:
+                beside = max(beside, usual.get(name, 0.0))
+            ratios[name][about] = amount / beside if beside else 0.0  # nobody to compare with
+    return ratios
+
+
+def _medians_of_others(values: Mapping[str, float]) -> dict[str, float]:
+    """For each member the median of the others' values; nothing where there are too few others."""
+    others = len(values) - 1
+    if others < WITNESSES:
+        return {}
+    ordered = sorted(values.values())
+    medians = {}
+    for name, value in values.items():
+        own = bisect_left(ordered, value)
+        middle = [place if place < own else place + 1 for place in ((others - 1) // 2, others // 2)]
+        medians[name] = (ordered[middle[0]] + ordered[middle[1]]) / 2
+    return medians
 
 
 def shapes_of(upload: Upload) -> tuple[dict[str, tuple[int, ...]], bool]:

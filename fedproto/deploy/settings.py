@@ -64,6 +64,8 @@ class ServerSettings:
     max_bytes: Count = 64 * 2**20
     max_count: Positive = 1e7
     max_norm: Positive = 1e4
+    max_count_ratio: Positive = 100.0  # count and norm of a class beside the median of the other members'
+    max_norm_ratio: Positive = 5.0
     max_classes: Count = 1000  # of the federation
     max_new_classes: Count = 100  # that one member may bring, in all rounds together
 
