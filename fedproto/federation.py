@@ -310,15 +310,16 @@ def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
 
 
 def placed_by_class(own: Tree, fresh: Tree, before: tuple[str, ...], now: tuple[str, ...]) -> Tree:
-    """Somebody's state where there are other classes now: each row of its head goes where its class is, others are
-    `fresh`, as drawn."""
+    """Somebody's state where there are other classes now: each row of its head goes where its class is, or nowhere
+    if that is gone; others are `fresh`, as drawn."""
     if before == now:
         return own
-    places = torch.tensor([now.index(name) for name in before])
+    stay = [row for row, name in enumerate(before) if name in now]
+    places = torch.tensor([now.index(before[row]) for row in stay], dtype=torch.long)
 
     def placed(name: str, value: Tensor) -> Tensor:
         is_rows = name.startswith("head.") and value.dim() and len(value) == len(before)
-        return fresh[name].clone().index_copy(0, places.to(value.device), value) if is_rows else value
+        return fresh[name].clone().index_copy(0, places.to(value.device), value[stay]) if is_rows else value
 
     return {name: placed(name, value) for name, value in own.items()}
 

@@ -5,33 +5,40 @@ All of it is one file, replaced atomically after every round, from which a kille
 
 from __future__ import annotations
 
-import fcntl
-import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, TextIO
+from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save
 
-from fedproto.bank import read_tensors
 from fedproto.config import complete, one_part
 from fedproto.deploy.parcels import Parcel, of_server, over, printable, to_upload
-from fedproto.deploy.rules import Expected, Limits, accuracies, check, shapes_of
+from fedproto.deploy.rules import (
+    Amounts,
+    Expected,
+    Limits,
+    accuracies,
+    check,
+    check_new_classes,
+    find_outliers,
+    shapes_of,
+)
 from fedproto.deploy.settings import ServerSettings, Terms
 from fedproto.errors import ConfigError, Refused, RunFolderError
 from fedproto.federation import draw_model, state_of
-from fedproto.files import write_atomically
+from fedproto.files import hold_lock, read_tensors, write_tensors
 from fedproto.models import Fit
 from fedproto.options import Count, convert, words
 from fedproto.trees import flat, parted, stack, widened
 from fedproto.types import Algorithm, Batch, Step, Task, Tree, Upload, nothing
 
 STATE = "server.safetensors"
+KIND = "server state"
+VERSION = 1
 
 
 @dataclass
@@ -42,12 +49,23 @@ class Seat:
     last_round: int = 0  # in which its answer counted
     last_seen: float = 0.0
     spoken: list[str] = field(default_factory=list)
-    bytes_up: int = 0
+    brought: list[str] = field(default_factory=list)  # classes of which it was the first to speak
+    bytes_up: int = 0  # of payload, as the simulator's ledger counts them
     bytes_down: int = 0
+    beside_up: int = 0  # of headers, of what Flower adds, and of messages that no round needs
+    beside_down: int = 0
     refused: int = 0  # answers that the rules did not let pass
     failed: int = 0  # rounds it could not answer, by its own word or Flower's
     reason: str = ""  # of the last of either, until an answer counts
     accuracy: dict[str, float] = field(default_factory=dict)
+
+
+class Answer(NamedTuple):
+    """What a member said in the round that is not closed yet."""
+
+    upload: Upload
+    spoken: list[str]  # the classes of its rows; none where weights travel
+    brought: list[str]  # those of them that the federation did not have
 
 
 class Hall:
@@ -58,43 +76,86 @@ class Hall:
         self.round = 0
         self.classes = tuple(words(settings.classes))
         self.seats: dict[str, Seat] = {}
+        self.registered: set[str] = set()  # names of keys: who has none cannot say them
         self.uploads: dict[str, Upload] = {}  # as they were sent; rows are of the seat's `spoken` classes
+        self.answers: dict[str, Answer] = {}  # of the round that is not closed yet
         self.path = Path(settings.state) / STATE
         self.server, self.shapes = _beginning(self.algorithm, terms, settings, self.classes)
 
     # --- a round
 
-    def invite(self, name: str) -> Parcel:
-        """What a member is sent: where the federation stands, and by what it trains."""
+    def invite(self, name: str, whole: bool = False) -> Parcel:
+        """What a member is sent: where the federation stands, and by what it trains.
+
+        To train it gets what the algorithm sends to a client of its classes. Of a member that has not been heard yet
+        the classes are not known: it gets everything, as does who is to measure over all classes (`whole`).
+        """
         seat = self.seats.setdefault(name, Seat(len(self.seats)))
-        state = of_server(self.server, self.classes)
+        own = [float(whole or not seat.spoken or each in seat.spoken) for each in self.classes]
+        state = of_server(self.algorithm.send(self.server, torch.tensor(own)), self.classes)
         told = {"refused": seat.reason} if seat.reason else {}
         header = {"round": self.round + 1, "number": seat.number, "classes": list(self.classes), "member": name}
         header |= {"federation": self.id}
         return Parcel({**header, **vars(self.terms), **state.header, **told}, state.arrays)
 
     def expected(self, asked: frozenset[str]) -> Expected:
-        s = self.settings
-        limits = Limits(s.max_bytes, s.max_classes, s.max_count, s.max_norm, s.new_classes)
         once = self.terms.part().options.get("weighting") == "uniform"
-        return Expected(self.round + 1, asked, self.classes, *self.shapes, limits, once)
+        return Expected(self.round + 1, asked, self.classes, *self.shapes, self._limits(), once)
+
+    def _limits(self) -> Limits:
+        s = self.settings
+        return Limits(
+            bytes=s.max_bytes,
+            classes=s.max_classes,
+            classes_of_one=s.max_new_classes,
+            count=s.max_count,
+            norm=s.max_norm,
+            new_classes=s.new_classes,
+            norm_ratio=s.max_norm_ratio,
+            count_ratio=s.max_count_ratio,
+        )
 
     def take(self, name: str, parcel: Parcel, expected: Expected) -> None:
-        """Keep a member's upload, or say in its seat why not, and raise that."""
+        """Keep a member's answer until the round is closed, or say in its seat why not, and raise that."""
         try:
             check(name, parcel, expected)
+            spoken = list(parcel.header["spoken"]) if expected.by_class else []
+            brought = check_new_classes(spoken, self._known(), set(self.seats[name].brought), expected.limits)
         except Refused as error:
             self.refuse(name, str(error))
             raise
-        upload, seat = to_upload(parcel), self.seats[name]
-        seat.last_round, seat.reason = self.round + 1, ""
-        seat.spoken = list(parcel.header.get("spoken", []))
+        self.answers[name] = Answer(to_upload(parcel), spoken, brought)
+        self.seats[name].reason = ""
         self.note_accuracy(name, parcel)
-        self.uploads[name] = upload
 
-    def heard(self, name: str, size: int) -> None:
+    def judge(self) -> dict[str, str]:
+        """Refuse the answers of this round that are out of line with the others'; gives who that is, and why."""
+        answers = {name: Amounts.of(answer.upload, answer.spoken) for name, answer in self.answers.items()}
+        before = {name: upload for name, upload in self.uploads.items() if name not in answers and self.admits(name)}
+        remembered = {name: Amounts.of(upload, self.seats[name].spoken) for name, upload in before.items()}
+        reasons = find_outliers(answers, remembered, self._limits())
+        for name, reason in reasons.items():
+            del self.answers[name]
+            self.refuse(name, reason)
+        return reasons
+
+    def _known(self) -> set[str]:
+        """The federation's classes, with those that answers of this round bring."""
+        coming = {name for answer in self.answers.values() for name in answer.brought}
+        return coming.union(self.classes)
+
+    def heard(self, name: str, payload: int, beside: int) -> None:
+        """Note that a member answered, with so many bytes of payload and beside it."""
         seat = self.seats[name]
-        seat.last_seen, seat.bytes_up = time.time(), seat.bytes_up + size
+        seat.last_seen = time.time()
+        seat.bytes_up += payload
+        seat.beside_up += beside
+
+    def sent(self, name: str, payload: int, beside: int) -> None:
+        """Note what was sent to a member."""
+        seat = self.seats[name]
+        seat.bytes_down += payload
+        seat.beside_down += beside
 
     def note_accuracy(self, name: str, parcel: Parcel) -> None:
         self.seats[name].accuracy = accuracies(parcel.header) or self.seats[name].accuracy
@@ -114,18 +175,46 @@ class Hall:
         return not listed or name in listed
 
     def close_round(self) -> None:
-        """Make the server's new state of what was said, and keep it."""
+        """Make the server's new state of what was said; `save` keeps it."""
         self.round += 1
-        self.uploads = {name: upload for name, upload in self.uploads.items() if self.admits(name)}  # who left is gone
+        for name in sorted(self.answers, key=self._number):  # in whatever order they came
+            seat, answer = self.seats[name], self.answers[name]
+            seat.last_round = self.round
+            seat.spoken = answer.spoken
+            seat.brought += answer.brought
+            self.classes = tuple(dict.fromkeys((*self.classes, *answer.spoken)))
+            self.uploads[name] = answer.upload
+        self.answers = {}
+        self._strike_leavers()
         spoke = set(self.uploads)
         counts = spoke if self.algorithm.remembers else {n for n in spoke if self.seats[n].last_round == self.round}
-        new = [name for seat in self.seats.values() for name in seat.spoken if name not in self.classes]
-        self.classes += tuple(dict.fromkeys(new))
-        uploads = [self._placed(n) for n in sorted(counts, key=lambda name: self.seats[name].number)]
+        uploads = [self._placed(n) for n in sorted(counts, key=self._number)]
         if uploads and uploads[0].sums:
             together = stack(uploads)
             self.server = self.algorithm.aggregate(self._before(together), together)
-        self.save()
+
+    def _number(self, name: str) -> int:
+        return self.seats[name].number
+
+    def _strike_leavers(self) -> None:
+        """Drop what those said who are no members any more, and the classes that were only theirs.
+
+        Their seats stay, so that nobody else gets their numbers. Classes that the settings name stay, too.
+        """
+        gone: set[str] = set()
+        held = set(words(self.settings.classes))
+        for name, seat in self.seats.items():
+            if self.admits(name):
+                held.update(seat.spoken)
+                continue
+            gone.update(seat.spoken, seat.brought)
+            seat.spoken, seat.brought = [], []
+            self.uploads.pop(name, None)
+        stays = [name not in gone - held for name in self.classes]
+        if "known" in self.server:
+            rows = torch.tensor(stays[: len(self.server["known"])]).nonzero().flatten()
+            self.server = {name: value[rows] for name, value in self.server.items()}
+        self.classes = tuple(name for name, stay in zip(self.classes, stays, strict=True) if stay)
 
     def _placed(self, name: str) -> Upload:
         upload = self.uploads[name]
@@ -151,29 +240,40 @@ class Hall:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """While nobody else works on this state: Flower may start a second run when the first one is not quite dead."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        ends = time.monotonic() + self.settings.patience
-        with (self.path.parent / "lock").open("w") as file:
-            while not _locked(file):
-                if time.monotonic() > ends:
-                    raise RunFolderError(f"another run works on {self.path.parent}: stop it with `flwr stop`, or wait")
-                time.sleep(0.5)
+        folder = self.path.parent
+        with ExitStack() as stack:
+            try:
+                self._make_folder()
+                stack.enter_context(hold_lock(folder, wait_seconds=self.settings.patience))
+            except OSError as error:
+                raise RunFolderError(f"{folder} cannot be written: {error.strerror or error}") from error
             yield
 
     def save(self) -> None:
-        """One file; what Flower's people and `fedproto deploy status` read of it is in its metadata."""
+        """Replace the file, or raise a sentence that names it; what was there before then stays as it was.
+
+        What people and `fedproto deploy status` read is in the file's header.
+        """
         remembered = self.uploads if self.algorithm.remembers else {}  # else nobody asks for them
         uploads = {str(self.seats[name].number): flat(upload._asdict()) for name, upload in remembered.items()}
         tensors = flat({"server": self.server} | uploads)
-        of = {
+        header = {
             "id": self.id,
             "round": self.round,
             "classes": list(self.classes),
             "algorithm": str(self.terms.part()),
+            "registered": sorted(self.registered),
             "seats": {name: vars(seat) for name, seat in self.seats.items()},
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, save({n: v.contiguous() for n, v in tensors.items()}, {"of": json.dumps(of)}))
+        try:
+            self._make_folder()
+            write_tensors(self.path, tensors, KIND, VERSION, header, private=True)
+        except OSError as error:
+            raise RunFolderError(f"{self.path} cannot be written: {error.strerror or error}") from error
+
+    def _make_folder(self) -> None:
+        """Make the state's folder, for its owner only; one that is there keeps the permissions it has."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _refuse_other(self, server: Tree) -> None:
         """A state of other prototypes or another architecture than the settings speak of."""
@@ -190,17 +290,19 @@ class Hall:
         tensors, of = read_state(self.path)
         if of["algorithm"] != str(self.terms.part()):
             raise RunFolderError(f"{self.path} is of {of['algorithm']}, not of {self.terms.part()}: name another state")
+        parts = parted(tensors)
+        server = parts.get("server", {})
         try:
             self.id, self.round = str(of["id"]), int(of["round"])
             self.classes = tuple(dict.fromkeys((*of["classes"], *self.classes)))
+            self.registered |= set(of["registered"])
             self.seats = {name: Seat(**seat) for name, seat in of["seats"].items()}
+            stored = {name: parts[str(seat.number)] for name, seat in self.seats.items() if str(seat.number) in parts}
+            self.uploads = {name: Upload(**parted(tree)) for name, tree in stored.items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"{self.path} is damaged: {error}") from error
-        parts = parted(tensors)
-        self._refuse_other(parts.get("server", {}))
-        self.server = parts.get("server", {})
-        stored = {name: parts[str(seat.number)] for name, seat in self.seats.items() if str(seat.number) in parts}
-        self.uploads = {name: Upload(**parted(tree)) for name, tree in stored.items()}
+        self._refuse_other(server)
+        self.server = server
 
 
 def _beginning(
@@ -239,22 +341,12 @@ def _architecture(terms: Terms, settings: ServerSettings, classes: int) -> Tree:
 
 
 def read_state(path: Path) -> tuple[Tree, dict[str, Any]]:
-    tensors, metadata = read_tensors(path, "a server's state")
-    try:
-        of = json.loads(metadata["of"])
-        if not {"id", "round", "classes", "algorithm", "seats"} <= of.keys():
-            raise ValueError("it lacks what a server keeps")
-    except (KeyError, ValueError, AttributeError) as error:
-        raise RunFolderError(f"{path} is no server's state: {error}") from error
-    return tensors, of
-
-
-def _locked(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which ends with the process, however that ends
-    except BlockingIOError:
-        return False
-    return True
+    """The tensors and the header of a server's file, checked."""
+    tensors, header = read_tensors(path, KIND, VERSION)
+    missing = {"id", "round", "classes", "algorithm", "registered", "seats"} - header.keys()
+    if missing:
+        raise RunFolderError(f"{path} is not a server's state: it lacks {min(missing)!r}")
+    return tensors, header
 
 
 def _row(value: torch.Tensor, by_class: bool) -> torch.Size:

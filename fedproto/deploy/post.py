@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from fedproto import wire
 from fedproto.deploy.parcels import Parcel
 from fedproto.deploy.pulling import MAX_DESCRIPTION_BYTES, Puller
 from fedproto.errors import Refused
@@ -24,12 +23,14 @@ POLL = 0.2  # seconds between two questions to Flower; grid.send_and_receive ask
 LONGEST_PAUSE = 2.0  # seconds before all are asked for again, however many they are
 LONGEST_HEADER = 2**20  # letters
 DEFAULT_MAX_BYTES = 64 * 2**20  # of one reply's arrays
+PAYLOAD = "safetensors"  # how a payload is written
 _UNREACHABLE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 
 def to_record(parcel: Parcel) -> RecordDict:
-    """Arrays as they are; the header as one text, since Flower's records know no empty lists."""
-    arrays = ArrayRecord({name: Array.from_numpy_ndarray(value) for name, value in parcel.arrays.items()})
+    """The payload as one array of bytes; the header as one text, since Flower's records know no empty lists."""
+    payload = parcel.payload()
+    arrays = ArrayRecord({"payload": Array("uint8", (len(payload),), PAYLOAD, payload)} if payload else {})
     return RecordDict({"arrays": arrays, "header": ConfigRecord({"json": json.dumps(parcel.header, sort_keys=True)})})
 
 
@@ -42,30 +43,22 @@ def from_record(record: RecordDict) -> Parcel:
         header = parse_json(text, "its header", Refused)
         if not isinstance(header, dict):
             raise Refused("its header is no object")
-        arrays = {str(name): _decode(value) for name, value in record.array_records["arrays"].items()}
-        return Parcel(header, arrays)
+        return Parcel(header, _decode(record.array_records["arrays"]))
     except Refused:
         raise
     except Exception as error:  # of any kind
         raise Refused(f"it is no parcel: {type(error).__name__}: {str(error)[:200]}") from error
 
 
-def _decode(array: Array) -> np.ndarray:
-    """An array in numpy's format. What its header states is compared with its bytes before memory is taken."""
-    if array.stype != "numpy.ndarray":
-        raise Refused("what it carries are not numpy arrays")
-    file = io.BytesIO(array.data)
-    version = np.lib.format.read_magic(file)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:
-        raise Refused("an array is in a version of numpy's format that is not accepted")
-    shape, by_column, dtype = readers[version](file)
-    stated = math.prod(shape) * dtype.itemsize
-    found = len(array.data) - file.tell()
-    if dtype.hasobject or min(shape, default=0) < 0 or stated != found:
-        raise Refused(f"an array states {stated} bytes and has {found}, or holds no plain numbers")
-    values = np.frombuffer(array.data, dtype, offset=file.tell()) if stated else np.zeros(0, dtype)
-    return values.reshape(shape, order="F" if by_column else "C")
+def _decode(arrays: ArrayRecord) -> dict[str, np.ndarray]:
+    """The arrays of the one payload that a record may carry."""
+    if not arrays:
+        return {}
+    if list(arrays) != ["payload"] or arrays["payload"].stype != PAYLOAD:
+        raise Refused("what it carries is not one payload")
+    if not arrays["payload"].data:
+        raise Refused("its payload is empty")
+    return wire.decode(arrays["payload"].data)
 
 
 def size(record: RecordDict) -> int:
@@ -77,28 +70,34 @@ class FlowerPost:
     """`rounds.Post` by a Flower grid. A member is called what its key was registered as; without keys, what it says.
 
     Each reply is pulled and decoded by itself: what is wrong with one costs its sender the round, and nobody else.
+    A name that was ever a registered one is nobody else's to say, whether its holder is there or not; `registered`
+    grows by those that are seen. Of the others the first who says a name holds it while it is there.
     """
 
-    def __init__(self, grid: Grid, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(self, grid: Grid, registered: set[str] | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.grid = grid
         self.puller = Puller(grid, max_bytes + MAX_DESCRIPTION_BYTES)
-        self.names: dict[int, str] = {}  # by node
+        self.names: dict[int, str] = {}  # by node; no name twice
+        self.registered = set() if registered is None else registered
         self._sent: dict[str, int] = {}
 
     def present(self) -> list[str]:
-        registered = {node.node_id: node.name for node in self.grid.get_nodes() if node.status == "online"}
-        self.names = {node: name for node, name in self.names.items() if node in registered}
-        unnamed = [node for node, name in registered.items() if not name and node not in self.names]
-        self.names |= {node: name for node, name in registered.items() if name}
+        online = {node.node_id: node.name for node in self.grid.get_nodes() if node.status == "online"}
+        by_key = {name: node for node, name in reversed(online.items()) if name}  # of two, the first
+        self.registered |= set(by_key)
+        said = {node: name for node, name in self.names.items() if node in online and name not in self.registered}
+        self.names = said | {node: name for name, node in by_key.items()}
+        unnamed = [node for node, name in online.items() if not name and node not in self.names]
         for node, sent, reply in self._replies({node: Parcel({}, {}) for node in unnamed}, "query", 30):
             self._introduce(node, sent, reply)
-        return [self.names[node] for node in registered if node in self.names]
+        return [self.names[node] for node in online if node in self.names]
 
     def _introduce(self, node: int, sent: Parcel, reply: Message | Refused) -> None:
         """A node that has no registered name says one; of two that say the same, the first is believed."""
         found, _ = _read(sent, reply)
         name = found.header.get("member") if isinstance(found, Parcel) else None
-        if isinstance(name, str) and name and name not in self.names.values():
+        taken = {*self.names.values(), *self.registered}
+        if isinstance(name, str) and name and name not in taken:
             self.names[node] = name
 
     def exchange(

@@ -10,9 +10,10 @@ from fedproto.deploy.codes import describe_code
 from fedproto.deploy.hall import Hall
 from fedproto.deploy.parcels import Parcel
 from fedproto.deploy.rules import Expected
-from fedproto.errors import Refused, TrainingError
+from fedproto.errors import Refused, RunFolderError, TrainingError
 
 Say = Callable[[str], None]
+LONGEST_PAUSE = 60.0  # seconds between two attempts
 
 
 class Post(Protocol):
@@ -34,18 +35,40 @@ class Post(Protocol):
 def serve(hall: Hall, post: Post, say: Say) -> None:
     """All rounds from where the hall stands, and the last accuracies."""
     if not hall.path.exists():
-        hall.save()  # now: members will remember which federation asked them
+        _save(hall, say)  # now: members will remember which federation asked them
     say(f"round {hall.round} of {hall.settings.rounds} is done; state in {hall.path}")
     while hall.round < hall.settings.rounds:
-        _round(hall, post, _quorum(hall, post), say)
+        _round(hall, post, say)
     _last_words(hall, post, say)
 
 
+def _save(hall: Hall, say: Say) -> None:
+    """Write the server's file, trying again while `patience` lasts: a disk that is full now may not stay so."""
+    ends = time.monotonic() + hall.settings.patience
+    for pause in _pauses():
+        try:
+            hall.save()
+            break
+        except RunFolderError as error:
+            if time.monotonic() > ends:
+                raise
+            say(f"{error}; nothing is lost, and it is tried again in {pause:g} s")
+            time.sleep(pause)
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds to wait before each new attempt: twice as long every time, up to a limit."""
+    pause = 0.5
+    while True:
+        yield pause
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
 def _quorum(hall: Hall, post: Post) -> list[str]:
-    """The members that are there, once there are enough of them."""
+    """The members that are there or have answered, once there are enough of them."""
     ends = time.monotonic() + hall.settings.patience
     while True:
-        there = sorted(filter(hall.admits, set(post.present())))
+        there = sorted(filter(hall.admits, set(post.present()) | set(hall.answers)))
         if len(there) >= hall.settings.quorum:
             return there
         if time.monotonic() > ends:
@@ -56,32 +79,57 @@ def _quorum(hall: Hall, post: Post) -> list[str]:
         time.sleep(0.5)
 
 
-def _round(hall: Hall, post: Post, there: list[str], say: Say) -> None:
-    asked, counted = set(there), 0
-    for name, found, size in post.exchange("train", {name: hall.invite(name) for name in there}, hall.settings.timeout):
-        reason = _heard(hall, name, found, size, hall.expected(frozenset(asked)))
-        asked.discard(name)
-        counted += not reason
+def _round(hall: Hall, post: Post, say: Say) -> None:
+    """Ask until a quorum of answers counts, then close the round.
+
+    Whose answer counts is not asked again; who had trained the round answers from its file. A round that stays without
+    a quorum for `patience` after the first attempt is not closed.
+    """
+    number, quorum = hall.round + 1, hall.settings.quorum
+    ends: float | None = None
+    for pause in _pauses():
+        there = _quorum(hall, post)
+        silent = _ask(hall, post, [name for name in there if name not in hall.answers], say)
+        missing = f"; {', '.join(sorted(silent))} did not answer" if silent else ""
+        counted = len(hall.answers)
+        if counted >= quorum:
+            break
+        _save(hall, say)  # who was refused, and why
+        too_few = f"round {number}: {counted} answers counted{missing}, and {quorum} are wanted"
+        ends = ends or time.monotonic() + hall.settings.patience
+        if time.monotonic() + pause > ends:
+            raise TrainingError(f"{too_few}; start this again: it goes on with the same round")
+        say(f"{too_few}; the others are asked again in {pause:g} s")
+        time.sleep(pause)
+    hall.close_round()
+    _save(hall, say)
+    say(f"round {number}: {counted} of {len(there)} answers counted{missing}")
+
+
+def _ask(hall: Hall, post: Post, names: list[str], say: Say) -> set[str]:
+    """Send the round to these members and take what they answer; gives those who said nothing."""
+    silent = set(names)
+    invitations = {name: hall.invite(name) for name in names}
+    for name, found, size in post.exchange("train", invitations, hall.settings.timeout):
+        reason = _heard(hall, name, found, size, hall.expected(frozenset(silent)))
+        silent.discard(name)
         if reason:
             say(f"round {hall.round + 1}: {name} {reason}")
+    for name, reason in hall.judge().items():
+        say(f"round {hall.round + 1}: {name} was refused: {reason}")
     for name, sent in post.sent().items():
-        if name in hall.seats:
-            hall.seats[name].bytes_down += sent
-    missing = f"; {', '.join(sorted(asked))} did not answer" if asked else ""
-    if not counted:
-        hall.save()  # who was refused, and why
-        raise TrainingError(
-            f"round {hall.round + 1}: no answer counted{missing}; this again goes on with the same round"
-        )
-    hall.close_round()
-    say(f"round {hall.round}: {counted} of {len(there)} answers counted{missing}")
+        if name in invitations:
+            payload = len(invitations[name].payload())
+            hall.sent(name, payload, max(0, sent - payload))
+    return silent
 
 
 def _heard(hall: Hall, name: str, found: Parcel | str, size: int, expected: Expected) -> str:
     """Why an answer does not count; empty where it does."""
     if name not in hall.seats:
         return "was refused: it is no member"
-    hall.heard(name, size)
+    payload = len(found.payload()) if isinstance(found, Parcel) else 0
+    hall.heard(name, payload, max(0, size - payload))
     if isinstance(found, str):
         hall.refuse(name, found)
         return f"was refused: {found}"
@@ -98,8 +146,14 @@ def _heard(hall: Hall, name: str, found: Parcel | str, size: int, expected: Expe
 def _last_words(hall: Hall, post: Post, say: Say) -> None:
     """Everybody's accuracy with the server's last state; who is silent keeps the one before."""
     there = sorted(name for name in set(post.present()) if name in hall.seats and hall.admits(name))
-    for name, found, _ in post.exchange("evaluate", {name: hall.invite(name) for name in there}, hall.settings.timeout):
-        if isinstance(found, Parcel) and name in hall.seats:
+    invitations = {name: hall.invite(name, whole=True) for name in there}
+    for name, found, size in post.exchange("evaluate", invitations, hall.settings.timeout):
+        if name in invitations:
+            hall.heard(name, 0, size)
+        if name in invitations and isinstance(found, Parcel):
             hall.note_accuracy(name, found)
-    hall.save()
+    for name, sent in post.sent().items():
+        if name in invitations:
+            hall.sent(name, 0, sent)
+    _save(hall, say)
     say(f"{hall.round} rounds are done; `fedproto deploy status {hall.path.parent}` shows them")

@@ -38,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
             hall = Hall(settings, terms)
             with hall.alone():
                 hall.load()
-                post = FlowerPost(grid, settings.max_bytes)
+                post = FlowerPost(grid, hall.registered, settings.max_bytes)
                 serve(hall, post, lambda sentence: log(logging.INFO, sentence))
     except FedProtoError as error:
         log(logging.ERROR, str(error))

@@ -59,14 +59,17 @@ class ServerSettings:
     shape: str = ""
     classes: str = ""  # names, with commas; more may come where new-classes is true
     members: str = ""  # names, with commas; empty: whoever Flower lets in
-    quorum: Count = 2  # members without whom no round is begun
+    quorum: Count = 2  # members without whom no round is begun, and answers without which none is closed
     timeout: Positive = 600.0  # seconds a round waits for answers
     patience: Positive = 600.0  # seconds to wait for a quorum
     new_classes: bool = False
     max_bytes: Count = 64 * 2**20
     max_count: Positive = 1e7
     max_norm: Positive = 1e4
-    max_classes: Count = 1000
+    max_count_ratio: Positive = 100.0  # count and norm of a class beside the median of the other members'
+    max_norm_ratio: Positive = 5.0
+    max_classes: Count = 1000  # of the federation
+    max_new_classes: Count = 100  # that one member may bring, in all rounds together
     trust_plugins: bool = False  # whether the server may run the code of the plug-ins that its settings name
 
 
