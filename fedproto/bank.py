@@ -27,7 +27,7 @@ from fedproto.options import Part
 from fedproto.runfolder import RunFolder
 from fedproto.trees import flat, one_of, parted, spread, stack, widened
 from fedproto.types import Tree, Upload
-from fedproto.vocabulary import alike
+from fedproto.vocabulary import alike, class_name
 
 PROTOTYPES, MEMBERS, UPLOAD = "prototypes.safetensors", "members.safetensors", "upload.safetensors"
 START = "start.safetensors"
@@ -85,8 +85,9 @@ def read_tensors(path: Path, what: str) -> tuple[Tree, dict[str, str]]:
 
 
 def _names(text: str, path: Path) -> tuple[str, ...]:
-    names = tuple(text.split("\n"))
-    if not all(names) or len(set(names)) < len(names):
+    lines = text.split("\n")
+    names = tuple(class_name(line, f"{path} has a class") for line in lines) if all(lines) else ()
+    if not names or len(set(names)) < len(names):
         raise DataError(f"{path} names no classes, or one twice: its metadata `classes` must be one name a line")
     return names
 
@@ -98,6 +99,13 @@ class Contribution:
     member: str
     classes: tuple[str, ...]
     upload: Upload
+
+    def __post_init__(self) -> None:
+        where = f"the upload of {self.member!r} has a class"
+        names = tuple(class_name(name, where) for name in self.classes)
+        if len(set(names)) < len(names):
+            raise DataError(f"the upload of {self.member!r} names a class twice")
+        object.__setattr__(self, "classes", names)  # frozen for everybody else
 
     def save(self, path: Path) -> None:
         tensors = {name: value.contiguous() for name, value in flat(self.upload._asdict()).items()}

@@ -444,8 +444,13 @@ def named(classes: tuple[str, ...]) -> dict[str, str]:
 
 
 def _meeting_names(federation: Federation) -> tuple[str, ...]:
-    """The names of a federation of several sources; one source alone knows what it calls its classes."""
-    return federation.classes if len({member.dataset for member in federation.members}) > 1 else ()
+    """The names of a federation of several sources, or of a person's own files.
+
+    A data set that comes with the package knows what it calls its classes, such as `a` and `A`.
+    """
+    datasets = {member.dataset for member in federation.members}
+    is_own = any(":" in dataset for dataset in datasets)
+    return federation.classes if len(datasets) > 1 or is_own else ()
 
 
 def _shared_out(config: Config, loaded: dict[str, Source]) -> tuple[list[Source], list[Portion], Config]:

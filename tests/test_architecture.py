@@ -19,8 +19,8 @@ ROOT = Path(fedproto.__file__).parent
 
 #: From the ground up. A module may import what stands in an earlier row, and, in a folder, its own folder.
 LAYERS = [
-    {"errors", "randomness", "types", "vocabulary"},
-    {"dropout", "encoding", "files", "options", "prototypes", "trees", "wire"},
+    {"errors", "randomness", "types"},
+    {"dropout", "encoding", "files", "options", "prototypes", "trees", "vocabulary", "wire"},
     {"preparation"},
     {"algorithms", "data", "models", "partitions", "registry"},
     {"federation", "config", "runfolder"},

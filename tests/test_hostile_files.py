@@ -1,18 +1,35 @@
 """Files that somebody made to do harm, or that a disk damaged: one sentence each, never a crash."""
 
+import json
 import pickle
+import shutil
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy._core.multiarray import _reconstruct, scalar
 from numpy._core.numeric import _frombuffer
+from PIL import Image
+from safetensors.torch import save
 
+import fedproto
+from fedproto import registry
+from fedproto.bank import Contribution, read_prototypes
+from fedproto.config import configure
+from fedproto.data import Places, Source, Split, from_arrays
 from fedproto.data._pickles import load_arrays
 from fedproto.data.cifar10 import read_batch
 from fedproto.errors import DataError
+from fedproto.experiment import Experiment
+from fedproto.options import Part
+from fedproto.types import Upload
+from fedproto.vocabulary import alike, class_name, is_plain, normalise_name
 
 # --- pickles
 
@@ -105,3 +122,150 @@ def test_a_pickle_that_calls_functions_is_refused(tmp_path):
     with pytest.raises(DataError, match="which a data file has no business with"):
         read_batch(batch)
     assert not (tmp_path / "there").exists()
+
+
+# --- names of classes
+
+COMPOSED = "caf\u00e9"
+DECOMPOSED = "cafe\u0301"
+SPELLINGS = (COMPOSED, DECOMPOSED, f" {COMPOSED}", f"{DECOMPOSED}\t")
+UNUSABLE = {
+    "": "is empty",
+    " \t": "is empty",
+    "a\nb": "line break",
+    "a\rb": "line break",
+    "a\u2028b": "line break",
+    "a\x1b[2Jb": "control character",
+    "a\x00b": "control character",
+    "ma\u202elign": "control character",
+    "\ud83d": "half a character",
+    "\u200b": "nothing that can be seen",
+}
+letters = st.characters(codec="utf-8")
+
+
+@given(st.text(letters))
+def test_a_name_is_normalised_once_for_all(name):
+    """Unicode's rule: composing is idempotent, and what looks the same composes to the same."""
+    normal = normalise_name(name)
+    assert normal == normal.strip() == unicodedata.normalize("NFC", normal)
+    assert normalise_name(normal) == normal
+    assert normalise_name(unicodedata.normalize("NFD", name)) == normal
+    assert normalise_name(f"\t{name} ") == normal
+
+
+@given(st.text(letters, min_size=1))
+def test_a_name_is_refused_or_one_line(name):
+    try:
+        found = class_name(name, "the data has a class")
+    except DataError as error:
+        assert len(str(error).splitlines()) == 1
+        assert not is_plain(name)
+    else:
+        assert is_plain(found) and found.splitlines() == [found]
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_an_unusable_name_is_refused_when_data_is_read(name):
+    x, y = np.zeros((6, 2), np.float32), np.array([0, 0, 0, 1, 1, 1])
+    with pytest.raises(DataError, match=UNUSABLE[name]) as refused:
+        from_arrays("mine", ("cat", name), [Split(x, y)])
+    assert len(str(refused.value).splitlines()) == 1
+    with pytest.raises(DataError, match=UNUSABLE[name]):
+        Source("mine", ("cat", name), Split(x, y), Split(x, y))
+
+
+def write_npz(folder: Path, names) -> str:
+    x = np.arange(8.0 * len(names), dtype=np.float32).reshape(-1, 2)
+    y = np.repeat(np.arange(len(names)), 4)
+    np.savez(folder / "own.npz", x=x, y=y, classes=np.array(names))
+    return f"npz:{folder / 'own.npz'}"
+
+
+def write_csv(folder: Path, names) -> str:
+    rows = [f'{row},"{name}"' for row, name in enumerate(names * 4)]
+    (folder / "own.csv").write_text("size,label\n" + "\n".join(rows), encoding="utf-8", newline="")
+    return f"csv:{folder / 'own.csv'}"
+
+
+def write_jsonl(folder: Path, names) -> str:
+    rows = [json.dumps({"text": f"word{row % 3}", "label": name}) for row, name in enumerate(names * 4)]
+    (folder / "own.jsonl").write_text("\n".join(rows))
+    return f"text:{folder / 'own.jsonl'}"
+
+
+def write_folders(folder: Path, names) -> str:
+    for place, name in enumerate(names):
+        (folder / "images" / name).mkdir(parents=True)
+        for number in range(4):
+            image = Image.fromarray(np.full((4, 4), 10 * place + number, np.uint8))
+            image.save(folder / "images" / name / f"{number}.png")
+    return f"folder:{folder / 'images'}"
+
+
+@pytest.mark.parametrize("write", [write_npz, write_csv, write_jsonl, write_folders])
+def test_spellings_of_one_name_are_one_class(tmp_path, write):
+    kind, _, path = write(tmp_path, (*SPELLINGS, "tea")).partition(":")
+    source = registry.build("dataset", Part(f"{kind}:{path}"), Places())
+    assert sorted(source.classes) == [COMPOSED, "tea"]
+    labels = np.concatenate([source.train.y, source.test.y])
+    counts = np.bincount(labels, minlength=2)
+    assert counts[source.classes.index(COMPOSED)] == 16
+    assert counts[source.classes.index("tea")] == 4
+    assert np.bincount(source.test.y).tolist() == [3, 1] or np.bincount(source.test.y).tolist() == [1, 3]
+
+
+def test_a_class_of_the_test_folder_may_be_spelled_otherwise(tmp_path):
+    train = Path(write_folders(tmp_path, (COMPOSED, "tea")).partition(":")[2])
+    (train.parent / "all" / "test").mkdir(parents=True)
+    train.rename(train.parent / "all" / "train")
+    for raw in (DECOMPOSED, "tea"):
+        copied = train.parent / "all" / "test" / raw
+        shutil.copytree(train.parent / "all" / "train" / unicodedata.normalize("NFC", raw), copied)
+    source = registry.build("dataset", Part(f"folder:{tmp_path / 'all'}"), Places())
+    assert source.classes == (COMPOSED, "tea") and len(source.test.y) == 8
+
+
+def test_three_spellings_are_one_class_of_one_federation():
+    """Three clients of Python arrays, each with a spelling of its own."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(8, 3)).astype(np.float32)
+    clients = [(x, np.array([name, "tea"] * 4)) for name in SPELLINGS[:3]]
+    found = fedproto.run(dataset=clients, model="mlp(hidden=4)", rounds=1)
+    assert sorted(found.data["classes"]) == [COMPOSED, "tea"]
+    assert found.prototypes["known"].tolist() == [1, 1]
+
+
+def test_names_without_anything_to_normalise_change_nothing():
+    """The labels stay the very array, and so does what a partition knows a data set by."""
+    x, y = np.zeros((4, 2), np.float32), np.array([0, 1, 1, 0])
+    source = Source("mine", ("b", "a"), Split(x, y), Split(x, y))
+    assert source.classes == ("b", "a") and source.train.y is y
+
+
+def test_an_upload_speaks_of_the_class_however_it_is_spelled():
+    upload = Upload({"prototypes": torch.ones(1, 2)}, {"weight": torch.ones(1)})
+    assert Contribution("zoo", (DECOMPOSED,), upload).classes == (COMPOSED,)
+    with pytest.raises(DataError, match="the upload of 'zoo' has a class 'a.nb', which holds a line break"):
+        Contribution("zoo", ("a\nb",), upload)
+    two = Upload({"prototypes": torch.ones(2, 2)}, {"weight": torch.ones(2)})
+    with pytest.raises(DataError, match="names a class twice"):
+        Contribution("zoo", SPELLINGS[:2], two)
+
+
+def test_prototypes_of_a_file_are_found_however_they_are_spelled(tmp_path):
+    tensors = {"prototypes": torch.ones(1, 2), "known": torch.ones(1)}
+    (tmp_path / "file").write_bytes(save(tensors, {"classes": f" {DECOMPOSED}"}))
+    assert read_prototypes(tmp_path / "file").classes == (COMPOSED,)
+
+
+def test_names_that_differ_in_case_are_told_before_the_run(tmp_path):
+    """Of a person's own file; the 62 characters of a data set of ours are meant so."""
+    config = configure({"dataset": write_csv(tmp_path, ("Cat", "cat", "dog")), "clients": 1, "partition": "iid"})
+    notices = Experiment.prepare(config[0]).notices
+    assert [notice for notice in notices if "'Cat', 'cat' differ only in case" in notice]
+
+
+def test_few_sentences_are_said_about_many_names():
+    names = [*"abcdefgh", *"ABCDEFGH"]
+    assert len(alike(names)) == 6 and alike(names)[-1] == "so do 3 more groups of classes"

@@ -33,6 +33,7 @@ from fedproto.partitions.classes import classes as of_classes
 from fedproto.trained import Trained, made
 from fedproto.trees import flat, parted
 from fedproto.types import Algorithm, Task, Tree
+from fedproto.vocabulary import is_plain
 
 STATE = "member.safetensors"
 
@@ -233,7 +234,7 @@ def _terms(header: dict[str, Any]) -> Terms:
             raise DataError(f"the server's message has no {key!r} that could be one")
     for key in ("classes", "known"):
         names = header.get(key, [])
-        words = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
+        words = isinstance(names, list) and all(isinstance(name, str) and is_plain(name) for name in names)
         if not words or len(set(names)) < len(names):
             raise DataError(f"the server's message has {key!r} that are no list of different names")
     if "classes" not in header or ":" in str(header.get("algorithm")):

@@ -9,6 +9,7 @@ import numpy as np
 from fedproto.deploy.parcels import Header, Parcel
 from fedproto.errors import Refused, shown
 from fedproto.types import Upload
+from fedproto.vocabulary import is_plain
 
 WORD = 200  # letters of a name at most
 WAYS = ("head", "head_own", "prototype", "prototype_own")
@@ -65,8 +66,8 @@ def _check_names(parcel: Parcel, expected: Expected) -> int:
         raise Refused("it does not name the classes it speaks of")
     if len(names) > expected.limits.classes:
         raise Refused(f"it speaks of {len(names)} classes, and {expected.limits.classes} are accepted")
-    if len(set(names)) < len(names) or any(len(name) > WORD or not name.isprintable() for name in names):
-        raise Refused(f"it names a class twice, or with more than {WORD} letters, or with ones that cannot be printed")
+    if len(set(names)) < len(names) or any(len(name) > WORD or not is_plain(name) for name in names):
+        raise Refused(f"it names a class twice, or with more than {WORD} letters, or in letters that are not plain")
     new = [name for name in names if name not in expected.classes]
     if new and len(new) + len(expected.classes) > expected.limits.classes:
         raise Refused(f"with it the federation would have more than {expected.limits.classes} classes")
