@@ -33,7 +33,7 @@ from fedproto.options import Part, options_of
 from fedproto.partitions import Portion
 from fedproto.rounds import Course, Progress, RoundResult, Schedule, run_rounds, summary
 from fedproto.runfolder import RunFolder
-from fedproto.trees import flat, parted
+from fedproto.trees import flat, misfit, parted
 from fedproto.types import Algorithm, Tree
 from fedproto.vocabulary import alike
 
@@ -155,11 +155,24 @@ class Experiment:
         if stored is None:
             return
         round, tree = stored
+        clients = parted(tree).get("client", {})
+        odd = misfit(self._initial_states(), clients)
         try:
+            if odd is not None:
+                raise ValueError(odd)
             self.progress.restore(tree, round)
-            self.engine.restore(self.place, parted(tree).get("client", {}))
-        except KeyError as error:
-            raise RunFolderError(f"the checkpoint in {folder.path} lacks {error}: it belongs to another run") from error
+        except ValueError as error:
+            raise RunFolderError(
+                f"the checkpoint in {folder.path} does not fit the run, or is damaged: {error}"
+            ) from error
+        self.engine.restore(self.place, clients)
+
+    def _initial_states(self) -> Tree:
+        """All clients' states before the first round, as an engine exports them."""
+        states: Tree = {}
+        for member in self.federation.members:
+            states |= {f"{member.id}.{name}": value for name, value in member.initial.items()}
+        return states
 
     def _finish(self, folder: RunFolder | None, lines: list[dict[str, Any]], clients: Tree) -> Result:
         has_prototypes = {"prototypes", "known"} <= self.progress.server.keys()

@@ -20,15 +20,17 @@ from safetensors.torch import save
 
 import fedproto
 from fedproto import registry
-from fedproto.bank import Contribution, read_prototypes
+from fedproto.bank import Bank, Contribution, read_prototypes
 from fedproto.config import configure
 from fedproto.data import Places, Source, Split, from_arrays
 from fedproto.data._pickles import load_arrays
 from fedproto.data.cifar10 import read_batch
-from fedproto.errors import DataError
-from fedproto.experiment import Experiment
+from fedproto.errors import ConfigError, DataError, RunFolderError
+from fedproto.experiment import Experiment, reopen
+from fedproto.models import with_body
 from fedproto.options import Part
-from fedproto.types import Upload
+from fedproto.runfolder import RunFolder
+from fedproto.types import Tree, Upload
 from fedproto.vocabulary import alike, class_name, is_plain, normalise_name
 
 # --- pickles
@@ -246,7 +248,7 @@ def test_names_without_anything_to_normalise_change_nothing():
 def test_an_upload_speaks_of_the_class_however_it_is_spelled():
     upload = Upload({"prototypes": torch.ones(1, 2)}, {"weight": torch.ones(1)})
     assert Contribution("zoo", (DECOMPOSED,), upload).classes == (COMPOSED,)
-    with pytest.raises(DataError, match="the upload of 'zoo' has a class 'a.nb', which holds a line break"):
+    with pytest.raises(DataError, match=r"the upload of 'zoo' has a class 'a\\nb', which holds a line break"):
         Contribution("zoo", ("a\nb",), upload)
     two = Upload({"prototypes": torch.ones(2, 2)}, {"weight": torch.ones(2)})
     with pytest.raises(DataError, match="names a class twice"):
@@ -269,3 +271,120 @@ def test_names_that_differ_in_case_are_told_before_the_run(tmp_path):
 def test_few_sentences_are_said_about_many_names():
     names = [*"abcdefgh", *"ABCDEFGH"]
     assert len(alike(names)) == 6 and alike(names)[-1] == "so do 3 more groups of classes"
+
+
+# --- numbers that a cast spoils, and tensors of other names and kinds
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A finished run of two clients, which nobody may change."""
+    folder = tmp_path_factory.mktemp("hostile") / "run"
+    settings = {"clients": 2, "rounds": 2, "eval_every": 1, "shots": 4, "test_shots": 4, "stdev": 0}
+    fedproto.run(dataset="digits", model="mlp(hidden=4,width=4)", out=folder, **settings)
+    return folder
+
+
+@pytest.fixture
+def run(finished, tmp_path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def upload_of(value: float, weight: float = 1.0, dtype: torch.dtype = torch.float64) -> Upload:
+    values = torch.full((1, 4), value, dtype=torch.float64).to(dtype)
+    return Upload({"prototypes": values}, {"weight": torch.full((1,), weight, dtype=torch.float64).to(dtype)})
+
+
+@pytest.mark.parametrize(
+    ("upload", "sentence"),
+    [
+        (upload_of(1e300), "has prototypes that are not finite"),  # infinite in float32
+        (upload_of(1.0, 1e300), "has weight that are not finite"),
+        (upload_of(1.0, 1e-300), "a weight that is not positive"),  # zero in float32
+        (upload_of(3e38, 1e-30), "is too large: with it the prototypes are not finite"),
+        (upload_of(1.0, dtype=torch.bool), "of type torch.bool, where floating-point numbers are wanted"),
+        (upload_of(1.0, dtype=torch.int64), "of type torch.int64"),
+        (upload_of(1.0, dtype=torch.complex64), "of type torch.complex64"),
+        (upload_of(1.0, dtype=torch.float8_e4m3fn), "of type torch.float8_e4m3fn"),
+    ],
+)
+def test_an_upload_is_checked_as_it_will_be_summed(run, upload, sentence):
+    bank = Bank.of(RunFolder.open(run))
+    with pytest.raises(DataError, match=sentence):
+        bank.with_member(Contribution("new", ("0",), upload))
+    assert torch.isfinite(bank.with_member(Contribution("new", ("0",), upload_of(1.0))).prototypes().values).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("prototypes", torch.full((1, 2), 1e300, dtype=torch.float64), "prototypes that are not finite"),
+        ("prototypes", torch.ones(1, 2, dtype=torch.bool), "prototypes of type torch.bool"),
+        ("prototypes", torch.ones(1, 2, dtype=torch.int32), "prototypes of type torch.int32"),
+        ("prototypes", torch.ones(1, 2, dtype=torch.complex64), "prototypes of type torch.complex64"),
+        ("prototypes", torch.ones(1, 2).to(torch.float8_e5m2), "prototypes of type torch.float8_e5m2"),
+        ("known", torch.ones(1, dtype=torch.bool), "known of type torch.bool"),
+        ("known", torch.full((1,), 0.5), "neither 0 nor 1"),
+    ],
+)
+def test_odd_prototypes_of_a_file_are_refused(tmp_path, name, value, sentence):
+    tensors = {"prototypes": torch.ones(1, 2), "known": torch.ones(1), name: value}
+    (tmp_path / "file").write_bytes(save(tensors, {"classes": "cat"}))
+    with pytest.raises(DataError, match=sentence):
+        read_prototypes(tmp_path / "file")
+
+
+def test_initial_weights_are_checked_after_the_cast(tmp_path):
+    initial = {"body.fc.weight": torch.zeros(2, 2), "head.fc.weight": torch.zeros(1, 2)}
+    for value in (torch.full((2, 2), 1e300, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.complex64)):
+        (tmp_path / "w.safetensors").write_bytes(save({"body.fc.weight": value}))
+        with pytest.raises(ConfigError, match=r"have body\.fc\.weight with values that are not finite numbers"):
+            with_body(initial, tmp_path / "w.safetensors")
+
+
+def test_inputs_are_checked_once_they_are_normalised(tmp_path):
+    """Each number is finite, and so are mean and std; what they make is not."""
+    np.savez(tmp_path / "own.npz", x=np.full((8, 2), 1e30, np.float32), y=np.arange(8) % 2)
+    settings = {"dataset": f"npz:{tmp_path / 'own.npz'}(std=1e-20)", "clients": 1, "partition": "iid"}
+    with pytest.raises(DataError, match="inputs that are not finite once mean and std are applied"):
+        Experiment.prepare(configure(settings)[0])
+
+
+@pytest.mark.parametrize("shape", [(6, 0), (6, 0, 4), (6, 3, 0, 4)])
+def test_inputs_without_a_value_are_refused(tmp_path, shape):
+    np.savez(tmp_path / "own.npz", x=np.zeros(shape), y=np.array([0, 1] * 3))
+    with pytest.raises(DataError, match="which hold no value"):
+        registry.build("dataset", Part(f"npz:{tmp_path / 'own.npz'}"), Places())
+
+
+def renamed(tree: Tree, old: str, new: str) -> Tree:
+    return {new if name == old else name: value for name, value in tree.items()}
+
+
+SPOILT = {
+    "a flipped letter": lambda t: renamed(t, "client.0.body.fc1.weight", "client.0.body.fc1.wmight"),
+    "a client too many": lambda t: t | {"client.9.body.fc1.weight": torch.zeros(1)},
+    "another shape": lambda t: t | {"client.1.body.fc1.weight": torch.zeros(2, 2)},
+    "another type": lambda t: t | {"client.1.body.fc1.bias": t["client.1.body.fc1.bias"].double()},
+    "a server's name": lambda t: renamed(t, "server.known", "server.knwon"),
+    "a server's shape": lambda t: t | {"server.prototypes": torch.zeros(3, 3)},
+    "no ledger": lambda t: {name: value for name, value in t.items() if name != "ledger"},
+    "another ledger": lambda t: t | {"ledger": torch.zeros(5, 4, dtype=torch.int64)},
+    "another group": lambda t: t | {"servr.x": torch.zeros(1)},
+    "uploads of nobody": lambda t: t | {"sums.prototypes": t["sums.prototypes"][:1]},
+    "uploads without weights": lambda t: {n: v for n, v in t.items() if not n.startswith("weights.")},
+    "uploads of numbers": lambda t: t | {"weights.weight": t["weights.weight"].long()},
+}
+
+
+@pytest.mark.parametrize("change", SPOILT)
+def test_a_checkpoint_of_other_tensors_is_refused_in_one_sentence(finished, change):
+    experiment, folder = reopen(RunFolder.open(finished))
+    round, tree = folder.load_checkpoint()
+    folder.load_checkpoint = lambda: (round, SPOILT[change](tree))
+    before = experiment.client_states()
+    with pytest.raises(RunFolderError, match="does not fit the run, or is damaged"):
+        experiment.restore(folder)
+    for old, new in zip(before, experiment.client_states(), strict=True):
+        assert all(torch.equal(value, new[name]) for name, value in old.items())
