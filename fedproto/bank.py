@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedproto import registry
-from fedproto.config import one_part, read_toml
+from fedproto.config import one_part, read_recorded, read_toml
 from fedproto.errors import ConfigError, DataError, RunFolderError
 from fedproto.files import write_atomically
 from fedproto.options import Part
@@ -77,7 +77,10 @@ def read_prototypes(path: Path) -> Prototypes:
 def _weighting_beside(path: Path) -> str | None:
     """That of the run whose folder the file lies in."""
     config = path.parent / "config.toml"
-    return read_toml(config).get("algorithm.weighting") if config.exists() else None
+    weighting = read_toml(config).get("algorithm.weighting") if config.exists() else None
+    if weighting is not None and not isinstance(weighting, str):
+        raise DataError(f"{config} has a weighting that is not text")
+    return weighting
 
 
 def read_tensors(path: Path, what: str) -> tuple[Tree, dict[str, str]]:
@@ -300,7 +303,7 @@ class Bank:
 
 def _algorithm_of(folder: RunFolder) -> Part:
     """The run's method with its options."""
-    settings = read_toml(folder.path / "config.toml")
+    settings = read_recorded(folder.path / "config.toml")
     part = one_part("algorithm", settings["algorithm"])
     options = {k.partition(".")[2]: v for k, v in settings.items() if k.startswith("algorithm.")}
     return replace(part, options=part.options | options)

@@ -22,7 +22,7 @@ from torch import nn
 from fedproto import registry
 from fedproto.bank import PROTOTYPES, START, Prototypes, read_prototypes
 from fedproto.client import Training
-from fedproto.config import AUTO, Config, configure, read_toml, resolve_auto
+from fedproto.config import AUTO, Config, configure, read_recorded, resolve_auto
 from fedproto.data import Places, Source, from_clients
 from fedproto.engines import Engine
 from fedproto.engines.choice import build_engine, resolve
@@ -394,7 +394,7 @@ def _refuse_partition(options: dict[str, Any], clients: int) -> None:
 def reopen(folder: RunFolder, loaded: dict[str, Source] | None = None) -> tuple[Experiment, RunFolder]:
     """The experiment of a run folder, standing where its checkpoint left it, and the folder."""
     path = folder.path
-    settings = read_toml(path / "config.toml")
+    settings = read_recorded(path / "config.toml")
     if FROM_PYTHON.name in (settings.get("dataset"), settings.get("model")):
         raise RunFolderError(
             f"{path} was started from Python with arrays or modules of its own, so it cannot be resumed here"

@@ -25,8 +25,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedproto.encoding import ENCODING, Encoding, from_json, to_json
-from fedproto.errors import RunFolderError
-from fedproto.files import write_atomically
+from fedproto.errors import DataError, RunFolderError
+from fedproto.files import parse_json, read_json, write_atomically
+from fedproto.resultfile import checked_line, checked_result
 from fedproto.types import Tree
 
 
@@ -79,13 +80,19 @@ class RunFolder:
         return cls(path)
 
     def result(self) -> dict[str, Any] | None:
+        """The content of result.json, or None where the run has not finished."""
         path = self.path / "result.json"
-        return _json(path, path.read_text()) if path.exists() else None
+        return checked_result(read_json(path), str(path)) if path.exists() else None
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [_json(path, line) for line in lines if line.endswith("\n")]  # without its end, a line was cut off
+        content = _content(path) if path.exists() else b""
+        lines = content.split(b"\n")[:-1]  # without its end, the last line was cut off
+        found = []
+        for number, line in enumerate(lines, 1):
+            where = f"{path}, line {number},"
+            found.append(checked_line(parse_json(line, where), where))
+        return found
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         with (self.path / "metrics.jsonl").open("a") as file:
@@ -113,11 +120,11 @@ class RunFolder:
         path = self.path / ENCODING
         if not path.exists():
             return {}
-        stored = _json(path, path.read_text())
+        stored = read_json(path)
         try:
             different = [from_json(each, str(path)) for each in stored["encodings"]]
             return {client: different[place] for client, place in enumerate(stored["clients"]) if place is not None}
-        except (KeyError, TypeError, IndexError) as error:
+        except (KeyError, TypeError, IndexError, DataError) as error:
             raise RunFolderError(f"{path} is damaged: {error}") from error
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
@@ -144,7 +151,7 @@ class RunFolder:
     def checkpoint_round(self) -> int:
         """The round of the newest checkpoint, 0 where there is none."""
         files = sorted((self.path / "checkpoint").glob("round-*.safetensors"))
-        return int(files[-1].stem.removeprefix("round-")) if files else 0
+        return _round_of(files[-1]) if files else 0
 
     def load_checkpoint(self) -> tuple[int, Tree] | None:
         """The newest checkpoint, or None where the run was stopped before its first."""
@@ -201,12 +208,19 @@ def whole_folder(path: Path) -> Iterator[Path]:
         raise
 
 
+def _round_of(checkpoint: Path) -> int:
+    number = checkpoint.stem.removeprefix("round-")
+    if not (number.isascii() and number.isdigit()):
+        raise RunFolderError(f"{checkpoint} is not named as a checkpoint is: round-00000010.safetensors")
+    return int(number)
+
+
 def _checkpoint_name(round: int) -> str:
     return f"round-{round:08d}.safetensors"
 
 
-def _json(path: Path, text: str) -> Any:
+def _content(path: Path) -> bytes:
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise RunFolderError(f"{path} is damaged: {error}") from error
+        return path.read_bytes()
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror}") from error

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedproto.config import AUTO, Config, configure, flat, read_tables, read_toml
+from fedproto.config import AUTO, Config, configure, flat, read_recorded, read_tables
 from fedproto.data import Source
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
 from fedproto.experiment import Experiment, OnRound, execute
@@ -115,7 +115,7 @@ def _begun(cell: Cell, out: Path) -> RunFolder | None:
 
 def _refuse_other(cell: Cell, folder: RunFolder) -> None:
     """A folder of this sweep holds the run that the sweep means; how it was computed does not matter."""
-    stored = configure(read_toml(folder.path / "config.toml"))[0]
+    stored = configure(read_recorded(folder.path / "config.toml"))[0]
     meant = {field.name for field in fields(Config)} - set(COMPUTED)
     if any(part.name == AUTO for part in cell.config.model):
         meant -= {"model"}

@@ -119,6 +119,8 @@ def _makers(experiment: Experiment, folder: RunFolder) -> list[Callable[[], Trai
     states, names = experiment.client_states(), experiment.federation.classes
     shared = read_prototypes(folder.path) if "prototypes" in experiment.progress.server else None
     result, encodings = folder.result() or {}, folder.encodings()
+    if result and len(result["clients"]) != len(states):
+        raise RunFolderError(f"{folder.path / 'result.json'} speaks of other clients than partition.json")
 
     def make(member: Member) -> Trained:
         if member.id in encodings:  # the files may have changed since

@@ -20,7 +20,8 @@ ROOT = Path(fedproto.__file__).parent
 #: From the ground up. A module may import what stands in an earlier row, and, in a folder, its own folder.
 LAYERS = [
     {"errors", "randomness", "types"},
-    {"dropout", "encoding", "files", "options", "prototypes", "trees", "vocabulary", "wire"},
+    {"dropout", "files", "options", "prototypes", "trees", "vocabulary", "wire"},
+    {"encoding", "resultfile"},
     {"preparation"},
     {"algorithms", "data", "models", "partitions", "registry"},
     {"federation", "config", "runfolder"},

@@ -416,7 +416,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"fedproto": "member"'])
 def test_a_manifest_that_is_no_json_is_refused(spoilt, content):
     (spoilt / MANIFEST).write_bytes(content)
-    with pytest.raises(DataError, match=r"manifest.json cannot be read as JSON"):
+    with pytest.raises(DataError, match=r"manifest.json is not valid JSON"):
         read_member(spoilt)
 
 

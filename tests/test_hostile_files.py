@@ -1,5 +1,7 @@
 """Files that somebody made to do harm, or that a disk damaged: one sentence each, never a crash."""
 
+import csv
+import io
 import json
 import pickle
 import shutil
@@ -11,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy._core.multiarray import _reconstruct, scalar
 from numpy._core.numeric import _frombuffer
@@ -21,15 +23,23 @@ from safetensors.torch import save
 import fedproto
 from fedproto import registry
 from fedproto.bank import Bank, Contribution, read_prototypes
-from fedproto.config import configure
+from fedproto.config import configure, read_tables
 from fedproto.data import Places, Source, Split, from_arrays
 from fedproto.data._pickles import load_arrays
 from fedproto.data.cifar10 import read_batch
-from fedproto.errors import ConfigError, DataError, RunFolderError
+from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
 from fedproto.experiment import Experiment, reopen
 from fedproto.models import with_body
 from fedproto.options import Part
+from fedproto.partitions.file import read as read_partition
+from fedproto.partitions.file import stamp
+from fedproto.report.cells import make_harmless
+from fedproto.report.cells import write_csv as as_csv
+from fedproto.report.figures import finish, panel
+from fedproto.report.read import group, read_run
+from fedproto.reproduce import pictures
 from fedproto.runfolder import RunFolder
+from fedproto.trained import member_of
 from fedproto.types import Tree, Upload
 from fedproto.vocabulary import alike, class_name, is_plain, normalise_name
 
@@ -280,8 +290,8 @@ def test_few_sentences_are_said_about_many_names():
 def finished(tmp_path_factory) -> Path:
     """A finished run of two clients, which nobody may change."""
     folder = tmp_path_factory.mktemp("hostile") / "run"
-    settings = {"clients": 2, "rounds": 2, "eval_every": 1, "shots": 4, "test_shots": 4, "stdev": 0}
-    fedproto.run(dataset="digits", model="mlp(hidden=4,width=4)", out=folder, **settings)
+    options = {"clients": 2, "rounds": 2, "eval_every": 1, "shots": 4, "test_shots": 4, "stdev": 0}
+    fedproto.run(dataset="digits", model="mlp(hidden=4,width=4)", out=folder, **options)
     return folder
 
 
@@ -346,9 +356,9 @@ def test_initial_weights_are_checked_after_the_cast(tmp_path):
 def test_inputs_are_checked_once_they_are_normalised(tmp_path):
     """Each number is finite, and so are mean and std; what they make is not."""
     np.savez(tmp_path / "own.npz", x=np.full((8, 2), 1e30, np.float32), y=np.arange(8) % 2)
-    settings = {"dataset": f"npz:{tmp_path / 'own.npz'}(std=1e-20)", "clients": 1, "partition": "iid"}
+    options = {"dataset": f"npz:{tmp_path / 'own.npz'}(std=1e-20)", "clients": 1, "partition": "iid"}
     with pytest.raises(DataError, match="inputs that are not finite once mean and std are applied"):
-        Experiment.prepare(configure(settings)[0])
+        Experiment.prepare(configure(options)[0])
 
 
 @pytest.mark.parametrize("shape", [(6, 0), (6, 0, 4), (6, 3, 0, 4)])
@@ -388,3 +398,243 @@ def test_a_checkpoint_of_other_tensors_is_refused_in_one_sentence(finished, chan
         experiment.restore(folder)
     for old, new in zip(before, experiment.client_states(), strict=True):
         assert all(torch.equal(value, new[name]) for name, value in old.items())
+
+
+# --- JSON and TOML of the wrong kind
+
+DEEP = "[" * 5000 + "]" * 5000
+
+
+def stamped(content: dict) -> str:
+    return json.dumps(content | {"sha256": stamp(content)})
+
+
+def partition_with(run: Path, **changes) -> dict:
+    content = json.loads((run / "partition.json").read_text())
+    del content["sha256"]
+    content["clients"][0] |= changes
+    return content
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"train": [0.5]}, "client 0 must have a list of whole numbers as 'train', not 0.5"),
+        ({"train": [1.0]}, "not 1.0"),
+        ({"test": [True]}, "whole numbers as 'test', not True"),
+        ({"test": ["1"]}, "not '1'"),
+        ({"test": [None]}, "not None"),
+        ({"test": [[1]]}, "whole numbers as 'test'"),
+        ({"train": {"0": 1}}, "whole numbers as 'train'"),
+        ({"train": None}, "whole numbers as 'train', not None"),
+        ({"train": [-1]}, "names a train row out of range"),
+        ({"train": [10**40]}, "names a train row out of range"),
+        ({"classes": [1]}, "list of names as 'classes'"),
+        ({"classes": "012"}, "list of names as 'classes'"),
+        ({"labels": 7}, "text as 'labels', not 7"),
+        ({"dataset": None}, "text as 'dataset', not None"),
+    ],
+)
+def test_a_partition_with_a_right_hash_and_odd_contents_is_refused(run, changes, sentence):
+    (run / "partition.json").write_text(stamped(partition_with(run, **changes)))
+    with pytest.raises(DataError, match=sentence):
+        reopen(RunFolder.open(run))
+
+
+@pytest.mark.parametrize("version", [2, "1", True, 1.0, None, [1]])
+def test_a_partition_of_another_version_is_refused(run, version):
+    (run / "partition.json").write_text(stamped(partition_with(run) | {"version": version}))
+    with pytest.raises(DataError, match=r"is a partition of version .*, and this fedproto reads version 1"):
+        read_partition(run / "partition.json")
+
+
+@pytest.mark.parametrize("content", ["[]", "1", '"text"', "null", "{}", DEEP, b"\xff\xfe", '{"sha256": [1]}'])
+def test_what_is_no_partition_is_refused(tmp_path, content):
+    path = tmp_path / "partition.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=r"is no partition file|is not valid JSON"):
+        read_partition(path)
+
+
+@pytest.mark.parametrize("clients", [None, [], {}, [1], [[]], ["x"]])
+def test_a_partition_without_clients_is_refused(tmp_path, clients):
+    (tmp_path / "partition.json").write_text(stamped({"version": 1, "clients": clients}))
+    with pytest.raises(DataError, match=r"'clients' must be a list|must be an object"):
+        read_partition(tmp_path / "partition.json")
+
+
+def test_an_empty_configuration_is_no_run(run):
+    (run / "config.toml").write_text("")
+    for read in (lambda: reopen(RunFolder.open(run)), lambda: read_run(run), lambda: Bank.of(RunFolder.open(run))):
+        with pytest.raises(RunFolderError, match=r"config\.toml is damaged: it lacks 'algorithm'"):
+            read()
+
+
+def test_deep_toml_is_refused(tmp_path):
+    (tmp_path / "config.toml").write_text(f"a = {DEEP}")
+    with pytest.raises(ConfigError, match="more than 100 nested brackets"):
+        read_tables(tmp_path / "config.toml")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", DEEP.encode(), b"[1]", b"null", b"{}", b'{"rounds": "2"}'])
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl"])
+def test_results_of_the_wrong_kind_are_refused(run, name, content):
+    (run / name).write_bytes(content + b"\n")
+    with pytest.raises(RunFolderError) as refused:
+        read_run(run)
+    assert name in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+# --- absurd numbers
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("clients", 10**12),
+        ("dim", 10**12),
+        ("threads", 10**9),
+        ("rounds", 10**15),
+        ("batch", 10**15),
+        ("workers", 10**6),
+    ],
+)
+def test_absurd_numbers_are_refused_before_memory_is_gone(key, value):
+    with pytest.raises(ConfigError, match=f"{key} must be a whole number of at least 1 and at most"):
+        configure({key: value})
+
+
+# --- CSV
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])
+def test_a_text_is_no_formula(text):
+    (row,) = csv.reader(io.StringIO(as_csv([[text, 1]]), newline=""))
+    assert row == ["'" + text.replace("\r", " "), "1"]
+
+
+@pytest.mark.parametrize("cell", [-1, -0.5, "-0.5", "+1e-3", "cat", "a=b", "", None, "'=1"])
+def test_other_cells_stay_as_they_are(cell):
+    assert make_harmless(cell) is cell
+
+
+def test_a_class_name_of_a_figure_is_no_formula():
+    canvas, _ = panel(1)
+    figure = finish(canvas, "name", "title", "caption", "alt", [["class", "accuracy"], ["=1+1", 0.5], ["-tea", -0.5]])
+    assert figure.csv == "class,accuracy\n'=1+1,0.5\n'-tea,-0.5\n"
+
+
+def test_a_name_of_a_reproduced_table_is_no_formula():
+    assert pictures._csv([{"method": "@fedproto", "mean": -1.5}]) == b"method,mean\n'@fedproto,-1.5\n"
+
+
+# --- every entry of a run folder's files, damaged in many ways
+
+WRONG = [None, True, -1, 0, 1.5, 10**400, float("nan"), "", "x", "\ud800", [], [None], [[]], {}, {"x": None}]
+TOML_WRONG = ["true", "-1", "0", "1.5", "1e999", "9" * 30, '""', '"x"', "[]", "[[1]]", "{}", "{x = 1}", "nonsense"]
+
+
+def places_of(value, path=()):
+    """All paths into a JSON value; of a list, those into its first entry."""
+    yield path
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield from places_of(entry, (*path, key))
+    elif isinstance(value, list) and value:
+        yield from places_of(value[0], (*path, 0))
+
+
+def damaged(value, path, how):
+    """A copy of a JSON value, with the entry at this path replaced by `how(entry)`, or deleted where that is `...`."""
+    if not path:
+        return how(value)
+    copied = dict(value) if isinstance(value, dict) else list(value)
+    changed = damaged(value[path[0]], path[1:], how)
+    if changed is ...:
+        del copied[path[0]]
+    else:
+        copied[path[0]] = changed
+    return copied
+
+
+def ways_to_damage():
+    replaced = [lambda entry, wrong=wrong: wrong for wrong in WRONG]
+    nested = [lambda entry: [entry], lambda entry: {"x": entry}, lambda entry: [entry, entry]]
+    return [*replaced, *nested, lambda entry: ...]
+
+
+def read_everything(run: Path) -> None:
+    """What `report`, `members`, `resume` and `predict` read; each may refuse, in one sentence."""
+    folder = RunFolder(run)
+
+    def report() -> None:
+        group([read_run(run)])
+
+    def members() -> None:
+        Bank.of(folder).prototypes()
+
+    def resume() -> None:
+        folder.result()
+        folder.metrics()
+        reopen(folder)
+
+    for read in (report, members, resume, lambda: member_of(run, 0)):
+        try:
+            read()
+        except FedProtoError as error:
+            assert len(str(error).splitlines()) == 1, f"not one sentence: {error}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl"])
+def test_every_damaged_entry_of_results_is_refused_or_read(run, name):
+    """All of them: a wrong value, or none, in every place; by `report`, which reads most."""
+    path = run / name
+    *before, last = path.read_text().strip().splitlines() if name == "metrics.jsonl" else [path.read_text()]
+    content = json.loads(last)
+    for place in places_of(content):
+        for how in ways_to_damage():
+            changed = damaged(content, place, how)
+            if changed is ...:
+                continue
+            path.write_text("\n".join([*before, json.dumps(changed)]) + "\n")
+            try:
+                group([read_run(run)])
+            except FedProtoError as error:
+                assert len(str(error).splitlines()) == 1
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_run_folder_is_refused_in_one_sentence(finished, tmp_path_factory, data):
+    """A partition whose hash is right, results and metrics."""
+    run = Path(shutil.copytree(finished, tmp_path_factory.mktemp("damaged") / "run"))
+    name = data.draw(st.sampled_from(["partition.json", "result.json", "metrics.jsonl"]))
+    text = (run / name).read_text()
+    content = json.loads(text.splitlines()[0] if name == "metrics.jsonl" else text)
+    content.pop("sha256", None)
+    place = data.draw(st.sampled_from(list(places_of(content))))
+    changed = damaged(content, place, data.draw(st.sampled_from(ways_to_damage())))
+    if name == "partition.json" and isinstance(changed, dict):
+        changed = json.loads(stamped(changed))
+    (run / name).write_text("" if changed is ... else json.dumps(changed) + "\n")
+    read_everything(run)
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_configuration_is_refused_in_one_sentence(finished, tmp_path_factory, data):
+    run = Path(shutil.copytree(finished, tmp_path_factory.mktemp("damaged") / "run"))
+    lines = (run / "config.toml").read_text().splitlines()
+    place = data.draw(st.integers(0, len(lines) - 1))
+    key, equals, _ = lines[place].partition(" = ")
+    wrong = data.draw(st.sampled_from([None, *TOML_WRONG]))
+    lines[place] = f"{key} = {wrong}" if equals and wrong is not None else ""
+    (run / "config.toml").write_text("\n".join(lines))
+    read_everything(run)
+
+
+def test_an_undamaged_folder_is_read(finished):
+    assert group([read_run(finished)])[0].runs[0].path == finished
+    assert len(Bank.of(RunFolder(finished)).members) == 2
+    assert member_of(finished, 1).about["client"] == 1

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from fedproto.bank import MEMBERS, PROTOTYPES, Bank
-from fedproto.config import GOVERNED, flat, read_tables
+from fedproto.config import GOVERNED, read_recorded
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.runfolder import RunFolder
 
@@ -185,7 +185,7 @@ def _damage(path: Path, read: Callable[[], T]) -> T:
 
 def _config(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        return flat(read_tables(path), str(path)), path.read_text(encoding="utf-8")
+        return read_recorded(path), path.read_text(encoding="utf-8")
     except ConfigError as error:
         raise RunFolderError(f"{path} is damaged: {error}") from error
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from fedproto.errors import RunFolderError
+from fedproto.files import read_json
 from fedproto.reproduce.plan import Planned, Row, Spec
 from fedproto.runfolder import RunFolder
 
@@ -78,8 +80,17 @@ def _run(runs: Path, planned: Planned) -> dict[str, Any] | None:
         },
         "loss": {name: round(value, 6) for name, value in metrics[-1]["loss"].items()},
         "communication": result["communication"],
-        **{name: json.loads((path / f"{name}.json").read_text())["clients"] for name in SEEN if _is(path, name)},
+        **{name: _clients(path / f"{name}.json") for name in SEEN if _is(path, name)},
     }
+
+
+def _clients(path: Path) -> list[dict[str, Any]]:
+    """What was found out about each client's model."""
+    content = read_json(path)
+    clients = content.get("clients") if isinstance(content, dict) else None
+    if not isinstance(clients, list) or not clients or not all(isinstance(each, dict) for each in clients):
+        raise RunFolderError(f"{path} is damaged: it must hold a list of objects, 'clients'")
+    return clients
 
 
 def _is(path: Path, name: str) -> bool:

@@ -6,7 +6,6 @@ methods are compared over pairs: the same column and seed, so the same partition
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 from scipy import stats
 
 from fedproto.errors import RunFolderError
+from fedproto.files import read_json
 from fedproto.reproduce.tables import PAPERS_START
 
 LIKELY = 0.05  # chance of a difference where there is none, up to which we believe in one
@@ -131,10 +131,9 @@ def read(folder: Path) -> dict[str, Found]:
     """The targets that were made."""
     found = {}
     for path in sorted(folder.glob("*.json")):
-        try:
-            content = json.loads(path.read_text())
-        except ValueError as error:
-            raise RunFolderError(f"{path} is no JSON: {error}; delete it, or make its target again") from error
+        content = read_json(path)
+        if not isinstance(content, dict):
+            raise RunFolderError(f"{path} is not what a target writes: delete it, or make its target again")
         if "cells" in content and not content.get("quick"):  # a quick version is no evidence
             found[path.stem] = Found(content["cells"])
     return found
@@ -361,10 +360,18 @@ def before_training(found: dict[str, Found]) -> Iterator[Verdict]:
     yield Verdict(claim, "; ".join(f"{name} {mean:.1f}" for name, mean in means.items()), verdict if means else OPEN)
 
 
+def _measures(path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    measures = content.get("measures") if isinstance(content, dict) else None
+    if not isinstance(measures, dict) or not all(isinstance(each, dict) for each in measures.values()):
+        raise RunFolderError(f"{path} is not what a target writes: delete it, or make its target again")
+    return measures
+
+
 def separable(folder: Path) -> Iterator[Verdict]:
     claim = "samples of a class lie close together over clients, and are separable by client"
     path = folder / "fig-tsne-measures.json"
-    measures = json.loads(path.read_text())["measures"] if path.exists() else {}
+    measures = _measures(path) if path.exists() else {}
     names = ("silhouette_class", "silhouette_client_within_class")
     told = {method: m for method, m in measures.items() if all(m.get(name) is not None for name in names)}
     if OURS not in told or len(told) < 2:
