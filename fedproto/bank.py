@@ -23,9 +23,9 @@ from fedproto.config import one_part, read_run_toml
 from fedproto.errors import ConfigError, DataError, RunFolderError
 from fedproto.options import Part
 from fedproto.runfolder import RunFolder
-from fedproto.trees import flat, one_of, parted, spread, stack, widened
+from fedproto.trees import FLOATS, flat, one_of, parted, spread, stack, widened
 from fedproto.types import Tree, Upload
-from fedproto.vocabulary import alike
+from fedproto.vocabulary import alike, class_name
 
 PROTOTYPES, MEMBERS, UPLOAD = "prototypes.safetensors", "members.safetensors", "upload.safetensors"
 START = "start.safetensors"
@@ -66,7 +66,11 @@ def read_prototypes(path: Path) -> Prototypes:
     values, known = tensors.get("prototypes"), tensors.get("known")
     if values is None or known is None or values.dim() != 2 or not len(classes) == len(values) == known.numel():
         raise DataError(f"{path} holds no prototypes: `prototypes` (classes, values) and `known` (classes) are wanted")
-    if not (torch.isfinite(values).all() and torch.isin(known, known.new_tensor([0, 1])).all()):
+    for name, value in (("prototypes", values), ("known", known)):
+        if value.dtype not in FLOATS:
+            raise DataError(f"{path} holds {name} of type {value.dtype}, where floating-point numbers are wanted")
+    # As models see them: a number of float64 may be infinite in float32.
+    if not (torch.isfinite(values.float()).all() and torch.isin(known.float(), torch.tensor([0.0, 1.0])).all()):
         raise DataError(f"{path} holds prototypes that are not finite, or a `known` that is neither 0 nor 1")
     return Prototypes(classes, values, known, _weighting_beside(path))
 
@@ -79,7 +83,10 @@ def write_prototypes(path: Path, tensors: Tree, classes: Sequence[str]) -> None:
 def _weighting_beside(path: Path) -> str | None:
     """That of the run whose folder the file lies in."""
     config = path.parent / "config.toml"
-    return read_run_toml(config).get("algorithm.weighting") if config.exists() else None
+    weighting = read_run_toml(config).get("algorithm.weighting") if config.exists() else None
+    if weighting is not None and not isinstance(weighting, str):
+        raise DataError(f"{config} has a weighting that is not text")
+    return weighting
 
 
 def read_tensors(path: Path, what: str) -> tuple[Tree, dict[str, str]]:
@@ -93,11 +100,13 @@ def read_tensors(path: Path, what: str) -> tuple[Tree, dict[str, str]]:
 
 def _names(header: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     """The names of the classes in a file's header."""
-    names = header.get("classes")
-    is_list = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
-    if not is_list or not names or len(set(names)) < len(names):
+    stated = header.get("classes")
+    names: tuple[str, ...] = ()
+    if isinstance(stated, list) and all(isinstance(name, str) for name in stated):
+        names = tuple(class_name(name, f"{path} has a class") for name in stated)
+    if not names or len(set(names)) < len(names):
         raise DataError(f"{path} names no classes, or one twice: `classes` in its header must list different names")
-    return tuple(names)
+    return names
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,13 @@ class Contribution:
     member: str
     classes: tuple[str, ...]
     upload: Upload
+
+    def __post_init__(self) -> None:
+        where = f"the upload of {self.member!r} has a class"
+        names = tuple(class_name(name, where) for name in self.classes)
+        if len(set(names)) < len(names):
+            raise DataError(f"the upload of {self.member!r} names a class twice")
+        object.__setattr__(self, "classes", names)  # frozen for everybody else
 
     def save(self, path: Path) -> None:
         header = {"member": self.member, "classes": list(self.classes)}
@@ -233,12 +249,15 @@ class Bank:
         name = contribution.member
         if name in self.members:
             raise DataError(f"there is a member {name!r} already: give the newcomer another name")
-        self._check(contribution)
+        contribution = self._checked(contribution)
         classes = tuple(dict.fromkeys((*self.classes, *contribution.classes)))
         members = {each: _widened(upload, len(classes)) for each, upload in self.members.items()}
-        members[name] = _placed(contribution, classes, next(iter(self.members.values())))
+        members[name] = _placed(contribution, classes)
         new = [each for each in contribution.classes if each not in self._spoken()]
-        return replace(self, classes=classes, members=members, changes=(*self.changes, _change("joined", name, new)))
+        joined = replace(self, classes=classes, members=members, changes=(*self.changes, _change("joined", name, new)))
+        if not torch.isfinite(joined.prototypes().values).all():
+            raise DataError(f"the upload of {name!r} is too large: with it the prototypes are not finite")
+        return joined
 
     def without(self, name: str) -> Bank:
         """The bank as if this member's upload had never been summed; classes keep their places."""
@@ -267,8 +286,8 @@ class Bank:
     def _held(self, upload: Upload) -> set[str]:
         return {self.classes[place] for place in upload.weights["weight"].nonzero().flatten().tolist()}
 
-    def _check(self, contribution: Contribution) -> None:
-        """What is no upload of this federation must not reach the sums."""
+    def _checked(self, contribution: Contribution) -> Contribution:
+        """The contribution in the types of the others' uploads; what is not one must not reach the sums."""
         where, rows = f"the upload of {contribution.member!r}", len(contribution.classes)
         like = next(iter(self.members.values()))
         for mine, theirs in zip(like, contribution.upload, strict=True):
@@ -279,6 +298,13 @@ class Bank:
                 if value.shape != (rows, *mine[name].shape[1:]):
                     shapes = tuple(value.shape), (rows, *mine[name].shape[1:])
                     raise DataError("{} has {} of shape {}, where {} is wanted".format(where, name, *shapes))
+                if value.dtype not in FLOATS:
+                    raise DataError(
+                        f"{where} has {name} of type {value.dtype}, where floating-point numbers are wanted"
+                    )
+        contribution = _cast(contribution, like)
+        for tree in contribution.upload:
+            for name, value in tree.items():
                 if not torch.isfinite(value).all():
                     raise DataError(f"{where} has {name} that are not finite")
         for weight in contribution.upload.weights.values():
@@ -289,6 +315,7 @@ class Bank:
             and not (contribution.upload.weights["weight"] == 1).all()
         ):
             raise DataError(f"{where} is weighed by images, but in this federation every member counts once")
+        return contribution
 
 
 def _classes_of(path: Path) -> tuple[str, ...]:
@@ -327,12 +354,18 @@ def _widened(upload: Upload, classes: int) -> Upload:
     return Upload(*({name: widened(value, classes) for name, value in tree.items()} for tree in upload))
 
 
-def _placed(contribution: Contribution, classes: tuple[str, ...], like: Upload) -> Upload:
-    """A contribution's rows in the places of its classes, in the types of the others' uploads."""
+def _cast(contribution: Contribution, like: Upload) -> Contribution:
+    """The contribution in the types of another upload."""
+    trees = []
+    for others, tree in zip(like, contribution.upload, strict=True):
+        trees.append({name: value.to(others[name]) for name, value in tree.items()})
+    return replace(contribution, upload=Upload(*trees))
+
+
+def _placed(contribution: Contribution, classes: tuple[str, ...]) -> Upload:
+    """A contribution's rows in the places of its classes."""
     places = torch.tensor([classes.index(name) for name in contribution.classes])
-    pairs = zip(like, contribution.upload, strict=True)
-    alike_typed = Upload(*({n: v.to(others[n]) for n, v in tree.items()} for others, tree in pairs))
-    return spread(alike_typed, places, len(classes))
+    return spread(contribution.upload, places, len(classes))
 
 
 def _change(did: str, member: str, classes: list[str]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,17 +11,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedproto import registry
-from fedproto.errors import ConfigError, unknown
-from fedproto.files import check_version
+from fedproto.errors import ConfigError, RunFolderError, unknown
+from fedproto.files import check_version, parse_toml
 from fedproto.options import (
     Bounds,
+    Clients,
     Count,
     File,
     Part,
     Positive,
     PositiveShare,
+    Rounds,
+    Samples,
     Share,
+    Threads,
     Whole,
+    Width,
     checked,
     convert,
     options_of,
@@ -41,14 +45,14 @@ class Config:
     model: tuple[Part, ...]
     partition: Part
     profile: Literal["paper", "released"] = "paper"
-    clients: Count = 20
-    rounds: Count = 100
-    batch: Count = 8
+    clients: Clients = 20
+    rounds: Rounds = 100
+    batch: Samples = 8
     lr: Positive = 0.01
     momentum: Share = 0.5
-    epochs: Count = 1
+    epochs: Rounds = 1
     last_batch: Literal["auto", "keep", "drop"] = "auto"  # the partial one at the end of an epoch: see client.py
-    dim: Count | None = None
+    dim: Width | None = None
     start: Literal["shared", "own"] = "shared"  # initial weights: one draw an architecture, or one a client
     initial: File | None = None  # weights of the models' bodies to start from, instead of drawn ones
     prototypes: File | None = None  # global prototypes to start from: a file, or a run folder that holds one
@@ -59,8 +63,8 @@ class Config:
     engine: Literal["auto", "reference", "vectorised", "processes"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
-    threads: Count = 1  # of torch on a CPU; small models gain nothing from a second one
-    workers: Count | None = None  # of the engine `processes`; None: one a core
+    threads: Threads = 1  # of torch on a CPU; small models gain nothing from a second one
+    workers: Threads | None = None  # of the engine `processes`; None: one a core
     stack: Count | None = None  # clients the vectorised engine trains at a time; None: as many as the device is good at
     states: Literal["auto", "device", "host", "disk"] = "auto"  # where it keeps the clients' models between rounds
     compile: Literal["auto", "on", "off"] = "auto"  # fuse the kernels of its step: see engines/choice.py
@@ -117,7 +121,9 @@ def read_run_toml(path: Path) -> dict[str, Any]:
     """The same of a run folder's config.toml, which must state the version of its format."""
     tables = read_tables(path)
     check_version(tables, VERSION, str(path))
-    return flat(as_asked(tables), str(path))
+    settings = flat(as_asked(tables), str(path))
+    require_recorded(settings, path)
+    return settings
 
 
 def as_asked(tables: dict[str, Any]) -> dict[str, Any]:
@@ -133,11 +139,23 @@ def as_asked(tables: dict[str, Any]) -> dict[str, Any]:
 
 def read_tables(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    return parse_toml(content, str(path), ConfigError)
+
+
+#: What the config.toml of every run folder says; without one of these, a default would be another run.
+RECORDED = ("algorithm", "dataset", "model", "partition", "clients", "rounds", "seed")
+
+
+def require_recorded(settings: Mapping[str, Any], path: Path) -> None:
+    """Refuse the settings of a run folder that are not all there: an empty file is not a run."""
+    for key in RECORDED:
+        if key not in settings:
+            raise RunFolderError(f"{path} is damaged: it lacks {key!r}")
 
 
 def flat(tables: dict[str, Any], where: str) -> dict[str, Any]:

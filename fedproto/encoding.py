@@ -6,7 +6,6 @@ It belongs to a member like its weights: a run folder keeps it, `fedproto predic
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedproto import files
 from fedproto.errors import DataError
 from fedproto.files import check_version
 
@@ -160,10 +160,7 @@ def numbers(texts: np.ndarray) -> np.ndarray | None:
 
 
 def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    return files.read_json(path, DataError)
 
 
 def read_encoding(path: Path) -> Encoding:

@@ -36,7 +36,7 @@ from fedproto.partitions import Portion
 from fedproto.partitions.file import read as read_partition
 from fedproto.rounds import Course, Progress, RoundResult, Schedule, run_rounds, summary
 from fedproto.runfolder import RunFolder
-from fedproto.trees import flat, parted
+from fedproto.trees import flat, misfit, parted
 from fedproto.types import Algorithm, Tree
 from fedproto.vocabulary import alike
 
@@ -185,11 +185,24 @@ class Experiment:
             self._refuse_other_weights(folder, started["weights"])
             return
         round, tree = stored
+        clients = parted(tree).get("client", {})
+        odd = misfit(self._initial_states(), clients)
         try:
+            if odd is not None:
+                raise ValueError(odd)
             self.progress.restore(tree, round)
-            self.engine.restore(self.place, parted(tree).get("client", {}))
-        except KeyError as error:
-            raise RunFolderError(f"the checkpoint in {folder.path} lacks {error}: it belongs to another run") from error
+        except ValueError as error:
+            raise RunFolderError(
+                f"the checkpoint in {folder.path} does not fit the run, or is damaged: {error}"
+            ) from error
+        self.engine.restore(self.place, clients)
+
+    def _initial_states(self) -> Tree:
+        """All clients' states before the first round, as an engine exports them."""
+        states: Tree = {}
+        for member in self.federation.members:
+            states |= {f"{member.id}.{name}": value for name, value in member.initial.items()}
+        return states
 
     def _refuse_other_data(self, folder: RunFolder) -> None:
         """Compare the rows that were shared out, and the labels they came from, with those the run began with."""
@@ -513,8 +526,13 @@ def _hash_states(states: Sequence[Tree]) -> str:
 
 
 def _meeting_names(federation: Federation) -> tuple[str, ...]:
-    """The names of a federation of several sources; one source alone knows what it calls its classes."""
-    return federation.classes if len({member.dataset for member in federation.members}) > 1 else ()
+    """The names of a federation of several sources, or of a person's own files.
+
+    A data set that comes with the package knows what it calls its classes, such as `a` and `A`.
+    """
+    datasets = {member.dataset for member in federation.members}
+    is_own = any(":" in dataset for dataset in datasets)
+    return federation.classes if len(datasets) > 1 or is_own else ()
 
 
 def _shared_out(config: Config, loaded: dict[str, Source]) -> tuple[list[Source], list[Portion], Config]:

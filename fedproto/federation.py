@@ -236,7 +236,10 @@ def _examples(
         split: Split = getattr(source, part)
         used = np.unique(np.concatenate([rows[client] for client in clients]))
         to_federation = torch.tensor([names.index(name) for name in source.classes])
-        x = source.tensor(split, used).to(device, dtype)
+        x = source.tensor(split, used)
+        if not torch.isfinite(torch.stack(x.aminmax())).all():
+            raise DataError(f"{source.name} has inputs that are not finite once mean and std are applied to them")
+        x = x.to(device, dtype)
         y = to_federation[torch.from_numpy(split.y[used])].to(device)
         for client in clients:
             position = np.searchsorted(used, rows[client])

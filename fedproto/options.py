@@ -44,6 +44,12 @@ class FilePath:
 
 Count = Annotated[int, Bounds(1)]
 Whole = Annotated[int, Bounds(0)]
+#: Counts of what takes memory or processes, with bounds beyond all use: a slip of the keyboard ends in a sentence.
+Clients = Annotated[int, Bounds(1, 10**6)]
+Rounds = Annotated[int, Bounds(1, 10**7)]
+Samples = Annotated[int, Bounds(1, 10**7)]
+Width = Annotated[int, Bounds(1, 10**6)]
+Threads = Annotated[int, Bounds(1, 1024)]
 Positive = Annotated[float, Bounds(0, open=True)]
 NonNegative = Annotated[float, Bounds(0)]
 Share = Annotated[float, Bounds(0, 1)]

@@ -14,9 +14,9 @@ from torch.func import vmap
 
 from fedproto import randomness, wire
 from fedproto.engines import Chunk, Engine, Lot, errors_named
-from fedproto.errors import DivergedError
+from fedproto.errors import DivergedError, shown
 from fedproto.federation import Federation
-from fedproto.trees import flat, join, moved, parted, rows_of, total
+from fedproto.trees import FLOATS, flat, join, misfit, moved, parted, rows_of, total
 from fedproto.types import Algorithm, Tree, Upload
 
 #: Values of all clients' prototypes together that are still written beside the global ones.
@@ -128,12 +128,42 @@ class Progress:
         return tree if self.memory.uploads is None else tree | flat(self.memory.uploads._asdict())
 
     def restore(self, tree: Tree, round: int) -> None:
+        """Take up what `export` gave; ValueError says what does not fit."""
         parts = parted(tree)
+        self._refuse_misfits(tree, parts)
         self.server = {name: value.to(self.server[name].device) for name, value in parts.get("server", {}).items()}
         self.ledger.counts, self.memory.last, self.round = tree["ledger"], tree["last"], round
         device = next((value.device for value in self.server.values()), torch.device("cpu"))
         sums, weights = ({n: v.to(device) for n, v in parts.get(group, {}).items()} for group in Upload._fields)
         self.memory.uploads = Upload(sums, weights) if sums else None
+
+    def _refuse_misfits(self, tree: Tree, parts: dict[str, Tree]) -> None:
+        """Refuse tensors of other names, shapes or types than this federation's."""
+        counts = {"ledger": self.ledger.counts, "last": self.memory.last}
+        found = {name: tree[name] for name in counts if name in tree}
+        odd = misfit(self.server, parts.get("server", {})) or misfit(counts, found)
+        strangers = parts.keys() - {"server", "client", *counts, *Upload._fields}
+        if strangers:
+            odd = f"it has no {shown(min(strangers), 80)}"
+        if odd is None:
+            odd = self._find_odd_upload(Upload(*(parts.get(group, {}) for group in Upload._fields)))
+        if odd is not None:
+            raise ValueError(odd)
+
+    def _find_odd_upload(self, uploads: Upload) -> str | None:
+        """What is wrong with remembered uploads: each has a row per client, like the server's own tensors."""
+        if not uploads.sums and not uploads.weights:
+            return None
+        if "weight" not in uploads.weights:
+            return "there is no weights.weight"
+        rows = uploads.weights["weight"].shape
+        for group, values in uploads._asdict().items():
+            for name, value in values.items():
+                wanted = (len(self.memory.last), *self.server[name].shape) if name in self.server else value.shape
+                fits = value.shape == wanted and value.shape[: len(rows)] == rows and value.dtype in FLOATS
+                if not fits or len(value) != len(self.memory.last):
+                    return f"{group}.{shown(name, 80)} is {tuple(value.shape)} of {value.dtype}"
+        return None
 
 
 @dataclass

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.encoding import ENCODING, Encoding, from_json, to_json
-from fedproto.errors import RunFolderError
+from fedproto.errors import DataError, RunFolderError
 from fedproto.files import (
     LOCK_NAME,
     hold_lock,
@@ -39,6 +39,7 @@ from fedproto.files import (
     write_atomically,
     write_tensors,
 )
+from fedproto.resultfile import checked_line, checked_result
 from fedproto.types import Tree
 
 METRICS = "metrics.jsonl"
@@ -123,7 +124,8 @@ class RunFolder:
 
     def result(self) -> dict[str, Any] | None:
         """The contents of result.json, or None where the run has not finished."""
-        return self.read_json(RESULT) if (self.path / RESULT).exists() else None
+        path = self.path / RESULT
+        return checked_result(self.read_json(RESULT), str(path)) if path.exists() else None
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, their checksums verified; a last line without its end was cut off."""
@@ -178,7 +180,7 @@ class RunFolder:
         try:
             different = [from_json(each, str(path)) for each in stored["encodings"]]
             return {client: different[place] for client, place in enumerate(stored["clients"]) if place is not None}
-        except (KeyError, TypeError, IndexError) as error:
+        except (KeyError, TypeError, IndexError, DataError) as error:
             raise RunFolderError(f"{path} is damaged: {error}") from error
 
     # --- what the run began with
@@ -300,4 +302,5 @@ def _line_of(line: dict[str, Any]) -> str:
 
 
 def _read_line(text: bytes, where: str) -> dict[str, Any]:
-    return unseal(parse_json(text, where), VERSION, where)
+    line = unseal(parse_json(text, where), VERSION, where)
+    return checked_line(line, where)

@@ -23,6 +23,7 @@ from fedproto.experiment import Experiment, reopen, settings
 from fedproto.federation import Examples, Member
 from fedproto.preparation import Preparation
 from fedproto.runfolder import RunFolder
+from fedproto.trees import misfit
 from fedproto.types import Tree
 
 CALIBRATED_ON = 1000  # held-out images at most
@@ -145,6 +146,8 @@ def _makers(experiment: Experiment, folder: RunFolder) -> list[Callable[[], Trai
     states, names = experiment.client_states(), experiment.federation.classes
     shared = read_prototypes(folder.path) if "prototypes" in experiment.progress.server else None
     result, encodings = folder.result() or {}, folder.encodings()
+    if result and len(result["clients"]) != len(states):
+        raise RunFolderError(f"{folder.path / 'result.json'} speaks of other clients than partition.json")
 
     def make(member: Member) -> Trained:
         if member.id in encodings:  # the files may have changed since
@@ -167,6 +170,9 @@ def made(
     member: Member, state: Tree, classes: tuple[str, ...], shared: Prototypes | None, about: dict[str, Any]
 ) -> Trained:
     """A member with its state, calibrated on images that were held out."""
+    odd = misfit(member.initial, state)
+    if odd is not None:
+        raise RunFolderError(f"the state of client {member.id} is not one of its model: {odd}")
     own = tuple(classes[label] for label in member.classes)
     plain = Trained(_with_state(member.module, state), member.preparation, classes, own, shared, {}, about)
     return replace(plain, calibration=_calibration(plain, halves(member)[0]))

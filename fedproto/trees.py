@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedproto.errors import shown
 from fedproto.types import Tree, Upload
 
 
@@ -31,6 +32,21 @@ def parted(values: Mapping[str, T]) -> dict[str, dict[str, T]]:
         group, _, name = key.partition(".")
         groups.setdefault(group, {})[name] = value
     return groups
+
+
+#: The types of numbers that files of ours hold; torch knows others, such as complex ones and eight bits.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def misfit(wanted: Tree, found: Tree) -> str | None:
+    """Return the first thing that tells the tensors that were found from those wanted, or None."""
+    for name in sorted(wanted.keys() ^ found.keys()):
+        return f"there is no {name}" if name in wanted else f"it has no {shown(name, 80)}"
+    for name, value in wanted.items():
+        if (value.shape, value.dtype) != (found[name].shape, found[name].dtype):
+            kinds = [f"{tuple(each.shape)} of {each.dtype}" for each in (found[name], value)]
+            return f"{name} is {kinds[0]}, where {kinds[1]} is wanted"
+    return None
 
 
 def one_of(uploads: Upload, place: int) -> Upload:

@@ -19,9 +19,10 @@ ROOT = Path(fedproto.__file__).parent
 
 #: From the ground up. A module may import what stands in an earlier row, and, in a folder, its own folder.
 LAYERS = [
-    {"errors", "randomness", "types", "vocabulary"},
+    {"errors", "randomness", "types"},
     {"files"},
-    {"dropout", "encoding", "options", "prototypes", "trees", "wire"},
+    {"dropout", "options", "prototypes", "trees", "vocabulary", "wire"},
+    {"encoding", "resultfile"},
     {"plugins", "preparation"},
     {"algorithms", "data", "models", "partitions", "registry"},
     {"federation", "config", "runfolder"},

@@ -368,6 +368,8 @@ WRONG: dict[str, Callable[[Parcel], Parcel]] = {
     "names as text": with_header(spoken="xy"),
     "names as numbers": with_header(spoken=[0, 1]),
     "names as lists": with_header(spoken=[["x"], ["y"]]),
+    "a name with a line break": with_header(spoken=["x", "y\n"]),
+    "a name that is not composed": with_header(spoken=["x", "cafe\u0301"]),
     "a million classes": of_names([str(number) for number in range(1_000_000)]),
 }
 
@@ -983,6 +985,7 @@ BAD_MESSAGES: dict[str, Callable[[Parcel], Parcel]] = {
     "classes as text": with_header(classes="012345"),
     "classes as numbers": with_header(classes=[0, 1, 2]),
     "classes as lists": with_header(classes=[["0"], ["1"]]),
+    "a class with a control character": with_header(classes=[*"012345", "\x1b[2J"], known=[]),
     "a class twice": with_header(classes=[*"012345", "0"]),
     "fewer classes than before": with_header(classes=["0"], known=["0"]),
     "known that is no class": with_header(known=["0", "1", "w"]),

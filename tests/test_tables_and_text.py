@@ -413,7 +413,7 @@ def test_text_clients_and_labels_may_be_numbers(tmp_path):
 
 
 BAD_TEXTS = [
-    ("own.jsonl", '{"text": "a", "label": "x"}\n{"text": ', "own.jsonl, line 2 is no JSON"),
+    ("own.jsonl", '{"text": "a", "label": "x"}\n{"text": ', "own.jsonl, line 2 is not valid JSON"),
     ("own.jsonl", "[1, 2]\n", "own.jsonl, line 1 is no JSON object, such as"),
     ("own.jsonl", '{"text": "a"}\n', "own.jsonl has no column 'label', 'class', 'target' or 'y': it has text"),
     ("own.jsonl", '{"label": "a", "text": 3.5}\n', "own.jsonl has no column 'text': it has label"),

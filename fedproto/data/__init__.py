@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedproto.data._lazy import Lazy
 from fedproto.encoding import Encoding
 from fedproto.errors import ConfigError, DataError
 from fedproto.preparation import Preparation
+from fedproto.vocabulary import class_name, merge_names, normalise_name
 
 CHUNK = 1 << 24  # values looked at in one go
 
@@ -61,11 +62,18 @@ class Source:
         refuse_unwritable("the data set is called", self.name)
         if len(set(self.classes)) < len(self.classes):  # members share class names, so two would become one
             raise DataError(f"{self.name} names a class twice: {', '.join(self.classes)}")
-        for name in self.classes:
-            refuse_unwritable(f"{self.name} has a class", name)
         for part, split in (("training", self.train), ("test", self.test)):
             check(f"{self.name}: the {part} set", split, len(self.classes))
         self._check_inputs()
+        self._normalise_names()
+
+    def _normalise_names(self) -> None:
+        """Spell the classes as everybody does; two spellings of one name are one class."""
+        names, places = merge_names(self.classes, f"{self.name} has a class")
+        if names != self.classes:
+            object.__setattr__(self, "classes", names)  # frozen for everybody else
+            for part, split in (("train", self.train), ("test", self.test)):
+                object.__setattr__(self, part, _relabelled(split, places))
 
     def _check_inputs(self) -> None:
         """Training and test inputs are of one shape, and the options fit it."""
@@ -90,11 +98,18 @@ class Source:
         return Preparation(channels_first, tuple(self.mean), tuple(self.std), self.scale, self.encoding)
 
 
+def _relabelled(split: Split, places: Sequence[int]) -> Split:
+    """The split with each label moved to its place among other classes."""
+    return replace(split, y=np.array(places, np.int64)[split.y])
+
+
 def check(where: str, split: Split, classes: int) -> None:
     """Refuse arrays that no model could be trained on, in one sentence."""
     if split.x.dtype.kind not in "fiub" or split.x.ndim < 2:
         found = f"{split.x.dtype} of shape {split.x.shape}"
         raise DataError(f"{where} must have inputs that are numbers, with one row a sample, not {found}")
+    if 0 in split.x.shape[1:]:
+        raise DataError(f"{where} has inputs of shape {split.x.shape[1:]}, which hold no value")
     if len(split.x) != len(split.y):
         raise DataError(f"{where} has {len(split.x)} inputs but {len(split.y)} labels")
     if split.writer is not None and split.writer.ndim != 1:
@@ -159,8 +174,14 @@ def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split], **opti
 
     `options` are those of `Source` that arrays do not tell: mean, std, augment.
     """
+    names, places = merge_names(classes, f"{name} has a class")
+    if len(splits) == 1 or len(names) < len(set(classes)):
+        for split in splits:
+            check(name, split, len(classes))
+    if len(names) < len(set(classes)):  # before rows of each class are held out
+        classes = names
+        splits = [_relabelled(split, places) for split in splits]
     if len(splits) == 1:
-        check(name, splits[0], len(classes))
         splits = [splits[0].rows(rows) for rows in hold_out(splits[0].y)]
     train, test = splits
     if (train.x.dtype == np.uint8) != (test.x.dtype == np.uint8):  # one of them would be scaled wrongly
@@ -174,7 +195,8 @@ def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split], **opti
 def from_clients(clients: Sequence) -> list[Source]:
     """A source a client from a list of (x, y) or (x, y, x_test, y_test); classes are named by the labels' text."""
     arrays = [_arrays(client, f"client {number}") for number, client in enumerate(clients)]
-    trained = {str(label) for client in arrays for label in client[1].tolist()}
+    labels = {str(label) for client in arrays for label in client[1].tolist()}
+    trained = {class_name(label, "the clients' labels hold") for label in labels}
     names = tuple(sorted(trained, key=lambda name: (len(name), name)))
     return [_from_client(client, names, f"client {number}") for number, client in enumerate(arrays)]
 
@@ -199,10 +221,17 @@ def _arrays(client: Any, where: str) -> list[np.ndarray]:
 def _from_client(arrays: list[np.ndarray], names: tuple[str, ...], where: str) -> Source:
     index = {name: label for label, name in enumerate(names)}
     try:
-        labels = [np.array([index[str(label)] for label in y.tolist()], np.int64) for y in arrays[1::2]]
+        labels = [_numbered(y, index) for y in arrays[1::2]]
     except KeyError as error:
         raise DataError(f"{where} has test images of class {error}, of which nobody has a training image") from error
     return from_arrays(where, names, [Split(x, y) for x, y in zip(arrays[::2], labels, strict=True)])
+
+
+def _numbered(labels: np.ndarray, index: dict[str, int]) -> np.ndarray:
+    """The number of each label's class, by its normalised name."""
+    listed = labels.tolist()
+    number = {label: index[normalise_name(str(label))] for label in set(listed)}
+    return np.array([number[label] for label in listed], np.int64)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, few, hold_out, refuse_unwritable
+from fedproto.data import Places, Source, Split, few, hold_out
 from fedproto.encoding import ENCODING, Category, Columns, Number, numbers, read_encoding
 from fedproto.errors import DataError, unknown
 from fedproto.options import File
+from fedproto.vocabulary import class_name
 
 LABELS = ("label", "class", "target", "y")  # what a column of classes is usually called
 DELIMITERS = ",;\t"
@@ -222,15 +223,12 @@ def labelled(
     where: str, labels: Sequence[str], cut: int | None, place: Callable[[int], str]
 ) -> tuple[tuple[str, ...], np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """The classes' names, the number of each row's class, and the rows of training and of test."""
-    if "" in labels:
-        raise DataError(f"{place(labels.index(''))} has no label")
+    labels = _spelled(labels, place)
     names = tuple(sorted(set(labels[:cut]), key=lambda name: (len(name), name)))
     number = {name: position for position, name in enumerate(names)}
     foreign = next((row for row, label in enumerate(labels) if label not in number), None)
     if foreign is not None:
         raise DataError(f"{place(foreign)} has the label {labels[foreign]!r}, which no training row has")
-    for name in names:
-        refuse_unwritable(f"{place(labels.index(name))} has the label", name)
     y = np.array([number[label] for label in labels], np.int64)
     if cut is not None:
         return names, y, (np.arange(cut), np.arange(cut, len(y)))
@@ -240,6 +238,19 @@ def labelled(
             f"{where}: class {names[single[0]]!r} has one row, but two are needed, one to train and one to test with"
         )
     return names, y, hold_out(y)
+
+
+def _spelled(labels: Sequence[str], place: Callable[[int], str]) -> list[str]:
+    """The labels as everybody spells them."""
+    first_row: dict[str, int] = {}
+    for row, label in enumerate(labels):
+        first_row.setdefault(label, row)
+    names: dict[str, str] = {}
+    for label, row in first_row.items():
+        if not label.strip():
+            raise DataError(f"{place(row)} has no label")
+        names[label] = class_name(label, f"{place(row)} has the label")
+    return [names[label] for label in labels]
 
 
 # --- columns as inputs

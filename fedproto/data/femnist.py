@@ -1,4 +1,3 @@
-import json
 import os
 import string
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from fedproto.data._idx import read_pair
 from fedproto.data._lazy import Images, Lazy
 from fedproto.data.chars74k import MIXED_MODEL, MODEL
 from fedproto.errors import ConfigError, DataError
+from fedproto.files import read_json
 from fedproto.options import Count
 
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
@@ -94,12 +94,12 @@ def _shards(folder: Path) -> Split:
 
 def _shard(path: Path) -> Iterator[Split]:
     """The writers of one file."""
+    content = read_json(path, DataError)
     try:
-        content = json.loads(path.read_bytes())
         people = [(user, content["user_data"][user]) for user in content["users"]]
         counts = content.get("num_samples", [len(data["y"]) for _, data in people])
         found = [len(data["y"]) for _, data in people]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is damaged or no LEAF file: {type(error).__name__}: {error}") from error
     if counts != found:
         raise DataError(f"{path} is damaged: num_samples does not say how many labels each writer has")
@@ -112,7 +112,7 @@ def _writer(where: str, user: str, data: dict[str, Any]) -> Split:
     try:
         x, y = np.asarray(data["x"], np.float64), np.asarray(data["y"])
         x = x.reshape(len(y), 28, 28)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise DataError(f"{where} has images that are not 784 numbers each: {error}") from error
     if y.dtype.kind not in "iu" and len(y):
         raise DataError(f"{where} has labels that are no whole numbers")

@@ -6,6 +6,7 @@ from fedproto.data import Places, Source, Split, folders_in, from_arrays
 from fedproto.data._lazy import Images, agreed
 from fedproto.errors import DataError
 from fedproto.options import Count, Positive
+from fedproto.vocabulary import class_name
 
 TESTS = ("test", "val", "valid", "validation")  # what a test set may be called; the first that is there is taken
 ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -59,7 +60,11 @@ def _classes(root: Path) -> dict[str, list[str]]:
             raise _without_classes(root)
     except OSError as error:
         raise DataError(f"{error.filename} is no folder that can be read: {error.strerror}") from error
-    return {name: images for name, images in files.items() if images}
+    found: dict[str, list[str]] = {}
+    for name, images in files.items():
+        if images:  # two spellings of one name are one class
+            found.setdefault(class_name(name, f"{root} has a class"), []).extend(images)
+    return found
 
 
 def _without_classes(root: Path) -> DataError:

@@ -1,4 +1,3 @@
-import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -6,9 +5,10 @@ from typing import Any
 import numpy as np
 
 from fedproto.data import Places, Source, Split, check, from_arrays
-from fedproto.data.cifar10 import ArraysOnly
+from fedproto.data._pickles import load_arrays
 from fedproto.data.npz import MOST_CLASSES, whole
 from fedproto.errors import DataError
+from fedproto.files import read_json
 from fedproto.options import Positive
 
 
@@ -66,21 +66,21 @@ def _read(path: Path) -> Split:
     return split
 
 
-def _unpickled(file: Any) -> np.ndarray:
+def _unpickled(file: Any) -> Any:
     """The array of an npy file of objects, which numpy reads only with a pickle that may run any code."""
     version = np.lib.format.read_magic(file)
     header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version](file)
     if not header[2].hasobject:
         raise ValueError("its array `data` holds no dictionary of x and y")
-    return ArraysOnly(file).load()
+    return load_arrays(file.read())
 
 
 def _classes(root: Path, y: np.ndarray) -> int:
     """How many classes there are: what config.json says, if it is there, else as many as the labels need."""
     seen, config = int(y.max(initial=0)) + 1, root / "config.json"
     try:
-        said = int(json.loads(config.read_text())["num_classes"]) if config.exists() else seen
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        said = int(read_json(config, DataError)["num_classes"]) if config.exists() else seen
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise DataError(f"{config} does not say num_classes: {error}") from error
     if max(seen, said) > MOST_CLASSES:
         raise DataError(f"{root} has {max(seen, said)} classes, more than {MOST_CLASSES}: labels count from 0")

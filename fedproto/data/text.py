@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -11,6 +10,7 @@ from fedproto.data import Places, Source, Split, few, folders_in
 from fedproto.data.csv import LABELS, TABLES, labelled, opened, parts_of, read_rows, usual
 from fedproto.encoding import Words, read_encoding
 from fedproto.errors import DataError, unknown
+from fedproto.files import parse_json
 from fedproto.options import Bounds, Count, File
 
 Vocabulary = Annotated[int, Bounds(1, 2**24 - 2)]  # inputs travel as float32, which counts to 2^24
@@ -138,10 +138,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _json_object(place: str, line: str) -> dict[str, str]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is no JSON: {error}") from error
+    found = parse_json(line, place, DataError)
     if not isinstance(found, dict):
         raise DataError(f'{place} is no JSON object, such as {{"text": "...", "label": "..."}}')
     plain = {key: value for key, value in found.items() if type(value) in (str, int)}  # true and false are no names

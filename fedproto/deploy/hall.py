@@ -35,6 +35,7 @@ from fedproto.models import Fit
 from fedproto.options import Count, convert, words
 from fedproto.trees import flat, parted, stack, widened
 from fedproto.types import Algorithm, Batch, Step, Task, Tree, Upload, nothing
+from fedproto.vocabulary import merge_names
 
 STATE = "server.safetensors"
 KIND = "server state"
@@ -74,7 +75,7 @@ class Hall:
         self.algorithm = terms.build()
         self.id = token_hex(8)  # tells this federation from another that the same members take part in
         self.round = 0
-        self.classes = tuple(words(settings.classes))
+        self.classes, _ = merge_names(words(settings.classes), "the server's settings name a class")
         self.seats: dict[str, Seat] = {}
         self.registered: set[str] = set()  # names of keys: who has none cannot say them
         self.uploads: dict[str, Upload] = {}  # as they were sent; rows are of the seat's `spoken` classes

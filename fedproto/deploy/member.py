@@ -36,6 +36,7 @@ from fedproto.partitions.classes import classes as of_classes
 from fedproto.trained import Trained, made
 from fedproto.trees import flat, parted
 from fedproto.types import Algorithm, Task, Tree, nothing
+from fedproto.vocabulary import is_plain
 
 STATE = "member.safetensors"
 FORMAT = "member state"
@@ -287,8 +288,8 @@ def _terms(header: dict[str, Any]) -> Terms:
             raise MessageError(f"the server's message needs a whole number from {least} to 2147483647 as {key!r}")
     for key in ("classes", "known"):
         names = header.get(key, [])
-        are_words = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
-        if not are_words or len(set(names)) < len(names):
+        are_names = isinstance(names, list) and all(isinstance(name, str) and is_plain(name) for name in names)
+        if not are_names or len(set(names)) < len(names):
             raise MessageError(f"the server's message has {key!r} that are not a list of different names")
     if "classes" not in header:
         raise MessageError("the server's message names no classes")

@@ -14,6 +14,7 @@ from fedproto.algorithms import trainable
 from fedproto.deploy.parcels import Header, Parcel
 from fedproto.errors import Refused, shown
 from fedproto.types import Upload
+from fedproto.vocabulary import is_plain
 from fedproto.wire import upload_parts
 
 WORD = 200  # letters of a name at most
@@ -76,8 +77,8 @@ def _check_names(parcel: Parcel, expected: Expected) -> int:
         raise Refused("it does not name the classes it speaks of")
     if len(names) > expected.limits.classes:
         raise Refused(f"it speaks of {len(names)} classes, and {expected.limits.classes} are accepted")
-    if len(set(names)) < len(names) or any(len(name) > WORD or not name.isprintable() for name in names):
-        raise Refused(f"it names a class twice, or with more than {WORD} letters, or with ones that cannot be printed")
+    if len(set(names)) < len(names) or any(len(name) > WORD or not is_plain(name) for name in names):
+        raise Refused(f"it names a class twice, or with more than {WORD} letters, or in letters that are not plain")
     new = [name for name in names if name not in expected.classes]
     if new and not expected.limits.new_classes:
         raise Refused(

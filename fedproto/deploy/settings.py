@@ -7,13 +7,13 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fedproto import registry
 from fedproto.client import Training
 from fedproto.config import Seed, complete, one_part, read_tables
 from fedproto.errors import ConfigError, unknown
-from fedproto.options import Count, File, Part, Positive, Share, Whole, convert, words
+from fedproto.options import Bounds, Count, File, Part, Positive, Rounds, Samples, Share, Threads, convert, words
 from fedproto.types import Algorithm
 
 SENDS = ("prototypes", "weights", "counts")  # what can leave a member, beside names and accuracies
@@ -24,11 +24,11 @@ class Terms:
     """What all members of a federation train by; the server states it in every message."""
 
     algorithm: str = "fedproto"
-    dim: Whole = 50  # values of a prototype; 0: the models' own
-    batch: Count = 8
+    dim: Annotated[int, Bounds(0, 10**6)] = 50  # values of a prototype; 0: the models' own
+    batch: Samples = 8
     lr: Positive = 0.01
     momentum: Share = 0.5
-    epochs: Count = 1
+    epochs: Rounds = 1
     last_batch: Literal["auto", "keep", "drop"] = "auto"
     seed: Seed = 0
 
@@ -54,7 +54,7 @@ class ServerSettings:
     """The server's `[tool.flwr.app.config]`, and what `flwr run --run-config` changes of it."""
 
     state: File = "server"  # the folder in which it keeps all it knows
-    rounds: Count = 100
+    rounds: Rounds = 100
     model: str = ""  # and the inputs' shape, where weights travel: the server takes no member's word for it
     shape: str = ""
     classes: str = ""  # names, with commas; more may come where new-classes is true
@@ -85,7 +85,7 @@ class MemberSettings:
     weights: File | None = None
     data_dir: File | None = None
     device: Literal["auto", "cpu", "cuda"] = "cpu"
-    threads: Count = 1
+    threads: Threads = 1
     tell_accuracy: bool = True
     trust_plugins: bool = False  # whether the code of the plug-ins that this file names may run
     algorithms: str = ""  # those it takes part in, with commas; empty: any that `sends` allows

@@ -210,7 +210,10 @@ def _read_calibration(path: Path) -> dict[str, np.ndarray]:
 
 def _refuse_other_sizes(member: Trained, dim: int) -> None:
     """A manifest may be wrong about its files, and a model from outside may have changed since."""
-    features, logits = (each.shape[1] for each in tried(member))
+    seen = tried(member)
+    if not all(torch.isfinite(each).all() for each in seen):
+        raise DataError("the model gives outputs that are not finite")
+    features, logits = (each.shape[1] for each in seen)
     if (features, logits) != (dim, len(member.classes)):
         wanted = f"{dim} and {len(member.classes)}"
         raise DataError(f"the model gives {features} features and {logits} logits, where {wanted} are wanted")

@@ -12,6 +12,7 @@ from typing import Any
 from fedproto.bank import PROTOTYPES
 from fedproto.encoding import ENCODING, is_count, read_json
 from fedproto.errors import DataError, shown
+from fedproto.vocabulary import is_plain
 
 MANIFEST, WEIGHTS, CALIBRATION, ONNX = "manifest.json", "model.safetensors", "calibration.safetensors", "model.onnx"
 FILES = (WEIGHTS, PROTOTYPES, CALIBRATION, ENCODING, ONNX)
@@ -49,8 +50,12 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value != "" and "\n" not in value  # prototypes.safetensors has one a line
 
 
+def _is_class(value: Any) -> bool:
+    return isinstance(value, str) and is_plain(value)
+
+
 def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_name, value)) and len(set(value)) == len(value)
+    return isinstance(value, list) and bool(value) and all(map(_is_class, value)) and len(set(value)) == len(value)
 
 
 def _is_number(value: Any) -> bool:

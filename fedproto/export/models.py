@@ -14,6 +14,7 @@ from fedproto.errors import ConfigError, DataError, FedProtoError
 from fedproto.models import Fit
 from fedproto.options import FilePath, Part, options_of, parse
 from fedproto.trained import Trained
+from fedproto.trees import FLOATS, misfit
 from fedproto.types import Tree
 
 
@@ -32,11 +33,11 @@ def built(model: str, fit: Fit, state: Tree) -> nn.Module:
     part, misfits = _one_part(model), []
     for asked in (fit, fit._replace(dim=None)):
         module = _drawn(part, asked).to(_dtype(state)).eval()
-        misfit = _misfit(module.state_dict(), state)
-        if misfit is None:
+        odd = misfit(module.state_dict(), state)
+        if odd is None:
             module.load_state_dict(state)
             return module
-        misfits.append(misfit)
+        misfits.append(odd)
     raise DataError(f"the weights are not those of {part}: {misfits[0]}")
 
 
@@ -52,18 +53,11 @@ def _drawn(part: Part, fit: Fit) -> nn.Module:
 
 
 def _dtype(state: Tree) -> torch.dtype:
+    """The type of the weights, which must be one that models are trained with."""
+    for name, value in state.items():
+        if value.is_floating_point() and value.dtype not in FLOATS:
+            raise DataError(f"the weights have {name} of type {value.dtype}, in which no model is trained")
     return next((value.dtype for value in state.values() if value.is_floating_point()), torch.float32)
-
-
-def _misfit(wanted: Tree, found: Tree) -> str | None:
-    """The first thing that tells the weights that were found from those of the model."""
-    for name in sorted(wanted.keys() ^ found.keys()):
-        return f"there is no {name}" if name in wanted else f"it has no {name}"
-    for name, value in wanted.items():
-        if (value.shape, value.dtype) != (found[name].shape, found[name].dtype):
-            kinds = (f"{tuple(each.shape)} of {each.dtype}" for each in (found[name], value))
-            return "{} is {}, where {} is wanted".format(name, *kinds)
-    return None
 
 
 def tried(member: Trained) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,16 @@ def with_body(initial: Tree, path: Path) -> Tree:
             what = "are missing" if value is None else f"have shape {tuple(value.shape)}"
             wanted = tuple(initial[name].shape)
             raise ConfigError(f"weights {str(path)!r} do not fit the model: its {name} {wanted} {what} there")
-    return initial | {name: value.to(initial[name]) for name, value in found.items() if value is not None}
+    taken = {name: value.to(initial[name]) for name, value in found.items() if value is not None and _is_real(value)}
+    for name in found:
+        if name not in taken or not torch.isfinite(taken[name]).all():
+            raise ConfigError(f"weights {str(path)!r} have {name} with values that are not finite numbers")
+    return initial | taken
+
+
+def _is_real(value: Tensor) -> bool:
+    """Whether these are numbers that can be cast without losing a part of them."""
+    return not (value.is_complex() or value.is_quantized or value.is_sparse)
 
 
 def read_weights(path: Path) -> Tree:

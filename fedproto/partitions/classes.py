@@ -3,13 +3,14 @@ import numpy as np
 from fedproto.errors import unknown
 from fedproto.options import Count, words
 from fedproto.partitions import Pool, Portion, enough, grouped, portions
+from fedproto.vocabulary import normalise_name
 
 
 def classes(
     pool: Pool, *, names: str = "", shots: Count | None = None, test_shots: Count | None = None
 ) -> list[Portion]:
     """Images of the named classes, `names="cat,dog"`, or of all: dealt in equal parts, or `shots` of each a client."""
-    wanted = words(names) or list(pool.names)
+    wanted = [normalise_name(name) for name in words(names)] or list(pool.names)
     for name in wanted:
         if name not in pool.names:
             raise unknown("class", name, pool.names)

@@ -5,8 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.errors import DataError
+from fedproto.errors import DataError, shown
+from fedproto.files import read_json
 from fedproto.partitions import Pool, Portion
+from fedproto.vocabulary import normalise_name
+
+VERSION = 1
 
 
 def file(pool: Pool, path: str) -> list[Portion]:
@@ -27,15 +31,20 @@ def file(pool: Pool, path: str) -> list[Portion]:
 
 
 def _portion(pool: Pool, client: dict[str, Any], where: str) -> Portion:
-    train, test = (np.asarray(client[part], np.int64) for part in ("train", "test"))
-    for part, rows, labels in (("train", train, pool.train), ("test", test, pool.test)):
-        if len(rows) and not (rows.min() >= 0 and rows.max() < len(labels)):
-            raise DataError(f"{where} names a {part} row out of range: the data set has rows 0 to {len(labels) - 1}")
+    train = _rows(client["train"], len(pool.train), f"{where} names a train row")
+    test = _rows(client["test"], len(pool.test), f"{where} names a test row")
     held = {pool.names[label] for label in np.unique(pool.train[train])}
     for name in client["classes"]:
-        if name not in held:
+        if normalise_name(name) not in held:
             raise DataError(f"{where} claims class {name!r} but has no training image of it")
     return Portion(np.sort(train), np.sort(test))
+
+
+def _rows(listed: list[int], rows: int, where: str) -> np.ndarray:
+    """The rows as an array; compared as Python's numbers, which have no largest."""
+    if listed and not (min(listed) >= 0 and max(listed) < rows):
+        raise DataError(f"{where} out of range: the data set has rows 0 to {rows - 1}")
+    return np.array(listed, np.int64)
 
 
 def stamp(content: dict[str, Any]) -> str:
@@ -45,12 +54,40 @@ def stamp(content: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A partition file whose hash is right."""
+    """A partition file of our version, whose hash is right and whose entries are of the right kind."""
     try:
-        content = json.loads(path.read_text())
-        found, wanted = stamp(content), content["sha256"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        content = read_json(path, DataError)
+    except DataError as error:
         raise DataError(f"{path} is no partition file: {error}") from error
-    if found != wanted:
+    if not isinstance(content, dict) or not isinstance(content.get("sha256"), str):
+        raise DataError(f"{path} is no partition file: it must be an object with a 'sha256'")
+    if stamp(content) != content["sha256"]:
         raise DataError(f"{path} was changed after it was written: its SHA-256 is not the one it states")
+    version = content.get("version")
+    if type(version) is not int or version != VERSION:
+        raise DataError(
+            f"{path} is a partition of version {shown(version, 40)}, and this fedproto reads version {VERSION}"
+        )
+    clients = content.get("clients")
+    if not isinstance(clients, list) or not clients:
+        raise DataError(f"{path} is no partition file: its 'clients' must be a list of at least one")
+    for number, client in enumerate(clients):
+        _check_client(client, f"{path}: client {number}")
     return content
+
+
+def _check_client(client: Any, where: str) -> None:
+    """Refuse an entry that lacks something, or holds it as something else."""
+    if not isinstance(client, dict):
+        raise DataError(f"{where} must be an object, not {shown(client, 40)}")
+    for key in ("dataset", "labels"):
+        if not isinstance(client.get(key), str):
+            raise DataError(f"{where} must have text as {key!r}, not {shown(client.get(key), 40)}")
+    for key in ("train", "test"):
+        rows = client.get(key)
+        odd = [row for row in rows if type(row) is not int] if isinstance(rows, list) else [rows]
+        if odd:
+            raise DataError(f"{where} must have a list of whole numbers as {key!r}, not {shown(odd[0], 40)}")
+    classes = client.get("classes")
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise DataError(f"{where} must have a list of names as 'classes', not {shown(classes, 40)}")

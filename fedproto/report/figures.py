@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from fedproto.report.cells import write_csv
 from fedproto.report.read import WAYS, Group, Run, Spread, mean_of, same_task
 
 #: Ink on a light page; exchanged for the other on a dark one, which is why no figure has a background.
@@ -92,12 +92,11 @@ def draw(groups: Sequence[Group]) -> list[Section]:
 
 def finish(canvas: Canvas, name: str, title: str, caption: str, alt: str, table: Iterable[Sequence[Any]]) -> Figure:
     """`table` is the header, then the rows."""
-    svg, png, text = io.StringIO(), io.BytesIO(), io.StringIO()
+    svg, png = io.StringIO(), io.BytesIO()
     canvas.savefig(svg, format="svg", metadata={"Date": None})
     canvas.savefig(png, format="png", dpi=200, transparent=False, facecolor="white")
-    csv.writer(text, lineterminator="\n").writerows(table)
     drawn = svg.getvalue()
-    return Figure(name, title, caption, alt, drawn[drawn.index("<svg") :], png.getvalue(), text.getvalue())
+    return Figure(name, title, caption, alt, drawn[drawn.index("<svg") :], png.getvalue(), write_csv(table))
 
 
 def panel(height: float, rows_of_legend: int = 0) -> tuple[Canvas, Axes]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedproto.bank import MEMBERS, PROTOTYPES, PROTOTYPES_FORMAT, VERSION, Bank
-from fedproto.config import GOVERNED, flat, read_tables
+from fedproto.config import GOVERNED, flat, read_tables, require_recorded
 from fedproto.config import VERSION as CONFIG_VERSION
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.files import check_version, read_tensors
@@ -185,7 +185,9 @@ def _config(path: Path) -> tuple[dict[str, Any], str]:
     try:
         tables = read_tables(path)
         check_version(tables, CONFIG_VERSION, str(path))
-        return flat(tables, str(path)), path.read_text(encoding="utf-8")
+        settings = flat(tables, str(path))
+        require_recorded(settings, path)
+        return settings, path.read_text(encoding="utf-8")
     except ConfigError as error:
         raise RunFolderError(f"{path} is damaged: {error}") from error
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import shutil
 import tarfile
-import tomllib
 import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedproto.errors import RunFolderError
-from fedproto.files import hold_lock, write_atomically
+from fedproto.files import hold_lock, parse_json, parse_toml, write_atomically
 from fedproto.runfolder import RunFolder, whole_folder
 from fedproto.sweep import COMPUTED
 
@@ -37,7 +35,7 @@ def pack(archive: Path, runs: Path) -> None:
             for name in (*NEEDED, *LOOKS):
                 if (cell / name).exists():
                     tar.add(cell / name, f"{cell.parent.name}/{cell.name}/{name}")
-            stamp = json.loads(result.read_text())["partition"]
+            stamp = _stamp(result.read_bytes(), str(result))
             if stamp not in known:
                 tar.add(cell / "partition.json", str(_partition(stamp)))
                 known.add(stamp)
@@ -72,14 +70,14 @@ def _is_free(place: Path, config: bytes) -> bool:
     if not place.exists():
         return True
     try:
-        return _meant((place / "config.toml").read_text()) == _meant(config.decode())
-    except (OSError, ValueError):
+        return _meant((place / "config.toml").read_bytes()) == _meant(config)
+    except (OSError, RunFolderError):
         return False
 
 
-def _meant(config: str) -> dict[str, Any]:
+def _meant(config: bytes) -> dict[str, Any]:
     """What a run is, whatever computed it; models name weights by where they lie, which differs between machines."""
-    return {key: value for key, value in tomllib.loads(config).items() if key not in (*COMPUTED, "model")}
+    return {key: value for key, value in parse_toml(config, "config.toml").items() if key not in (*COMPUTED, "model")}
 
 
 def _files(archive: Path) -> dict[PurePosixPath, bytes]:
@@ -93,7 +91,7 @@ def _files(archive: Path) -> dict[PurePosixPath, bytes]:
 
 def _place(target: Path, cell: PurePosixPath, files: dict[PurePosixPath, bytes]) -> None:
     """One cell, whole or not at all."""
-    stamp = json.loads(files[cell / "result.json"])["partition"]
+    stamp = _stamp(files[cell / "result.json"], f"result.json of {cell}")
     found = {name: files[cell / name] for name in NEEDED} | {"partition.json": files[_partition(stamp)]}
     found |= {name: files[cell / name] for name in LOOKS if cell / name in files}
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -103,6 +101,15 @@ def _place(target: Path, cell: PurePosixPath, files: dict[PurePosixPath, bytes])
         if target.exists():
             with hold_lock(target):  # whoever trains it now is not robbed of it
                 shutil.rmtree(target)  # what was begun here
+
+
+def _stamp(content: bytes, where: str) -> str:
+    """The hash of the partition that a result.json names."""
+    result = parse_json(content, where)
+    stamp = result.get("partition") if isinstance(result, dict) else None
+    if not isinstance(stamp, str):
+        raise RunFolderError(f"{where} is damaged: it does not name its partition")
+    return stamp
 
 
 def _partition(stamp: str) -> PurePosixPath:

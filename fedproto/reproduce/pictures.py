@@ -5,7 +5,6 @@ This module needs matplotlib; whoever may have to do without imports it late.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -20,6 +19,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from fedproto.files import write_atomically
+from fedproto.report.cells import write_csv
 from fedproto.report.figures import COLOURS, GRID, INK, STYLE, Axes, Canvas, Line2D, mpl, percent, size
 from fedproto.reproduce.plan import cell_name
 from fedproto.reproduce.tables import PAPERS_START, summary
@@ -82,11 +82,9 @@ def _written(path: Path, content: bytes) -> Path:
 
 
 def _csv(rows: Rows) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+    header = list(rows[0])
+    cells = [[row.get(name, "") for name in header] for row in rows]
+    return write_csv([header, *cells]).encode()
 
 
 def _png(canvas_of: Callable[[Rows], Canvas], rows: Rows, title: str) -> bytes:

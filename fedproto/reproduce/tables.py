@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from fedproto.errors import RunFolderError
 from fedproto.files import read_json
 from fedproto.reproduce.plan import Planned, Row, Spec
 from fedproto.runfolder import RunFolder
@@ -99,8 +100,16 @@ def _run(runs: Path, planned: Planned) -> dict[str, Any] | None:
         "loss": {name: round(value, 6) for name, value in metrics[-1]["loss"].items()},
         "communication": result["communication"],
         **({"diverged": True} if result.get("diverged") else {}),
-        **{name: folder.read_json(f"{name}.json")["clients"] for name in SEEN if _is(path, name)},
+        **{name: _clients(folder, name) for name in SEEN if _is(path, name)},
     }
+
+
+def _clients(folder: RunFolder, name: str) -> list[dict[str, Any]]:
+    """What was found out about each client's model."""
+    clients = folder.read_json(f"{name}.json").get("clients")
+    if not isinstance(clients, list) or not clients or not all(isinstance(each, dict) for each in clients):
+        raise RunFolderError(f"{folder.path / name}.json is damaged: it must hold a list of objects, 'clients'")
+    return clients
 
 
 def _is(path: Path, name: str) -> bool:

@@ -172,7 +172,9 @@ def read(folder: Path) -> dict[str, Results]:
     found = {}
     for path in sorted(folder.glob("*.json")):
         content = read_json(path)
-        if isinstance(content, dict) and "cells" in content and not content.get("quick"):
+        if not isinstance(content, dict):
+            raise RunFolderError(f"{path} is not what a target writes: delete it, or make its target again")
+        if "cells" in content and not content.get("quick"):
             found[path.stem] = _results(path, content["cells"])
     return found
 
@@ -529,11 +531,19 @@ def _mean_before(run: Run, way: str) -> float:
     return 100 * statistics.fmean(client[way] for client in run["before"])
 
 
+def _measures(path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    measures = content.get("measures") if isinstance(content, dict) else None
+    if not isinstance(measures, dict) or not all(isinstance(each, dict) for each in measures.values()):
+        raise RunFolderError(f"{path} is not what a target writes: delete it, or make its target again")
+    return measures
+
+
 def separable(folder: Path) -> Claim:
     """One seed, so nothing is decided."""
     title = "Embeddings cluster by class, and within a class by client"
     path = folder / "fig-tsne-measures.json"
-    measures = read_json(path)["measures"] if path.exists() else {}
+    measures = _measures(path) if path.exists() else {}
     names = ("silhouette_class", "silhouette_client_within_class")
     figures = []
     for method, found in measures.items():
