@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,6 +17,7 @@ from fedproto.cli_after import export, extend, join, members, predict
 from fedproto.cli_deploy import deploy_app
 from fedproto.cli_shared import escape, execute, print_table, say, show, wide_console
 from fedproto.errors import ConfigError, DataError, FedProtoError, unknown
+from fedproto.interrupts import handle_sigterm
 
 if TYPE_CHECKING:
     from fedproto.config import Config
@@ -433,16 +433,10 @@ for command in (predict, join, members, extend, export):
     app.command()(command)
 
 
-def _interrupt(signum: int, frame: Any) -> None:
-    if not callable(signal.getsignal(signal.SIGINT)):  # a shell starts what it leaves in the background without Ctrl-C
-        raise KeyboardInterrupt
-    signal.raise_signal(signal.SIGINT)
-
-
 def main() -> None:
-    """Errors meant for people become one line and exit code 2; who is told to end stops as after Ctrl-C."""
+    """Errors meant for people become one line and exit code 2; SIGTERM is handled like Ctrl-C."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun ends the others of a process that died, and at once
-        signal.signal(signal.SIGTERM, _interrupt)
+        handle_sigterm()
     try:
         app()
     except FedProtoError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import platform
-import signal
 import threading
 import warnings
 from collections import deque
@@ -27,8 +26,9 @@ from fedproto.data import Places, Source, from_clients
 from fedproto.engines import Engine
 from fedproto.engines.choice import build_engine, resolve
 from fedproto.engines.distributed import follows, take_device
-from fedproto.errors import ConfigError, DataError, RunFolderError
+from fedproto.errors import ConfigError, DataError, LostProcessError, RunFolderError
 from fedproto.federation import Federation, Member, assemble, deal, divide
+from fedproto.interrupts import finish_round_on_interrupt
 from fedproto.options import Part, options_of
 from fedproto.partitions import Portion
 from fedproto.rounds import Course, Progress, RoundResult, Schedule, run_rounds, summary
@@ -71,7 +71,10 @@ class Result:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the round was finished and, unless `checkpoint_every` is 0, a checkpoint written."""
+    """Ctrl-C, after the round was finished and, unless `checkpoint_every` is 0, a checkpoint written.
+
+    Its cause is a LostProcessError where processes of the run ended before that could be done.
+    """
 
 
 @dataclass
@@ -236,8 +239,15 @@ def execute(
 ) -> list[Result]:
     """Run experiments that share an engine from where they stand to the last round; all stand at the same."""
     interrupted = threading.Event()
-    with _attended(experiments[0].config, interrupted):
-        (results,) = deque(proceed(experiments, folders, interrupted, on_round), maxlen=1)
+    try:
+        with _attended(experiments[0].config, interrupted):
+            (results,) = deque(proceed(experiments, folders, interrupted, on_round), maxlen=1)
+    except LostProcessError as error:
+        if not interrupted.is_set():
+            raise
+        raise Interrupted from error  # they were told to end, too: neither an error nor a lack of memory
+    if interrupted.is_set():  # too late to stop this run, but whoever called may have more to do
+        raise Interrupted
     return results
 
 
@@ -557,23 +567,5 @@ def settings(threads: int, precision: str) -> Iterator[None]:
 @contextmanager
 def _attended(config: Config, interrupted: threading.Event) -> Iterator[None]:
     """With the run's settings; Ctrl-C lets the round be finished."""
-    with settings(config.threads, config.precision), _finish_round_on_interrupt(interrupted):
+    with settings(config.threads, config.precision), finish_round_on_interrupt(interrupted):
         yield
-
-
-@contextmanager
-def _finish_round_on_interrupt(interrupted: threading.Event) -> Iterator[None]:
-    """The first Ctrl-C sets the event, so that the round can be finished; the second stops at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def first(signum: int, frame: Any) -> None:
-        interrupted.set()
-        signal.signal(signal.SIGINT, previous)
-
-    previous = signal.signal(signal.SIGINT, first)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)

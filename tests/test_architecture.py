@@ -19,7 +19,7 @@ ROOT = Path(fedproto.__file__).parent
 
 #: From the ground up. A module may import what stands in an earlier row, and, in a folder, its own folder.
 LAYERS = [
-    {"errors", "randomness", "types", "vocabulary"},
+    {"errors", "interrupts", "randomness", "types", "vocabulary"},
     {"dropout", "encoding", "files", "options", "prototypes", "trees", "wire"},
     {"preparation"},
     {"algorithms", "data", "models", "partitions", "registry"},
