@@ -458,6 +458,7 @@ class _Forked:
 
     def open(self) -> None:
         _refuse_to_fork()
+        atexit.register(self.kill)  # before multiprocessing sends SIGTERM, which they ignore, and waits for them
         folder = tempfile.mkdtemp(prefix="fedproto-")
         _rest_threads()
         try:
@@ -486,6 +487,12 @@ class _Forked:
         if self.joined:
             dist.destroy_process_group()
         self.workers, self.joined = [], False
+        atexit.unregister(self.kill)
+
+    def kill(self) -> None:
+        """End the workers at once, as when the program ends while they run."""
+        for worker in self.workers:
+            worker.kill()
 
     def obituary(self) -> str:
         """The others end on their own when one is gone; it was the first that did not."""
