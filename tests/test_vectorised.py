@@ -194,6 +194,35 @@ def test_dead_features_agree_with_their_prototypes():
         assert not run.progress.server["prototypes"].any()
 
 
+NORMALISED = {
+    "Conv, GroupNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU()),
+    "Conv, GroupNorm, pool": lambda: network(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.MaxPool2d(2)),
+    "Linear, GroupNorm": lambda: network(nn.Flatten(), nn.Linear(64, 8), nn.GroupNorm(2, 8), nn.ReLU()),
+    "Conv, InstanceNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ReLU()),
+    "Conv, LayerNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.LayerNorm([4, 6, 6]), nn.ReLU()),
+    "Conv, BatchNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "processes"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("model", NORMALISED.values(), ids=NORMALISED)
+def test_layers_that_normalise_agree_whatever_the_batch(model, batch, engine):
+    """With batch 1, steps see one sample and evaluation sees many: GroupNorm died of that in round 1."""
+    settings = {"batch": batch, "clients": 5, "rounds": 2, "data": clients_of(RAGGED), "modules": model()}
+    runs = [
+        prepared("fedproto", "reference", **settings),
+        prepared("fedproto", engine, **settings | ({"workers": 2} if engine == "processes" else {})),
+    ]
+    assert_equal(*[(run, run.execute()) for run in runs])
+
+
+@pytest.mark.parametrize("model", ["Conv, GroupNorm", "Conv, InstanceNorm", "Conv, LayerNorm"])
+def test_layers_that_normalise_samples_are_stacked_with_batch_1(model):
+    run = prepared("fedproto", "vectorised", batch=1, clients=5, data=clients_of(RAGGED), modules=NORMALISED[model]())
+    assert isinstance(run.engine, VectorisedEngine), run.notices
+
+
 @pytest.mark.parametrize("weighting", ["samples", "uniform", "eq6"])
 @pytest.mark.parametrize("absent", ["remember", "drop"])
 @pytest.mark.parametrize("collect", ["after", "during"])
