@@ -118,7 +118,7 @@ class Experiment:
         trainings = [Training(c.batch, c.lr, c.momentum, c.epochs, c.last_batch, c.seed) for c in configs]
         resolved, plan, notices = resolve(configs[0], federations, algorithm, trainings)
         engine = build_engine(resolved, plan, federations, algorithm, trainings)
-        settled = {name: getattr(resolved, name) for name in ("engine", "device", "compile", "workers")}
+        settled = {name: getattr(resolved, name) for name in ("engine", "device", "compile", "workers", "stack")}
         notices += [sentence for federation in federations for sentence in alike(_meeting_names(federation))]
         return [
             cls(replace(config, **settled), algorithm, federation, engine, place, progress, notices)

@@ -27,7 +27,7 @@ import torch
 from fedproto.config import AUTO, Config, configure, flat, read_tables, read_toml
 from fedproto.data import Source
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
-from fedproto.experiment import Experiment, OnRound, execute
+from fedproto.experiment import Experiment, OnRound, device_of, execute
 from fedproto.options import Part
 from fedproto.runfolder import RunFolder
 
@@ -98,7 +98,8 @@ def batches(cells: Sequence[Cell], out: Path) -> list[Batch]:
             _refuse_other(cell, folder)
             if folder.result() is not None:
                 continue
-        key = str(replace(cell.config, **_neutral(cell.config))), folder.checkpoint_round() if folder else 0
+        config = _as_begun(cell, folder)
+        key = str(replace(config, **_neutral(config))), folder.checkpoint_round() if folder else 0
         found.setdefault(key, []).append((cell, folder))
     return list(found.values())
 
@@ -115,7 +116,7 @@ def _begun(cell: Cell, out: Path) -> RunFolder | None:
 
 def _refuse_other(cell: Cell, folder: RunFolder) -> None:
     """A folder of this sweep holds the run that the sweep means; how it was computed does not matter."""
-    stored = configure(read_toml(folder.path / "config.toml"))[0]
+    stored = _stored(folder)
     meant = {field.name for field in fields(Config)} - set(COMPUTED)
     if any(part.name == AUTO for part in cell.config.model):
         meant -= {"model"}
@@ -125,6 +126,22 @@ def _refuse_other(cell: Cell, folder: RunFolder) -> None:
             raise RunFolderError(
                 f"{folder.path} holds a run with {name} {old}, not {new}: name another folder with --out"
             )
+
+
+def _stored(folder: RunFolder) -> Config:
+    return configure(read_toml(folder.path / "config.toml"))[0]
+
+
+def _as_begun(cell: Cell, folder: RunFolder | None) -> Config:
+    """The cell's settings, with the stack that its run was begun with on this kind of device.
+
+    A stack that the sweep itself names wins, as where the GPU has less memory than the one before.
+    """
+    if folder is None or cell.config.stack is not None:
+        return cell.config
+    stored = _stored(folder)
+    same_device = stored.device == device_of(cell.config.device).type
+    return replace(cell.config, stack=stored.stack) if same_device else cell.config
 
 
 def run_sweep(
@@ -177,7 +194,7 @@ def _run_batch(batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnB
 def _train_together(
     batch: Batch, out: Path, loaded: dict[str, Source], on_batch: OnBatch, notices: Sequence[str]
 ) -> None:
-    experiments = Experiment.prepare_together([cell.config for cell, _ in batch], loaded)
+    experiments = Experiment.prepare_together([_as_begun(cell, folder) for cell, folder in batch], loaded)
     folders = []
     for experiment, (cell, folder) in zip(experiments, batch, strict=True):
         if folder is not None:

@@ -616,6 +616,17 @@ def follows() -> bool:
     return under_torchrun() and int(os.environ["RANK"]) > 0
 
 
+def own_shard() -> Shard:
+    """The clients of this process among those that torchrun started."""
+    return Shard(int(os.environ["RANK"]), ranks())
+
+
+def agree_on_smallest(value: int, device: torch.device) -> int:
+    """The smallest of all ranks' values, on all of them."""
+    _Torchrun(device).open()
+    return min(_exchange(value))
+
+
 def take_device() -> None:
     """Make the GPU that is this process's share the one that `cuda` means; before anything is put there."""
     if under_torchrun():
