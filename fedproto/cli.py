@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fedproto.cli_after import export, extend, join, members, predict
 from fedproto.cli_deploy import deploy_app
-from fedproto.cli_shared import escape, execute, print_table, say, show, wide_console
+from fedproto.cli_shared import escape, execute, print_table, say, show, warn_of_divergence, wide_console
 from fedproto.errors import ConfigError, DataError, FedProtoError, unknown
 from fedproto.interrupts import handle_sigterm
 
@@ -150,6 +150,8 @@ def sweep(
         say(f"stopped; `fedproto sweep {config}{f' --out {out}' if out else ''}` goes on", stderr=True)
         raise typer.Exit(130) from None
     wide_console().print(sweep_table(cells, results), highlight=False)
+    named = zip(cells, results, strict=True)
+    warn_of_divergence([result | {"algorithm": cell.name} for cell, result in named if result is not None])
     say(f"written to {target}")
     if None in results:
         raise typer.Exit(2)

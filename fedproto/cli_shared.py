@@ -68,3 +68,12 @@ def show(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
     wide_console().print(clients_table(named))
     for sentence in verdict(named) + [traffic(each) for each in named]:
         say(sentence)
+    warn_of_divergence(named)
+
+
+def warn_of_divergence(results: Sequence[dict[str, Any]]) -> None:
+    """A red line for each run whose loss exploded."""
+    from fedproto.console import divergence
+
+    for sentence in filter(None, map(divergence, results)):
+        Console().print(sentence, style="bold red", markup=False, highlight=False, soft_wrap=True)

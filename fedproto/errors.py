@@ -5,6 +5,7 @@ FedProtoError
 ├── DataError        a data file or array that cannot be used
 ├── RunFolderError   a run folder that is in the way, damaged, or not one
 ├── TrainingError    training broke down in a named round, client and stage
+│   ├── DivergedError      a client's numbers are no longer finite
 │   └── LostProcessError   one of several processes of a run is gone
 ├── Refused          an answer of a member that the server does not believe, or one of the server's
 ├── KnownToAllError  carries an error of one of several processes, once all of them know of it
@@ -35,6 +36,13 @@ class RunFolderError(FedProtoError):
 
 class TrainingError(FedProtoError):
     pass
+
+
+class DivergedError(TrainingError):
+    def __init__(self, message: str, round: int, client: int) -> None:
+        super().__init__(message)
+        self.round = round
+        self.client = client
 
 
 class LostProcessError(TrainingError):

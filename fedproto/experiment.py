@@ -26,13 +26,13 @@ from fedproto.data import Places, Source, from_clients
 from fedproto.engines import Engine
 from fedproto.engines.choice import build_engine, resolve
 from fedproto.engines.distributed import follows, take_device
-from fedproto.errors import ConfigError, DataError, LostProcessError, RunFolderError
+from fedproto.errors import ConfigError, DataError, DivergedError, LostProcessError, RunFolderError
 from fedproto.federation import Federation, Member, assemble, deal, divide
 from fedproto.interrupts import finish_round_on_interrupt
 from fedproto.options import Part, options_of
 from fedproto.partitions import Portion
 from fedproto.rounds import Course, Progress, RoundResult, Schedule, run_rounds, summary
-from fedproto.runfolder import RunFolder
+from fedproto.runfolder import DIVERGED, RunFolder
 from fedproto.trees import flat, parted
 from fedproto.types import Algorithm, Tree
 from fedproto.vocabulary import alike
@@ -201,6 +201,7 @@ class Experiment:
                 for number, images in enumerate(self._images())
             ],
             "accuracy": summary(clients),
+            "diverged": self._diverged(),
             "communication": {
                 "values_per_round": traffic["values_up"] / self.config.rounds,
                 "bytes_up": traffic["bytes_up"],
@@ -209,6 +210,11 @@ class Experiment:
             "seconds": {"total": seconds, "per_round": seconds / self.config.rounds},
             "machine": _machine(self.federation.device),
         }
+
+    def _diverged(self) -> list[dict[str, int]] | None:
+        """The clients whose loss exploded and the first round in which it did; None where all is well."""
+        found = sorted(self.progress.diverged.items())
+        return [{"client": client, "round": round} for client, round in found] or None
 
     def _images(self) -> list[list[int]]:
         """For each member how many training images it has of each of its classes; one wait for the device."""
@@ -264,9 +270,11 @@ def proceed(
     first = experiments[0]
     pairs = list(zip(experiments, folders, strict=True))
     lines = [folder.keep_metrics(each.progress.round) if folder else [] for each, folder in pairs]
+    for each, kept in zip(experiments, lines, strict=True):
+        each.progress.look_back(kept)
     clients: list[Tree | None] = [None] * len(experiments)
     courses = [each.course() for each in experiments]
-    with closing(first.engine):
+    with closing(first.engine), _divergence_written(pairs):
         for results in run_rounds(first.algorithm, first.engine, courses):
             clients = [result.clients for result in results]
             for (each, folder), result, kept in zip(pairs, results, lines, strict=True):
@@ -296,6 +304,25 @@ def _checkpoint_if_left(pairs: Sequence[tuple[Experiment, RunFolder | None]]) ->
         for each, folder in pairs:
             if folder:
                 each.write_checkpoint(folder)
+        raise
+
+
+@contextmanager
+def _divergence_written(pairs: Sequence[tuple[Experiment, RunFolder | None]]) -> Iterator[None]:
+    """Leave `diverged.json` in the folder of a run that ends because its numbers are no longer finite.
+
+    Of several runs together it does not say which one it was; a sweep tries them alone.
+    """
+    for _, folder in pairs:
+        if folder:
+            (folder.path / DIVERGED).unlink(missing_ok=True)
+    try:
+        yield
+    except DivergedError as error:
+        experiment, folder = pairs[0]
+        if len(pairs) == 1 and folder:
+            found = {"seed": experiment.config.seed, "rounds": experiment.config.rounds, "error": str(error)}
+            folder.write_json(DIVERGED, found | {"diverged": [{"client": error.client, "round": error.round}]})
         raise
 
 

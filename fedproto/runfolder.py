@@ -6,6 +6,7 @@ metrics.jsonl           a line a round
 result.json             when the run has finished
 prototypes.safetensors  the global prototypes, where the algorithm has any, and the clients' own it remembers
 checkpoint/             the newest state of server and clients
+diverged.json           where a client's numbers ceased to be finite, which ended the run
 encoding.json           how rows of tables, or texts, became numbers, where there were such
 """
 
@@ -28,6 +29,8 @@ from fedproto.encoding import ENCODING, Encoding, from_json, to_json
 from fedproto.errors import RunFolderError
 from fedproto.files import write_atomically
 from fedproto.types import Tree
+
+DIVERGED = "diverged.json"
 
 
 class RunFolder:

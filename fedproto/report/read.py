@@ -79,6 +79,7 @@ class Run:
     bytes_up: int
     bytes_down: int
     seconds: float
+    diverged: int  # clients whose loss exploded
     prototypes: Prototypes | None
     since: Bank | None = None  # who makes up the prototypes now, where members came or left after training
 
@@ -212,6 +213,7 @@ def _run(path: Path, toml: str, config: dict[str, Any], result: dict[str, Any], 
         bytes_up=int(sent["bytes_up"]),
         bytes_down=int(sent["bytes_down"]),
         seconds=float(result["seconds"]["total"]),
+        diverged=len(result.get("diverged") or []),
         prototypes=_prototypes(path / PROTOTYPES, len(clients), len(classes)),
         since=Bank.of(RunFolder(path)) if (path / MEMBERS).exists() else None,
     )

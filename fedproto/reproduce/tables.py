@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from fedproto.files import read_json
 from fedproto.reproduce.plan import Planned, Row, Spec
-from fedproto.runfolder import RunFolder
+from fedproto.runfolder import DIVERGED, RunFolder
 
 ACCURACIES = ("head", "head_own", "prototype", "prototype_own")
 SEEN = ("travel", "before")  # what `looks.py` found out, a list of clients
@@ -33,14 +34,16 @@ def gather(spec: Spec, planned: Sequence[Planned], runs: Path, command: str) -> 
         for column in row.columns:
             there = [p for p in planned if p.row is row and p.column == column]
             found = [_run(runs, each) for each in there]
-            cells.append(_cell(spec, row, column, [run for run in found if run is not None]))
+            cell = _cell(spec, row, column, [run for run in found if run is not None])
+            cell["diverged"] = [each for each in (_divergence(runs, planned) for planned in there) if each]
+            cells.append(cell)
     machines = sorted({", ".join(run["machine"].values()) for cell in cells for run in cell["runs"]})
     seconds = sum(run["seconds"] for cell in cells for run in cell["runs"])
     return {
         "title": spec.title,
         "quick": spec.quick,
         "note": spec.note,
-        "missing": [row.name for row in spec.rows if not any(c["runs"] for c in cells if c["method"] == row.name)],
+        "missing": [row.name for row in spec.rows if not _is_begun(row, cells)],
         "command": command,
         "settings": spec.settings,
         "machines": machines,
@@ -80,6 +83,33 @@ def _run(runs: Path, planned: Planned) -> dict[str, Any] | None:
         "communication": result["communication"],
         **{name: json.loads((path / f"{name}.json").read_text())["clients"] for name in SEEN if _is(path, name)},
     }
+
+
+def _is_begun(row: Row, cells: Sequence[dict[str, Any]]) -> bool:
+    return any(cell["runs"] or cell["diverged"] for cell in cells if cell["method"] == row.name)
+
+
+def _divergence(runs: Path, planned: Planned) -> dict[str, Any] | None:
+    """How one federation diverged, if it did: a seed whose numbers ceased to be finite has no result, but counts.
+
+    `finished` says whether it has a result, and so a run among the cell's.
+    """
+    folder = RunFolder(runs / planned.cell.name)
+    result = folder.result()
+    found = result if result is not None else _ended(folder)
+    if found is None or found["rounds"] != planned.cell.config.rounds or not found.get("diverged"):
+        return None
+    return {
+        "seed": planned.seed,
+        "finished": result is not None,
+        "round": min(each["round"] for each in found["diverged"]),
+        "clients": [each["client"] for each in found["diverged"]],
+    }
+
+
+def _ended(folder: RunFolder) -> dict[str, Any] | None:
+    path = folder.path / DIVERGED
+    return read_json(path) if path.exists() else None
 
 
 def _is(path: Path, name: str) -> bool:
@@ -187,7 +217,19 @@ def _said(found: dict[str, Any]) -> str:
     """What all runs have in common, what is missing, and the note."""
     settings = ", ".join(f"{key} {found['settings'][key]}" for key in SHOWN if key in found["settings"])
     missing = f"**Not run yet:** {', '.join(found['missing'])}." if found["missing"] else ""
-    return "\n\n".join(part for part in (f"Of all runs: {settings}.", found["note"], missing) if part)
+    parts = (f"Of all runs: {settings}.", found["note"], missing, _said_of_divergence(found["cells"]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _said_of_divergence(cells: Sequence[dict[str, Any]]) -> str:
+    """Which seeds diverged; what has no result is in no mean, so a reader must be told."""
+    sentences = []
+    for cell in cells:
+        for each in cell.get("diverged", ()):
+            kept = "its numbers are in the means" if each["finished"] else "it has no result and is in no mean"
+            where = f"{cell['method']}, {cell['column']}, seed {each['seed']}"
+            sentences.append(f"{where}, in round {each['round']} ({kept})")
+    return f"**Diverged:** {'; '.join(sentences)}." if sentences else ""
 
 
 def _section(column: str, cells: Sequence[dict[str, Any]]) -> str:
