@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,8 +16,19 @@ from rich.console import Console
 from fedproto import plugins
 from fedproto.cli_after import export, extend, join, members, predict
 from fedproto.cli_deploy import deploy_app
-from fedproto.cli_shared import PluginDir, TrustPlugins, escape, execute, print_table, say, show, wide_console
+from fedproto.cli_shared import (
+    PluginDir,
+    TrustPlugins,
+    escape,
+    execute,
+    print_table,
+    say,
+    show,
+    warn_of_divergence,
+    wide_console,
+)
 from fedproto.errors import ConfigError, DataError, FedProtoError, unknown
+from fedproto.interrupts import handle_sigterm
 
 if TYPE_CHECKING:
     from fedproto.config import Config
@@ -163,6 +173,8 @@ def sweep(
         say(f"stopped; `fedproto sweep {config}{f' --out {out}' if out else ''}` goes on", stderr=True)
         raise typer.Exit(130) from None
     wide_console().print(sweep_table(cells, results), highlight=False)
+    named = zip(cells, results, strict=True)
+    warn_of_divergence([result | {"algorithm": cell.name} for cell, result in named if result is not None])
     say(f"written to {target}")
     if None in results:
         raise typer.Exit(2)
@@ -456,16 +468,10 @@ for command in (predict, join, members, extend, export):
     app.command()(command)
 
 
-def _interrupt(signum: int, frame: Any) -> None:
-    if not callable(signal.getsignal(signal.SIGINT)):  # a shell starts what it leaves in the background without Ctrl-C
-        raise KeyboardInterrupt
-    signal.raise_signal(signal.SIGINT)
-
-
 def main() -> None:
-    """Errors meant for people become one line and exit code 2; who is told to end stops as after Ctrl-C."""
+    """Errors meant for people become one line and exit code 2; SIGTERM is handled like Ctrl-C."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun ends the others of a process that died, and at once
-        signal.signal(signal.SIGTERM, _interrupt)
+        handle_sigterm()
     try:
         app()
     except FedProtoError as error:

@@ -77,8 +77,10 @@ def execute(experiment: Experiment, folder: RunFolder, of: Path) -> dict[str, An
     try:
         with progress_bar(Console(), experiment.algorithm.name, experiment.progress.round, config.rounds) as on_round:
             return experiment.execute(folder, on_round).data
-    except Interrupted:
+    except Interrupted as stop:
         done = f"{experiment.algorithm.name} stopped after round {experiment.progress.round} of {config.rounds}"
+        if stop.__cause__ is not None:
+            done = f"{experiment.algorithm.name} stopped: {stop.__cause__}"
         again = "" if config.checkpoint_every else " (from round 1, since checkpoint_every is 0)"
         say(f"{done}; continue with: fedproto resume {of}{again}", stderr=True)
         raise typer.Exit(130) from None
@@ -92,3 +94,12 @@ def show(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
     wide_console().print(clients_table(named))
     for sentence in verdict(named) + [traffic(each) for each in named]:
         say(sentence)
+    warn_of_divergence(named)
+
+
+def warn_of_divergence(results: Sequence[dict[str, Any]]) -> None:
+    """A red line for each run whose loss exploded."""
+    from fedproto.console import divergence
+
+    for sentence in filter(None, map(divergence, results)):
+        Console().print(sentence, style="bold red", markup=False, highlight=False, soft_wrap=True)

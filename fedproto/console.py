@@ -68,7 +68,13 @@ class SweepTeller:
         self._say(f"{name}, from round {done + 1}")
         for notice in notices:
             self._say(notice, "yellow")
-        return lambda result: self.bar.advance(self.task)
+
+        def show(result: RoundResult) -> None:
+            self.bar.advance(self.task)
+            if result.diverged:
+                self._say(f"round {result.round}: {result.notes[-1]}", "red")
+
+        return show
 
     def broken(self, cell: Cell, error: FedProtoError) -> None:
         self.names_of_broken.append(cell.name)
@@ -194,6 +200,19 @@ def verdict(results: Sequence[dict[str, Any]]) -> list[str]:
                 f"better for {sum(gain > 0 for gain in gains)} of {len(gains)} clients"
             )
     return sentences
+
+
+def divergence(result: dict[str, Any]) -> str | None:
+    """A warning for a run that finished although its loss exploded."""
+    exploded = result.get("diverged")
+    if not exploded:
+        return None
+    first = min(exploded, key=lambda each: each["round"])
+    return (
+        f"warning: {result['algorithm']} diverged: the loss of {len(exploded)} of {len(result['clients'])} clients "
+        f"exploded, first that of client {first['client']} in round {first['round']}; its accuracies say little, "
+        "and a smaller lr may help"
+    )
 
 
 def traffic(result: dict[str, Any]) -> str:

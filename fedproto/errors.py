@@ -7,7 +7,7 @@ FedProtoError
 ├── RunFolderError   a run folder that is in the way, damaged, or not one
 │   └── WriteError         a file or folder that cannot be written: the disk is full, read-only or forbidden
 ├── TrainingError    training broke down in a named round, client and stage
-│   ├── DivergedError      its numbers are not finite any more
+│   ├── DivergedError      a client's numbers are no longer finite
 │   └── LostProcessError   one of several processes of a run is gone
 ├── Refused          an answer of a member that the server does not believe, or one of the server's
 ├── RefusedByMember  what the server asks for, and a member's own file does not allow
@@ -50,7 +50,10 @@ class TrainingError(FedProtoError):
 
 
 class DivergedError(TrainingError):
-    pass
+    def __init__(self, message: str, round: int, client: int) -> None:
+        super().__init__(message)
+        self.round = round
+        self.client = client
 
 
 class LostProcessError(TrainingError):

@@ -6,7 +6,6 @@ import atexit
 import hashlib
 import itertools
 import platform
-import signal
 import threading
 import warnings
 from collections import deque
@@ -28,14 +27,15 @@ from fedproto.data import Places, Source, from_clients
 from fedproto.engines import Engine
 from fedproto.engines.choice import build_engine, resolve
 from fedproto.engines.distributed import follows, take_device
-from fedproto.errors import ConfigError, DataError, RunFolderError
+from fedproto.errors import ConfigError, DataError, DivergedError, LostProcessError, RunFolderError
 from fedproto.federation import Federation, Member, assemble, deal, divide, options_from_data
 from fedproto.files import hash_tensors
+from fedproto.interrupts import finish_round_on_interrupt
 from fedproto.options import Part, options_of
 from fedproto.partitions import Portion
 from fedproto.partitions.file import read as read_partition
 from fedproto.rounds import Course, Progress, RoundResult, Schedule, run_rounds, summary
-from fedproto.runfolder import RunFolder
+from fedproto.runfolder import DIVERGED, RunFolder
 from fedproto.trees import flat, misfit, parted
 from fedproto.types import Algorithm, Tree
 from fedproto.vocabulary import alike
@@ -74,7 +74,10 @@ class Result:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the round was finished and, unless `checkpoint_every` is 0, a checkpoint written."""
+    """Ctrl-C, after the round was finished and, unless `checkpoint_every` is 0, a checkpoint written.
+
+    Its cause is a LostProcessError where processes of the run ended before that could be done.
+    """
 
 
 @dataclass
@@ -118,7 +121,7 @@ class Experiment:
         trainings = [Training(c.batch, c.lr, c.momentum, c.epochs, c.last_batch, c.seed) for c in configs]
         resolved, plan, notices = resolve(configs[0], federations, algorithm, trainings)
         engine = build_engine(resolved, plan, federations, algorithm, trainings)
-        settled = {name: getattr(resolved, name) for name in ("engine", "device", "compile", "workers")}
+        settled = {name: getattr(resolved, name) for name in ("engine", "device", "compile", "workers", "stack")}
         notices += [sentence for federation in federations for sentence in alike(_meeting_names(federation))]
         return [
             cls(replace(config, **settled), algorithm, federation, engine, place, progress, notices)
@@ -262,6 +265,7 @@ class Experiment:
                 for number, images in enumerate(self._images())
             ],
             "accuracy": summary(clients),
+            "diverged": self._diverged(),
             "communication": {
                 "values_per_round": traffic["values_up"] / self.config.rounds,
                 "bytes_up": traffic["bytes_up"],
@@ -270,6 +274,11 @@ class Experiment:
             "seconds": {"total": seconds, "per_round": seconds / self.config.rounds},
             "machine": _machine(self.federation.device),
         }
+
+    def _diverged(self) -> list[dict[str, int]] | None:
+        """The clients whose loss exploded and the first round in which it did; None where all is well."""
+        found = sorted(self.progress.diverged.items())
+        return [{"client": client, "round": round} for client, round in found] or None
 
     def _images(self) -> list[list[int]]:
         """For each member how many training images it has of each of its classes; one wait for the device."""
@@ -300,8 +309,15 @@ def execute(
 ) -> list[Result]:
     """Run experiments that share an engine from where they stand to the last round; all stand at the same."""
     interrupted = threading.Event()
-    with _attended(experiments[0].config, interrupted):
-        (results,) = deque(proceed(experiments, folders, interrupted, on_round), maxlen=1)
+    try:
+        with _attended(experiments[0].config, interrupted):
+            (results,) = deque(proceed(experiments, folders, interrupted, on_round), maxlen=1)
+    except LostProcessError as error:
+        if not interrupted.is_set():
+            raise
+        raise Interrupted from error  # they were told to end, too: neither an error nor a lack of memory
+    if interrupted.is_set():  # too late to stop this run, but whoever called may have more to do
+        raise Interrupted
     return results
 
 
@@ -319,8 +335,10 @@ def proceed(
     pairs = list(zip(experiments, folders, strict=True))
     clients: list[Tree | None] = [None] * len(experiments)
     courses = [each.course() for each in experiments]
-    with closing(first.engine), hold_all(folders):
+    with closing(first.engine), hold_all(folders), _divergence_written(pairs):
         lines = [folder.keep_metrics(each.progress.round) if folder else [] for each, folder in pairs]
+        for each, kept in zip(experiments, lines, strict=True):
+            each.progress.look_back(kept)
         for results in run_rounds(first.algorithm, first.engine, courses):
             clients = [result.clients for result in results]
             for (each, folder), result, kept in zip(pairs, results, lines, strict=True):
@@ -360,6 +378,25 @@ def _checkpoint_if_left(pairs: Sequence[tuple[Experiment, RunFolder | None]]) ->
         for each, folder in pairs:
             if folder:
                 each.write_checkpoint(folder)
+        raise
+
+
+@contextmanager
+def _divergence_written(pairs: Sequence[tuple[Experiment, RunFolder | None]]) -> Iterator[None]:
+    """Leave `diverged.json` in the folder of a run that ends because its numbers are no longer finite.
+
+    Of several runs together it does not say which one it was; a sweep tries them alone.
+    """
+    for _, folder in pairs:
+        if folder:
+            (folder.path / DIVERGED).unlink(missing_ok=True)
+    try:
+        yield
+    except DivergedError as error:
+        experiment, folder = pairs[0]
+        if len(pairs) == 1 and folder:
+            found = {"seed": experiment.config.seed, "rounds": experiment.config.rounds, "error": str(error)}
+            folder.write_json(DIVERGED, found | {"diverged": [{"client": error.client, "round": error.round}]})
         raise
 
 
@@ -657,23 +694,5 @@ def settings(threads: int, precision: str) -> Iterator[None]:
 @contextmanager
 def _attended(config: Config, interrupted: threading.Event) -> Iterator[None]:
     """With the run's settings; Ctrl-C lets the round be finished."""
-    with settings(config.threads, config.precision), _finish_round_on_interrupt(interrupted):
+    with settings(config.threads, config.precision), finish_round_on_interrupt(interrupted):
         yield
-
-
-@contextmanager
-def _finish_round_on_interrupt(interrupted: threading.Event) -> Iterator[None]:
-    """The first Ctrl-C sets the event, so that the round can be finished; the second stops at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def first(signum: int, frame: Any) -> None:
-        interrupted.set()
-        signal.signal(signal.SIGINT, previous)
-
-    previous = signal.signal(signal.SIGINT, first)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)

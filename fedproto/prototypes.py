@@ -1,8 +1,20 @@
-"""Class means, distances to them, and the nearest one. Pure functions; every one of them can be vmapped."""
+"""Class means, distances to them, and the nearest one. Pure functions; every one of them can be vmapped.
+
+`l1`, `l2` and `emd` have a kink where an embedding equals its prototype, as that of a client who alone
+has one sample of a class. There every number between the slopes of both sides is a subgradient, and
+what rounding leaves of a − b would choose one at random, another on every machine and in every engine. We
+choose 0: a difference of at most ROUNDING units of its type's precision, relative to the largest
+value of the two vectors, has gradient 0. Distances themselves are not changed by this, nor are gradients elsewhere.
+"""
+
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+#: Rounding errors, in units of the type's precision, that a value of an embedding may have gathered.
+ROUNDING = 16
 
 
 def class_sums(features: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -17,10 +29,20 @@ def class_means(features: Tensor, y: Tensor, mask: Tensor, classes: int) -> tupl
     return sums / counts.clamp(min=1)[:, None], counts
 
 
-def _root(squares: Tensor) -> Tensor:
-    """A square root whose gradient at 0 is 0, not infinite."""
-    positive = squares > 0
-    return torch.where(positive, torch.where(positive, squares, 1).sqrt(), 0)
+def _noise(a: Tensor, b: Tensor) -> Tensor:
+    """The size up to which a value of a − b may be rounding error, one for each pair of vectors.
+
+    It is relative to the largest value of the two vectors: a small value of an embedding is what large
+    ones left when they cancelled out, and has their error.
+    """
+    largest = torch.maximum(a.detach().abs().amax(-1), b.detach().abs().amax(-1))
+    return ROUNDING * torch.finfo(largest.dtype).eps * largest
+
+
+def _unless_noise(difference: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The same values; those that may be rounding error pass no gradient on."""
+    difference, noise = torch.broadcast_tensors(difference, _noise(a, b)[..., None])
+    return torch.where(difference.abs() <= noise, difference.detach(), difference)
 
 
 def _mse(a: Tensor, b: Tensor) -> Tensor:
@@ -32,16 +54,20 @@ def _sql2(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _l2(a: Tensor, b: Tensor) -> Tensor:
-    return _root(_sql2(a, b))
+    squares = _sql2(a, b)
+    length = squares.detach().sqrt()
+    equal = length <= _noise(a, b) * math.sqrt(a.shape[-1])
+    return torch.where(equal, length, torch.where(equal, 1, squares).sqrt())
 
 
 def _l1(a: Tensor, b: Tensor) -> Tensor:
-    return (a - b).abs().sum(-1)
+    return _unless_noise(a - b, a, b).abs().sum(-1)
 
 
 def _emd(a: Tensor, b: Tensor) -> Tensor:
     """The one-dimensional earth mover's distance between the two vectors' values, each of mass 1/d."""
-    return (a.sort(-1).values - b.sort(-1).values).abs().mean(-1)
+    difference = a.sort(-1).values - b.sort(-1).values
+    return _unless_noise(difference, a, b).abs().mean(-1)
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:

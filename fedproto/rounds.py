@@ -19,6 +19,10 @@ from fedproto.federation import Federation
 from fedproto.trees import FLOATS, flat, join, misfit, moved, parted, rows_of, total
 from fedproto.types import Algorithm, Tree, Upload
 
+#: A supervised loss above this has exploded: guessing among 1000 classes costs 7.
+EXPLODED = 1e4
+#: Other terms, as lambda times a distance, may be as large from the start: they have also grown so many times.
+GROWN = 1e3
 #: Values of all clients' prototypes together that are still written beside the global ones.
 LARGEST_LOCAL = 2**22
 
@@ -46,6 +50,7 @@ class RoundResult:
     participants: list[int]  # whose uploads arrived
     seconds: float
     notes: list[str]
+    diverged: list[int] = field(default_factory=list)  # clients whose loss exploded for the first time
     clients: Tree | None = field(repr=False, default=None)  # each accuracy, a value a client
 
     def line(self) -> dict[str, Any]:
@@ -115,6 +120,8 @@ class Progress:
     ledger: Ledger
     memory: Memory
     round: int = 0
+    smallest_loss: dict[str, float] = field(default_factory=dict)  # of each term, of all rounds so far: the mean
+    diverged: dict[int, int] = field(default_factory=dict)  # clients whose loss exploded, and when it first did
 
     @classmethod
     def start(cls, federation: Federation, algorithm: Algorithm) -> Progress:
@@ -122,6 +129,21 @@ class Progress:
         with errors_named(f"the server of {algorithm.name}, before round 1"):
             server = _tree(algorithm.init(federation.members[0].initial, federation.task), "init")
         return cls(server, Ledger(clients), Memory(clients))
+
+    def look_back(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Learn from the lines of earlier rounds how small the losses were, and whose exploded."""
+        self.smallest_loss = {}
+        self.diverged = {}
+        for line in lines:
+            self.note_losses(line["loss"])
+            for client in line.get("diverged", ()):
+                self.diverged.setdefault(client, line["round"])
+
+    def note_losses(self, means: dict[str, float]) -> None:
+        """Remember the smallest positive mean of each term."""
+        for name, mean in means.items():
+            if mean > 0:
+                self.smallest_loss[name] = min(mean, self.smallest_loss.get(name, mean))
 
     def export(self) -> Tree:
         tree = flat({"server": self.server}) | {"ledger": self.ledger.counts, "last": self.memory.last}
@@ -246,6 +268,7 @@ class _Tally:
         self.course.progress.ledger.down(self.lot.picked, down)
         del columns["sound"]
         none = {"supervised": 0.0, "regulariser": 0.0}
+        diverged, warnings = self._notice_explosion(trained, columns)
         return RoundResult(
             round=self.round,
             loss=none | {n: float(v.mean()) for n, v in columns.items()},
@@ -255,7 +278,8 @@ class _Tally:
             bytes_down=int(down[:, 1].sum()),
             participants=self.lot.picked[~torch.isin(self.lot.picked, self.lot.lost)].tolist(),
             seconds=seconds,
-            notes=self.algorithm.notes(self.course.progress.server),
+            notes=self.algorithm.notes(self.course.progress.server) + warnings,
+            diverged=diverged,
             clients=clients,
         )
 
@@ -266,13 +290,32 @@ class _Tally:
         columns = [torch.cat([part[name].to(device).double() for part in parts]) for name in parts[0]]
         return dict(zip(parts[0], torch.stack(columns).cpu(), strict=True)), self.down.cpu()
 
+    def _notice_explosion(self, trained: Tensor, losses: Tree) -> tuple[list[int], list[str]]:
+        """The clients whose loss exploded in this round for the first time, and a sentence about them."""
+        progress = self.course.progress
+        progress.note_losses({name: float(values.mean()) for name, values in losses.items()})
+        worst = torch.zeros(len(trained), dtype=torch.float64)
+        for name, values in losses.items():
+            grown = GROWN * progress.smallest_loss.get(name, math.inf)
+            bound = EXPLODED if name == "supervised" else max(EXPLODED, grown)
+            worst = torch.maximum(worst, torch.where(values > bound, values, 0))
+        losses_by_client = dict(zip(trained.tolist(), worst.tolist(), strict=True))
+        found = sorted(c for c, loss in losses_by_client.items() if loss > 0 and c not in progress.diverged)
+        if not found:
+            return [], []
+        progress.diverged |= dict.fromkeys(found, self.round)
+        largest = max(losses_by_client[client] for client in found)
+        who = f"client {found[0]}" if len(found) == 1 else f"{len(found)} clients, client {found[0]} among them,"
+        return found, [f"the loss of {who} has exploded (up to {largest:.2g}); the lr may be too high"]
+
     def _refuse_divergence(self, trained: Tensor, columns: Tree) -> None:
         """The loss tells of every step but the last; what came of that one is in the parameters and the upload."""
         position = int((columns["sound"] == 0).nonzero()[0])
         values = {name: float(value[position]) for name, value in columns.items() if name != "sound"}
         wrong = [f"the {name} loss is {value}" for name, value in values.items() if not math.isfinite(value)]
         what, client = wrong[0] if wrong else "its parameters or its upload are not finite", int(trained[position])
-        raise DivergedError(f"round {self.round}, client {client}, training: {what}; the lr may be too high")
+        message = f"round {self.round}, client {client}, training: {what}; the lr may be too high"
+        raise DivergedError(message, self.round, client)
 
 
 def _tree(made: Any, function: str) -> Tree:

@@ -7,6 +7,7 @@ metrics.jsonl           a line per round, each with a checksum
 result.json             when the run has finished
 prototypes.safetensors  the global prototypes, where the algorithm has any, and the clients' own it remembers
 checkpoint/             the newest state of server and clients
+diverged.json           where a client's numbers ceased to be finite, which ended the run
 encoding.json           how rows of tables, or texts, became numbers, where there were such
 .lock                   held by the process that writes here
 
@@ -49,6 +50,7 @@ CHECKPOINTS = "checkpoint"
 VERSION = 1  # of the JSON files, and of each line of metrics.jsonl
 CHECKPOINT_FORMAT = "checkpoint"
 CHECKPOINT_VERSION = 1
+DIVERGED = "diverged.json"
 
 
 class RunFolder:

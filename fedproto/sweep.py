@@ -28,7 +28,7 @@ from fedproto import plugins, registry
 from fedproto.config import AUTO, Config, as_asked, configure, flat, read_run_toml, read_tables
 from fedproto.data import Source
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
-from fedproto.experiment import Experiment, OnRound, execute, hold_all
+from fedproto.experiment import Experiment, OnRound, device_of, execute, hold_all
 from fedproto.federation import deal
 from fedproto.options import Part
 from fedproto.partitions.file import read as read_partition
@@ -110,7 +110,8 @@ def batches(cells: Sequence[Cell], out: Path) -> list[Batch]:
             _refuse_other(cell, folder)
             if folder.result() is not None:
                 continue
-        key = str(replace(cell.config, **_neutral(cell.config))), folder.checkpoint_round() if folder else 0
+        config = _as_begun(cell, folder)
+        key = str(replace(config, **_neutral(config))), folder.checkpoint_round() if folder else 0
         found.setdefault(key, []).append((cell, folder))
     return list(found.values())
 
@@ -141,6 +142,22 @@ def _refuse_other(cell: Cell, folder: RunFolder) -> None:
             raise RunFolderError(
                 f"{folder.path} holds a run with {name} {old}, not {new}: name another folder with --out"
             )
+
+
+def _stored(folder: RunFolder) -> Config:
+    return configure(read_run_toml(folder.path / "config.toml"))[0]
+
+
+def _as_begun(cell: Cell, folder: RunFolder | None) -> Config:
+    """The cell's settings, with the stack that its run was begun with on this kind of device.
+
+    A stack that the sweep itself names wins, as where the GPU has less memory than the one before.
+    """
+    if folder is None or cell.config.stack is not None:
+        return cell.config
+    stored = _stored(folder)
+    same_device = stored.device == device_of(cell.config.device).type
+    return replace(cell.config, stack=stored.stack) if same_device else cell.config
 
 
 def run_sweep(
@@ -198,7 +215,8 @@ def _run_batch(batch: Batch, out: Path, data: _Data, on_batch: OnBatch, notices:
 
 
 def _train_together(batch: Batch, out: Path, data: _Data, on_batch: OnBatch, notices: Sequence[str]) -> None:
-    experiments = Experiment.prepare_together([cell.config for cell, _ in batch], data.loaded)
+    configs = [_as_begun(cell, folder) for cell, folder in batch]
+    experiments = Experiment.prepare_together(configs, data.loaded)
     cells = [cell for cell, _ in batch]
     begun = [folder for _, folder in batch if folder is not None]
     with hold_all(begun):

@@ -19,7 +19,7 @@ ROOT = Path(fedproto.__file__).parent
 
 #: From the ground up. A module may import what stands in an earlier row, and, in a folder, its own folder.
 LAYERS = [
-    {"errors", "randomness", "types"},
+    {"errors", "interrupts", "randomness", "types"},
     {"files"},
     {"dropout", "options", "prototypes", "trees", "vocabulary", "wire"},
     {"encoding", "resultfile"},

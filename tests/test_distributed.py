@@ -478,6 +478,28 @@ except Interrupted:
     assert last.split()[0] == "closed" and last.split()[2] == "24" and rounds == last.split()[1]
 
 
+@pytest.mark.slow
+def test_ranks_agree_on_the_size_of_their_stacks(tmp_path: Path) -> None:
+    """Each looks at the free memory of its own GPU; all use what the fullest one leaves, and write that down."""
+    body = """
+from fedproto.engines import cohorts
+from fedproto.experiment import follow
+rank = int(os.environ["RANK"])
+cohorts.free_memory = lambda device: 2**40 if rank == 0 else 1
+run = experiment("fedavg", engine="vectorised", clients=6)
+assert run.config.stack == 1, run.config.stack
+if distributed.follows():
+    follow([run])
+    sys.exit(0)
+run.execute(run.new_folder(folder / "run"))
+print("done")
+"""
+    running = program(tmp_path, body, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    out, stderr = running.communicate(timeout=90)
+    assert (running.returncode, out) == (0, "done\n"), stderr
+    assert "\nstack = 1\n" in (tmp_path / "run" / "config.toml").read_text()
+
+
 def test_torchrun(tmp_path: Path) -> None:
     """Two methods one after the other, as the command line compares them; nobody but rank 0 says anything."""
     body = """

@@ -72,6 +72,58 @@ def test_no_distance_to_itself_breaks_training(name):
     assert torch.isfinite(a.grad).all()
 
 
+KINKED = ("l1", "l2", "emd")
+
+
+def gradient(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a = a.detach().requires_grad_()
+    return torch.autograd.grad(prototypes.DISTANCES[name](a, b).sum(), a)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("name", KINKED)
+def test_rounding_errors_have_no_gradient(name, scale, dtype):
+    """Equal vectors, but for a few units in the last place: without a tolerance each has a slope of 1."""
+    b = (scale * random(4, 9)).to(dtype)
+    a = b * (1 + 4 * torch.finfo(dtype).eps * random(4, 9, seed=1).sign().to(dtype))
+    assert not torch.equal(a, b)
+    assert torch.equal(gradient(name, a, b), torch.zeros_like(a))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", KINKED)
+def test_differences_that_are_no_rounding_errors_have_their_gradient(name, dtype):
+    """A thousand units in the last place are far from the kink: the slope of |a − b| is 1 on its upper side."""
+    b = torch.arange(1, 9, dtype=dtype)[None]
+    a = b + 8 * 1000 * torch.finfo(dtype).eps
+    upper_side = {"l1": 1.0, "l2": 8**-0.5, "emd": 1 / 8}
+    expected = torch.full_like(a, upper_side[name])
+    torch.testing.assert_close(gradient(name, a, b), expected, rtol=1e-2, atol=0)
+
+
+@given(seed=st.integers(0, 1000))
+@pytest.mark.parametrize("name", KINKED)
+def test_away_from_the_kink_nothing_is_changed(name, seed):
+    """To the bit: distances and gradients are those of the plain formulas."""
+    plain = {
+        "l1": lambda a, b: (a - b).abs().sum(-1),
+        "l2": lambda a, b: (a - b).square().sum(-1).sqrt(),
+        "emd": lambda a, b: (a.sort(-1).values - b.sort(-1).values).abs().mean(-1),
+    }
+    a, b = random(5, 7, seed=seed).requires_grad_(), random(5, 7, seed=seed + 5000)
+    apart = plain[name](a, b)
+    assert torch.equal(prototypes.DISTANCES[name](a, b), apart)
+    assert torch.equal(gradient(name, a, b), torch.autograd.grad(apart.sum(), a)[0])
+
+
+@pytest.mark.parametrize("name", KINKED)
+def test_one_value_at_the_kink_leaves_the_others_their_gradient(name):
+    a, b = torch.tensor([[1.0, 2.0, 5.0]]), torch.tensor([[1.0, 4.0, 3.0]])
+    expected = {"l1": [0.0, -1, 1], "l2": [0, -(0.5**0.5), 0.5**0.5], "emd": [0, -1 / 3, 1 / 3]}
+    torch.testing.assert_close(gradient(name, a, b), torch.tensor([expected[name]]))
+
+
 def test_nearest_is_scikit_learns_nearest_centroid():
     x, y = random(60, 4), torch.arange(60) % 6
     means, counts = prototypes.class_means(x, y, torch.ones(60, dtype=x.dtype), 6)

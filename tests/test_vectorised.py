@@ -158,6 +158,70 @@ def test_every_distance_is_the_reference_engines(distance, regularise):
     assert_engines_agree(f"fedproto(distance={distance},regularise={regularise})", **TROUBLE)
 
 
+#: Federations in which embeddings equal their prototypes, as the only sample of a class does, or nearly do.
+AT_THE_KINK = {
+    "one sample per class": {"ways": 1, "clients": 3, "stdev": 0, "shots": 1, "lam": 10},
+    "one client, batch 1": {"ways": 2, "clients": 1, "stdev": 0, "shots": 1, "batch": 1, "lam": 10},
+    "a large lambda": {"ways": 2, "clients": 4, "stdev": 0, "lam": 100, "lr": 0.001},
+}
+
+
+@pytest.mark.parametrize("setting", AT_THE_KINK.values(), ids=AT_THE_KINK)
+@pytest.mark.parametrize("distance", ["mse", "l2", "sql2", "l1", "emd", "cosine"])
+def test_engines_agree_where_embeddings_equal_prototypes(distance, setting):
+    """Where the gradient was rounding noise, they came 0.05 to 17 apart in ten rounds."""
+    assert_engines_agree("fedproto", rounds=10, eval_every=10, distance=distance, **setting)
+
+
+def test_dead_features_agree_with_their_prototypes():
+    """Embeddings that are all zero, as of dead ReLUs, equal prototypes of zero: no distance moves them."""
+
+    class Dead(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.flatten, self.embed, self.decide = nn.Flatten(), nn.Linear(64, 6), nn.Linear(6, 4)
+            nn.init.constant_(self.embed.bias, -100.0)
+
+        def forward(self, x):
+            features = self.embed(self.flatten(x)).relu()
+            return features, self.decide(features)
+
+    for distance in ("l1", "l2", "emd"):
+        (run, _), _ = assert_engines_agree(
+            "fedproto", modules=Dead(), data=clients_of(RAGGED), clients=5, distance=distance, lam=100
+        )
+        assert not run.progress.server["prototypes"].any()
+
+
+NORMALISED = {
+    "Conv, GroupNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU()),
+    "Conv, GroupNorm, pool": lambda: network(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.MaxPool2d(2)),
+    "Linear, GroupNorm": lambda: network(nn.Flatten(), nn.Linear(64, 8), nn.GroupNorm(2, 8), nn.ReLU()),
+    "Conv, InstanceNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ReLU()),
+    "Conv, LayerNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.LayerNorm([4, 6, 6]), nn.ReLU()),
+    "Conv, BatchNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "processes"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("model", NORMALISED.values(), ids=NORMALISED)
+def test_layers_that_normalise_agree_whatever_the_batch(model, batch, engine):
+    """With batch 1, steps see one sample and evaluation sees many: GroupNorm died of that in round 1."""
+    settings = {"batch": batch, "clients": 5, "rounds": 2, "data": clients_of(RAGGED), "modules": model()}
+    runs = [
+        prepared("fedproto", "reference", **settings),
+        prepared("fedproto", engine, **settings | ({"workers": 2} if engine == "processes" else {})),
+    ]
+    assert_equal(*[(run, run.execute()) for run in runs])
+
+
+@pytest.mark.parametrize("model", ["Conv, GroupNorm", "Conv, InstanceNorm", "Conv, LayerNorm"])
+def test_layers_that_normalise_samples_are_stacked_with_batch_1(model):
+    run = prepared("fedproto", "vectorised", batch=1, clients=5, data=clients_of(RAGGED), modules=NORMALISED[model]())
+    assert isinstance(run.engine, VectorisedEngine), run.notices
+
+
 @pytest.mark.parametrize("weighting", ["samples", "uniform", "eq6"])
 @pytest.mark.parametrize("absent", ["remember", "drop"])
 @pytest.mark.parametrize("collect", ["after", "during"])

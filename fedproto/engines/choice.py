@@ -15,13 +15,13 @@ import torch
 
 from fedproto.client import Training, steps_per_epoch
 from fedproto.config import Config
-from fedproto.engines import Engine, Shard, distributed
+from fedproto.engines import Engine, Shard, cohorts, distributed
 from fedproto.engines.cohorts import grouped
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.engines.stacks import Plan
+from fedproto.engines.stacks import Plan, training_memory
 from fedproto.engines.vectorised import VectorisedEngine, obstacle
 from fedproto.errors import ConfigError
-from fedproto.federation import Federation
+from fedproto.federation import Federation, Member
 from fedproto.types import Algorithm
 
 SMALL = 1_000_000  # parameters up to which a CPU trains several models faster together than one after the other
@@ -46,12 +46,14 @@ def resolve(
         if why_not:
             notices = [f"{why_not}: the reference engine trains one client after the other"]
             engine, stacked = "reference" if engine == "vectorised" else engine, False
+    if stacked and plan.stack is None:
+        plan = replace(plan, stack=_fitting_stack(config, federations, trainings))
     if config.precision == "bf16" and not stacked:
         raise ConfigError(f"precision bf16 needs the vectorised engine, but {notices[0] if notices else engine} it is")
     ranks = distributed.ranks() if distributed.under_torchrun() else None
     workers = ranks or ((config.workers or _cores()) if engine == "processes" else None)
     compile = "on" if plan.compile and stacked else "off"
-    settled = {"engine": engine, "device": device, "compile": compile, "workers": workers}
+    settled = {"engine": engine, "device": device, "compile": compile, "workers": workers, "stack": plan.stack}
     return replace(config, **settled), replace(plan, stacked=stacked), notices  # type: ignore[arg-type]
 
 
@@ -104,6 +106,39 @@ def _fitting(
         if why_not is None:
             return tried, None
     return plan, why_not
+
+
+def _fitting_stack(config: Config, federations: Sequence[Federation], trainings: Sequence[Training]) -> int | None:
+    """The number of clients that a GPU's free memory lets us train at a time; None on a CPU.
+
+    What is free differs from hour to hour, and the order of sums with it. So the run's configuration
+    says what was used, and whoever resumes the run uses it again.
+    """
+    device = federations[0].device
+    free = cohorts.free_memory(device)
+    if free is None:
+        return None
+    under_torchrun = distributed.under_torchrun()
+    groups = cohorts.grouped(federations, distributed.own_shard() if under_torchrun else Shard())
+    for group in groups:  # where the models lie between rounds
+        held = len(group) * _model_memory(group[0][1])
+        if config.states == "device" or (config.states == "auto" and held < cohorts.Store.SPARE * free):
+            free -= held
+    fitting = []
+    for group in groups:
+        number, first = group[0]
+        longest = max(len(member.train) for _, member in group)
+        image = first.train.x[0].nbytes
+        batch = trainings[number].batch
+        need = training_memory(_model_memory(first), image, batch, first.dropped, longest)
+        fitting.append(free // need)
+    largest = max(len(group) for group in groups)
+    stack = max(1, min(*fitting, largest))
+    return distributed.agree_on_smallest(stack, device) if under_torchrun else stack
+
+
+def _model_memory(member: Member) -> int:
+    return sum(value.nbytes for value in member.initial.values())
 
 
 def builder(

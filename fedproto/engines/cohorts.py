@@ -201,9 +201,14 @@ def _reserve(file: int, size: int) -> None:
         ) from error
 
 
+def free_memory(device: torch.device) -> int | None:
+    """The bytes that are free on a GPU now; None for a CPU, where the caches decide how much is done at a time."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
 def _place(needed: int, device: torch.device) -> Place:
     """The nearest place with room."""
-    if device.type == "cuda" and needed < Store.SPARE * torch.cuda.mem_get_info(device)[0]:
+    if device.type == "cuda" and needed < Store.SPARE * (free_memory(device) or 0):
         return "device"
     if needed < Store.SPARE * _free_host_memory():
         return "host" if device.type == "cuda" else "device"

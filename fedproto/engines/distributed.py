@@ -36,6 +36,7 @@ from torch import Tensor
 
 from fedproto.engines import Chunk, Engine, Lot, Shard
 from fedproto.errors import ConfigError, KnownToAllError, LostProcessError, TrainingError
+from fedproto.interrupts import held_back, leave_to_parent
 from fedproto.trees import append, total
 from fedproto.trees import join as join_uploads
 from fedproto.types import Algorithm, Tree, Upload
@@ -418,7 +419,7 @@ class DistributedEngine:
             with _in_plain_words():
                 done = self._carry_out(order, trees)
         except LostProcessError as lost:
-            raise TrainingError(self.group.obituary()) from lost
+            raise LostProcessError(self.group.obituary()) from lost
         return done
 
     def _carry_out(self, order: Order, trees: Sequence[Tree]) -> Any:
@@ -436,7 +437,7 @@ class DistributedEngine:
 
     def _refuse_if_lost(self) -> None:
         if not self.in_step:
-            raise TrainingError(LOST)
+            raise LostProcessError(LOST)
 
 
 # --- processes forked on this machine
@@ -457,6 +458,7 @@ class _Forked:
 
     def open(self) -> None:
         _refuse_to_fork()
+        atexit.register(self.kill)  # before multiprocessing sends SIGTERM, which they ignore, and waits for them
         folder = tempfile.mkdtemp(prefix="fedproto-")
         _rest_threads()
         try:
@@ -471,7 +473,8 @@ class _Forked:
     def _fork(self, rank: int, path: str) -> None:
         arguments = self.build, self.algorithm, path, rank, self.size, torch.get_num_threads(), os.getpid()
         worker = multiprocessing.get_context("fork").Process(target=_work, args=arguments, daemon=True)
-        worker.start()
+        with held_back():
+            worker.start()
         self.workers.append(worker)
 
     def close(self, orderly: bool) -> None:
@@ -484,6 +487,12 @@ class _Forked:
         if self.joined:
             dist.destroy_process_group()
         self.workers, self.joined = [], False
+        atexit.unregister(self.kill)
+
+    def kill(self) -> None:
+        """End the workers at once, as when the program ends while they run."""
+        for worker in self.workers:
+            worker.kill()
 
     def obituary(self) -> str:
         """The others end on their own when one is gone; it was the first that did not."""
@@ -526,8 +535,7 @@ def _rest_threads() -> None:
 def _work(build: Build, algorithm: Algorithm, path: str, rank: int, size: int, threads: int, parent: int) -> None:
     """The life of a forked process."""
     _die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent finishes its round, and needs this one for it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_to_parent()
     torch.set_num_threads(threads)
 
     def checked(shard: Shard) -> Engine:
@@ -606,6 +614,17 @@ def ranks() -> int:
 def follows() -> bool:
     """Whether another process runs the rounds, and writes and says all there is to write and say."""
     return under_torchrun() and int(os.environ["RANK"]) > 0
+
+
+def own_shard() -> Shard:
+    """The clients of this process among those that torchrun started."""
+    return Shard(int(os.environ["RANK"]), ranks())
+
+
+def agree_on_smallest(value: int, device: torch.device) -> int:
+    """The smallest of all ranks' values, on all of them."""
+    _Torchrun(device).open()
+    return min(_exchange(value))
 
 
 def take_device() -> None:

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from fedproto.client import Training, crop_and_flip, draws_of_its_own
+from fedproto.dropout import Dropped
 from fedproto.engines import evenly
-from fedproto.engines.cohorts import Cohort, Data, Place
+from fedproto.engines.cohorts import Cohort, Data, Place, free_memory
 from fedproto.engines.graphs import STEP, Replay, fused
 from fedproto.engines.layers import stackable, whether_fusing
 from fedproto.engines.passes import descend
@@ -359,10 +360,17 @@ def _glance(device: torch.device) -> int:
 
 def _room(cohort: Cohort, batch: int) -> int:
     """How many clients to train at a time: on a CPU as many as its caches hold, on a GPU as many as its memory."""
-    if cohort.device.type == "cpu":
+    free = free_memory(cohort.device)
+    if free is None:
         return 20
     model = sum(value[0].nbytes for value in cohort.states.values.values())
-    drawn = sum(math.prod(layer.shape) for layer in cohort.dropped) * cohort.train.rows.shape[1]
+    image = cohort.train.x[0].nbytes
+    return max(1, free // training_memory(model, image, batch, cohort.dropped, cohort.train.rows.shape[1]))
+
+
+def training_memory(model: int, image: int, batch: int, dropped: Sequence[Dropped], samples: int) -> int:
+    """The bytes of a GPU that a client in training is granted, from those of its model and of one input."""
+    drawn = sum(math.prod(layer.shape) for layer in dropped) * samples
     # With gradients, momentum and copies; activations; what dropout keeps, of this round and the next.
-    need = 6 * model + 1000 * batch * cohort.train.x[0].nbytes + 3 * drawn
-    return max(1, torch.cuda.mem_get_info(cohort.device)[0] // (2 * need))
+    need = 6 * model + 1000 * batch * image + 3 * drawn
+    return 2 * need

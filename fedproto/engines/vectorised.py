@@ -137,10 +137,15 @@ def _scores_alone(member: Member) -> bool:
 
 
 def _shortened(cohort: Cohort, batch: int) -> Cohort:
-    """The cohort with a batch of data a client."""
+    """The cohort with one training step per client, and data to look at.
+
+    Steps see `batch` samples at a time, but evaluation sees many, whatever the batch: with batch 1 it
+    gets two, since some layers can be run for many clients with one sample but not with several.
+    """
+    rows = max(batch, 2)
 
     def first(data: Data) -> Data:
-        return data._replace(rows=data.rows[:, :batch], lengths=data.lengths.clamp(max=batch))
+        return data._replace(rows=data.rows[:, :rows], lengths=data.lengths.clamp(max=rows))
 
     per_epoch = torch.ones_like(cohort.per_epoch)
     return replace(cohort, train=first(cohort.train), test=first(cohort.test), per_epoch=per_epoch)

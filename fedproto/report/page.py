@@ -126,7 +126,21 @@ def _notes(groups: Sequence[Group]) -> list[str]:
         "“Own classes”: scored among the classes the client has; else all classes compete. Values uploaded in a round, "
         "and bytes in all rounds, are those of all clients together."
     )
-    return [first, *([second] if many > 1 else []), third]
+    return [first, *([second] if many > 1 else []), third, *_divergence(groups)]
+
+
+def _divergence(groups: Sequence[Group]) -> list[str]:
+    """A warning for each run whose loss exploded."""
+    sentences = []
+    for group in groups:
+        for run in group.runs:
+            if run.diverged:
+                who = f"{run.diverged} of {len(run.clients)} clients"
+                sentences.append(
+                    f"Warning: {group.label} with seed {run.seed} diverged: the loss of {who} exploded, "
+                    "so its accuracies say little."
+                )
+    return sentences
 
 
 def listed(names: Iterable[str]) -> str:

@@ -80,6 +80,7 @@ class Run:
     bytes_up: int
     bytes_down: int
     seconds: float
+    diverged: int  # clients whose loss exploded
     prototypes: Prototypes | None
     since: Bank | None = None  # who makes up the prototypes now, where members came or left after training
 
@@ -214,6 +215,7 @@ def _run(path: Path, toml: str, config: dict[str, Any], result: dict[str, Any], 
         bytes_up=int(sent["bytes_up"]),
         bytes_down=int(sent["bytes_down"]),
         seconds=float(result["seconds"]["total"]),
+        diverged=len(result.get("diverged") or []),
         prototypes=_prototypes(path / PROTOTYPES, len(clients), len(classes)),
         since=Bank.of(RunFolder(path)) if (path / MEMBERS).exists() else None,
     )
@@ -275,12 +277,15 @@ def _fits(found: Prototypes, clients: int, classes: int) -> bool:
 
 # --- grouping
 
+#: In what runs of a group may differ; the stack is what happened to fit into a GPU's memory.
+UNSEEN = ("seed", "stack")
+
 
 def group(runs: Sequence[Run]) -> list[Group]:
     """Runs that differ in nothing but the seed together; a second one of the same seed is a group of its own."""
     groups: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
-        settings = json.dumps({key: value for key, value in run.config.items() if key != "seed"}, sort_keys=True)
+        settings = json.dumps({key: run.config[key] for key in run.config if key not in UNSEEN}, sort_keys=True)
         number = 0
         while any(other.seed == run.seed for other in groups.get((settings, number), [])):
             number += 1
@@ -301,7 +306,8 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 
 def _differences(run: Run, rivals: Sequence[Run]) -> list[str]:
-    varied = [key for key in run.config if key != "seed" and any(run.config[key] != r.config.get(key) for r in rivals)]
+    shown = [key for key in run.config if key not in UNSEEN]
+    varied = [key for key in shown if any(run.config[key] != rival.config.get(key) for rival in rivals)]
     if "profile" in varied:  # it says what else it sets
         varied = [key for key in varied if key not in GOVERNED]
     return [f"{key.rpartition('.')[2]}={run.config[key]}" for key in varied]

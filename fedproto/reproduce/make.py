@@ -10,13 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedproto.errors import DivergedError, FedProtoError, RunFolderError, need
+from fedproto.errors import FedProtoError, RunFolderError, need
 from fedproto.experiment import OnRound
 from fedproto.files import read_json, write_atomically
 from fedproto.reproduce.archive import pack, unpack
 from fedproto.reproduce.looks import look
 from fedproto.reproduce.plan import Narrowed, Planned, Spec, plan, read_spec, targets
-from fedproto.reproduce.tables import DIVERGED, gather, markdown
+from fedproto.reproduce.tables import gather, markdown
 from fedproto.reproduce.verdict_page import write_verdicts
 from fedproto.runfolder import RunFolder
 from fedproto.sweep import Cell, run_sweep
@@ -106,26 +106,14 @@ def _run(spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | Non
     """All cells, a row at a time, so that what is finished is kept whatever happens to the rest."""
     folder = runs / spec.name
     with bar([each.cell for each in planned], folder) as teller:
-
-        def note_broken(cell: Cell, error: FedProtoError) -> None:
-            if isinstance(error, DivergedError):
-                _note_divergence(folder / cell.name, error)
-            teller.broken(cell, error)
-
         for row in spec.rows:
             cells = [each.cell for each in planned if each.row is row]
-            results = run_sweep(cells, folder, teller.batch, note_broken, [each.cell for each in planned])
+            results = run_sweep(cells, folder, teller.batch, teller.broken, [each.cell for each in planned])
             for cell, result in zip(cells, results, strict=True):
                 if result is not None:
                     _close(RunFolder.open(folder / cell.name), spec)
             if archive is not None:
                 pack(archive, runs)
-
-
-def _note_divergence(run: Path, error: DivergedError) -> None:
-    """Write down that a run diverged: a seed that is lost this way counts against its method."""
-    content = {"version": 1, "reason": str(error)}
-    write_atomically(run / DIVERGED, (json.dumps(content) + "\n").encode())
 
 
 def _close(folder: RunFolder, spec: Spec) -> None:

@@ -13,12 +13,10 @@ import numpy as np
 from scipy import stats
 
 from fedproto.errors import RunFolderError
-from fedproto.files import read_json
 from fedproto.reproduce.plan import Planned, Row, Spec
-from fedproto.runfolder import RunFolder
+from fedproto.runfolder import DIVERGED, RunFolder
 
 ACCURACIES = ("head", "head_own", "prototype", "prototype_own")
-DIVERGED = "diverged.json"  # in the folder of a run that ended in numbers that are not finite
 SEEN = ("travel", "before")  # what `looks.py` found out, a list of clients
 PAPERS_START = 0.2755  # the accuracy of the paper's pre-trained network on CIFAR-10 before round 1
 CLOSE = 0.99  # of the last round's accuracy: a method is there in the first evaluated round that has so much
@@ -63,10 +61,11 @@ def _find_diverged(runs: Path, planned: Sequence[Planned]) -> list[dict[str, Any
     """The seeds that have no result because training diverged, each with the reason."""
     found = []
     for each in planned:
-        folder = runs / each.cell.name
-        path = folder / DIVERGED
-        if path.exists() and RunFolder(folder).result() is None:
-            found.append({"seed": each.seed, "reason": str(read_json(path)["reason"])})
+        folder = RunFolder(runs / each.cell.name)
+        if (folder.path / DIVERGED).exists() and folder.result() is None:
+            noted = folder.read_json(DIVERGED)
+            if noted.get("rounds") == each.cell.config.rounds:
+                found.append({"seed": each.seed, "reason": str(noted.get("error"))})
     return found
 
 
@@ -222,14 +221,19 @@ def _said(found: dict[str, Any]) -> str:
 
 
 def _say_diverged(cells: Sequence[dict[str, Any]]) -> str:
-    """Which runs have no result because their training diverged."""
+    """Which runs have no result because their training diverged, and which finished with a loss that exploded."""
     lost = []
+    exploded = []
     for cell in cells:
         name = f"{cell['method']} ({cell['column']})"
         lost += [f"{name}, seed {each['seed']}: {each['reason']}" for each in cell.get("diverged", [])]
-    if not lost:
-        return ""
-    return f"**Diverged**, so the means below are of the other seeds: {'; '.join(lost)}."
+        exploded += [f"{name}, seed {run['seed']}" for run in cell["runs"] if run.get("diverged")]
+    sentences = []
+    if lost:
+        sentences.append(f"**Diverged**, so the means below are of the other seeds: {'; '.join(lost)}.")
+    if exploded:
+        sentences.append(f"**The loss exploded**, but the run finished and counts: {'; '.join(exploded)}.")
+    return " ".join(sentences)
 
 
 def _section(column: str, cells: Sequence[dict[str, Any]]) -> str:
