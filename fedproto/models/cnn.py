@@ -2,7 +2,7 @@ from torch import nn
 
 from fedproto.errors import ConfigError
 from fedproto.models import Classifier, Fit, assemble
-from fedproto.options import Share, Count
+from fedproto.options import Count, Share
 
 
 def cnn(fit: Fit, *, channels: Count = 20, width: Count = 50, kernel: Count = 5, dropout: Share = 0.5) -> Classifier:
