@@ -192,7 +192,7 @@ class Bank:
                 f"the server of {folder.path} keeps no single uploads, only their sum, so nobody can join or leave it "
                 "exactly: a run of fedproto with absent=remember is wanted"
             )
-        if stored is None or "sums.prototypes" not in stored[1]:
+        if stored is None or not {"sums.prototypes", "weights.weight", "last"} <= stored[1].keys():
             raise RunFolderError(f"{folder.path} has no checkpoint with its members' uploads")
         tree = stored[1]
         spoke = tree["last"].nonzero().flatten().tolist()
@@ -209,14 +209,36 @@ class Bank:
             uploads = _uploads_of(tensors)
             members = {name: one_of(uploads, place) for place, name in enumerate(header["members"])}
             changes = tuple(header["changes"])
+            base_values = (tensors["base"], tensors["base_known"]) if "base" in tensors else None
         except KeyError as error:
             raise DataError(f"{path} is not a file of members: it lacks {error}") from error
         except (ValueError, IndexError, TypeError, ConfigError) as error:
             raise DataError(f"{path} is damaged: {error}") from error
         registry.refuse_plugins({"algorithm": header["algorithm"]}, path)
         classes = _names(header, path)
-        base = Prototypes(classes, tensors["base"], tensors["base_known"]) if "base" in tensors else None
-        return cls(classes, algorithm, members, base, changes)
+        base = Prototypes(classes, *base_values) if base_values else None
+        bank = cls(classes, algorithm, members, base, changes)
+        if not bank._is_sound():
+            raise DataError(f"{path} is damaged: its members, changes or tensors are not those of its classes")
+        return bank
+
+    def _is_sound(self) -> bool:
+        """Whether members, changes and tensors are of the kinds and shapes that the rest relies upon."""
+        keys = {"member", "did", "classes"}
+        if not self.members or not all(isinstance(name, str) for name in self.members):
+            return False
+        if not all(isinstance(change, dict) and keys <= change.keys() for change in self.changes):
+            return False
+        rows = len(self.classes)
+        for upload in self.members.values():
+            if "prototypes" not in upload.sums or "weight" not in upload.weights:
+                return False
+            for value in (*upload.sums.values(), *upload.weights.values()):
+                if value.dtype not in FLOATS or value.shape[:1] != (rows,) or not torch.isfinite(value).all():
+                    return False
+        wanted = next(iter(self.members.values())).sums["prototypes"].shape
+        given = wanted if self.base is None else self.base.values.shape
+        return len(wanted) == 2 and given == wanted and (self.base is None or self.base.known.shape == wanted[:1])
 
     def save(self, folder: RunFolder) -> None:
         made = self.prototypes()

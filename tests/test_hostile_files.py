@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy._core.multiarray import _reconstruct, scalar
 from numpy._core.numeric import _frombuffer
 from PIL import Image
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 
 import fedproto
 from fedproto import registry
@@ -632,6 +632,32 @@ def test_a_damaged_configuration_is_refused_in_one_sentence(finished, tmp_path_f
     lines[place] = f"{key} = {wrong}" if equals and wrong is not None else ""
     (run / "config.toml").write_text("\n".join(lines))
     read_everything(run)
+
+
+@pytest.mark.parametrize("of", [DEEP, "[]", "1", "{}", "no JSON"])
+def test_members_with_odd_metadata_are_refused(run, of):
+    bank = Bank.of(RunFolder.open(run))
+    bank.save(RunFolder.open(run))
+    assert list(Bank.of(RunFolder.open(run)).members) == ["0", "1"]
+    tensors = load_file(run / "members.safetensors")
+    (run / "members.safetensors").write_bytes(save(tensors, {"classes": "\n".join(bank.classes), "of": of}))
+    with pytest.raises(DataError, match=r"members\.safetensors is (damaged|not valid JSON)"):
+        Bank.of(RunFolder.open(run))
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "x", [], [1], {}, {"member": "0"}])
+@pytest.mark.parametrize("key", ["members", "changes", "algorithm"])
+def test_members_with_an_odd_entry_are_refused_or_read(run, key, wrong):
+    bank = Bank.of(RunFolder.open(run))
+    of = {"algorithm": str(bank.algorithm), "members": list(bank.members), "changes": [], key: wrong}
+    bank.save(RunFolder.open(run))
+    tensors = load_file(run / "members.safetensors")
+    metadata = {"classes": "\n".join(bank.classes), "of": json.dumps(of)}
+    (run / "members.safetensors").write_bytes(save(tensors, metadata))
+    try:
+        Bank.of(RunFolder.open(run)).prototypes()
+    except FedProtoError as error:
+        assert len(str(error).splitlines()) == 1
 
 
 def test_an_undamaged_folder_is_read(finished):

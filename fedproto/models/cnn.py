@@ -2,10 +2,10 @@ from torch import nn
 
 from fedproto.errors import ConfigError
 from fedproto.models import Classifier, Fit, assemble
-from fedproto.options import Share, Width
+from fedproto.options import Count, Share
 
 
-def cnn(fit: Fit, *, channels: Width = 20, width: Width = 50, kernel: Width = 5, dropout: Share = 0.5) -> Classifier:
+def cnn(fit: Fit, *, channels: Count = 20, width: Count = 50, kernel: Count = 5, dropout: Share = 0.5) -> Classifier:
     """The paper's network for MNIST and FEMNIST: two convolutions and two fully connected layers.
 
     Embeds: conv 10 - pool - relu - conv `channels` - dropout - pool - relu - fc `width` - relu; decides: dropout - fc.

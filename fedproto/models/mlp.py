@@ -3,10 +3,10 @@ import math
 from torch import nn
 
 from fedproto.models import Classifier, Fit, assemble
-from fedproto.options import Width
+from fedproto.options import Count
 
 
-def mlp(fit: Fit, *, hidden: Width = 100, width: Width = 50) -> Classifier:
+def mlp(fit: Fit, *, hidden: Count = 100, width: Count = 50) -> Classifier:
     """Inputs of any shape, flattened. Embeds: fc `hidden` - relu - fc `width` - relu; decides: fc."""
     layers = {
         "flatten": nn.Flatten(),

@@ -55,7 +55,7 @@ def unpack(archive: Path, runs: Path) -> int:
         if _is_free(runs / path.parent, files.get(path.parent / "config.toml", b"")):
             try:
                 _place(runs / path.parent, path.parent, files)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, RunFolderError) as error:
                 raise RunFolderError(f"{archive} does not hold all of {path.parent}: {error}") from error
             except OSError as error:
                 raise RunFolderError(f"{runs / path.parent} cannot be written: {error}") from error
