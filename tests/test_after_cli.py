@@ -522,7 +522,7 @@ def test_members_refuses_and_leaves_all_as_it_was(own_run, newcomer, tmp_path):
         (("--add", tmp_path / "missing"), "missing"),
         (("--add", tmp_path), "upload.safetensors"),
         (("--add", tmp_path / "wide"), "(1, 9)"),
-        (("--add", own_run / "prototypes.safetensors"), "are wanted"),
+        (("--add", own_run / "prototypes.safetensors"), "is not a file of upload"),
         (("--remove", "0", "--remove", "1", "--remove", "2", "--remove", "3"), "the last member"),
     ):
         assert message in fail("members", own_run, *words, writes=own_run).err
