@@ -304,9 +304,10 @@ def test_malformed_flower_objects_cost_their_sender_the_round_and_nobody_else(se
     config = setup.fresh("objects") | {"quorum": 3}
     run = setup.federation.run(rounds=4, **config)
     assert run.status == "finished:completed", run.log
-    hall = replayed(setup.federation, setup.files, ["ab", "ab", "ab", "abc"])
-    assert same(server_of(run.rounds[4][0]), hall.server)
+    hall = replayed(setup.federation, setup.files, ["ab", "ab", "ab"])
+    assert same(server_of(run.rounds[3][0]), hall.server), "as if c had not answered"
     reasons = {number: run.rounds[number][1]["seats"]["c"]["reason"] for number in range(1, 5)}
     assert "JSON" in reasons[1] and "bytes of arrays" in reasons[2] and "nested" in reasons[3] and not reasons[4]
-    assert run.rounds[4][1]["seats"]["c"]["refused"] == 3
+    last = run.rounds[4][1]["seats"]["c"]
+    assert (last["refused"], last["last_round"]) == (3, 4), "then it behaves, and counts"
     assert "Traceback" not in run.log
