@@ -45,6 +45,6 @@ def deploy_status(
 
         typer.echo(dumps(found, indent=1))
         return
-    heads = ("member", "last heard", "round", "classes", "accuracy", "up", "down", "refused", "failed", "why")
+    heads = ("member", "last heard", "round", "classes", "accuracy", "up", "down", "beside", "refused", "failed", "why")
     print_table(heads, rows(found))
     say(f"round {found['round']}, {found['algorithm']}, classes {', '.join(found['classes'])}")

@@ -1,15 +1,25 @@
-"""What really travels: a safetensors message that holds only the rows somebody has something to say about."""
+"""What really travels: a safetensors message that holds only the rows somebody has something to say about.
+
+The simulator's ledger counts these messages, and a deployed federation sends them. In a message `value.NAME` are the
+values, `extra.NAME` the weights, and `extra.rows` the numbers of the rows, where only some travel.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+import safetensors.numpy
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from fedproto.types import Tree, Upload
+
+LARGEST_DESCRIPTION = 2**20  # bytes of a message's names and shapes
 
 
 class Size(NamedTuple):
@@ -17,14 +27,39 @@ class Size(NamedTuple):
     bytes: int  # length of the message
 
 
+def encode(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The message of these arrays; no arrays are no message."""
+    contiguous = {name: np.ascontiguousarray(value).reshape(value.shape) for name, value in arrays.items()}
+    return safetensors.numpy.save(contiguous) if contiguous else b""
+
+
+def decode(message: bytes) -> dict[str, np.ndarray]:
+    """The arrays of a message that may come from anybody; ValueError where it is none.
+
+    It takes about as much memory as the message has bytes.
+    """
+    if not message:
+        return {}
+    if int.from_bytes(message[:8], "little") > LARGEST_DESCRIPTION:
+        raise ValueError(f"its names and shapes take more than {LARGEST_DESCRIPTION} bytes")
+    try:
+        return safetensors.numpy.load(message)
+    except (SafetensorError, KeyError, TypeError) as error:  # of a type that numpy does not have, too
+        raise ValueError(f"it is not a safetensors message: {error}") from error
+
+
 def pack(values: Tree, extras: Tree, rows: Tensor | None) -> bytes:
+    """The message of `parts`."""
+    return save(parts(values, extras, rows))
+
+
+def parts(values: Tree, extras: Tree, rows: Tensor | None) -> Tree:
     """Values and extras (weights), reduced to the given rows, whose numbers travel along; None: all of them, whole."""
     if rows is not None:
         values = {name: value[rows] for name, value in values.items()}
         extras = {name: value[rows] for name, value in extras.items()} | {"rows": rows.to(torch.int32)}
-    return save(
-        {f"value.{n}": v.contiguous() for n, v in values.items()} | {f"extra.{n}": v for n, v in extras.items()}
-    )
+    named_values = {f"value.{name}": value.contiguous() for name, value in values.items()}
+    return named_values | {f"extra.{name}": value for name, value in extras.items()}
 
 
 def unpack(message: bytes, rows: int | None) -> tuple[Tree, Tree]:
@@ -47,12 +82,22 @@ def spoken(weight: Tensor) -> Tensor | None:
 
 
 def of_upload(upload: Upload) -> bytes:
-    return pack(upload.sums, upload.weights, spoken(upload.weights["weight"]))
+    return save(upload_parts(upload))
+
+
+def upload_parts(upload: Upload) -> Tree:
+    """The tensors of an upload's message."""
+    return parts(upload.sums, upload.weights, spoken(upload.weights["weight"]))
 
 
 def of_download(received: Tree) -> bytes:
+    return save(download_parts(received))
+
+
+def download_parts(received: Tree) -> Tree:
+    """The tensors of the message that brings a client what it receives."""
     values = {name: value for name, value in received.items() if name != "known"}
-    return pack(values, {}, spoken(received["known"]) if "known" in received else None)
+    return parts(values, {}, spoken(received["known"]) if "known" in received else None)
 
 
 def upload_size(upload: Upload) -> Size:

@@ -48,13 +48,13 @@ if any("flwr-clientapp" in word for word in sys.orig_argv):
         tricks = (here / "tricks").read_text().split() if (here / "tricks").exists() else []
         trick = tricks[parcel.header["round"] - 1] if parcel.header["round"] <= len(tricks) else "none"
         header, arrays = dict(told.header), {name: np.array(value) for name, value in told.arrays.items()}
-        sums = arrays["sums.prototypes"]
+        sums = arrays["value.prototypes"]
         if trick == "nan":
             sums[0, 0] = np.nan
         if trick == "huge":
             sums[:] = 1e30
         if trick == "shape":
-            arrays["sums.prototypes"] = np.zeros((len(sums), sums.shape[1] + 1), sums.dtype)
+            arrays["value.prototypes"] = np.zeros((len(sums), sums.shape[1] + 1), sums.dtype)
         if trick == "many":
             header["spoken"] = [f"{number:x}" for number in range(1_000_000)]
         if trick == "crowd":
@@ -64,7 +64,7 @@ if any("flwr-clientapp" in word for word in sys.orig_argv):
         if trick == "name":
             header["member"] = "a"
         if trick == "weight":
-            arrays["weights.weight"][:] = -1
+            arrays["extra.weight"][:] = -1
         if trick == "raise":
             raise RuntimeError("as if something broke")
         return dataclasses.replace(told, header=header, arrays=arrays)
@@ -280,7 +280,7 @@ def replayed(federation: Deployed, files: dict[str, dict[str, str]], there: list
             hall.take(name, answer(parcel, own[name]), hall.expected(frozenset(names)))
         hall.close_round()
     for name in hall.seats:
-        hall.note_accuracy(name, scored(hall.invite(name), own[name]))
+        hall.note_accuracy(name, scored(hall.invite(name, whole=True), own[name]))
     return hall
 
 

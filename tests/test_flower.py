@@ -124,9 +124,11 @@ def test_a_deployed_federation_equals_the_simulator_in_every_round(setup: Setup)
 def test_no_answer_ends_the_server(odd: str, tmp_path: Path) -> None:
     hall = Hall(ServerSettings(state=str(tmp_path), classes="0,1"), Terms(dim=4))
     expected = [hall.invite(name) for name in "ab"] and hall.expected(frozenset("ab"))
-    arrays = {"sums.prototypes": np.ones((1, 4), np.float32), "weights.weight": np.ones(1, np.float32)}
+    arrays = {"value.prototypes": np.ones((1, 4), np.float32), "extra.weight": np.ones(1, np.float32)}
+    arrays |= {"extra.rows": np.zeros(1, np.int32)}
     header = {"member": "a", "round": 1, "spoken": ["0"]}
-    changed = {name: value.astype(odd if odd in TYPES else value.dtype) for name, value in arrays.items()}
+    odd_types = {name: value.astype(odd) for name, value in arrays.items() if odd in TYPES and name != "extra.rows"}
+    changed = arrays | odd_types
     with contextlib.suppress(Refused):
         hall.take("a", Parcel(header | HEADERS.get(odd, {}), changed), expected)
     hall.take("b", Parcel(header | {"member": "b"}, arrays), expected)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_deploy import (
+    DIM,
+    EQUAL,
+    MIXED,
     SUMS,
     WEIGHT,
+    WEIGHTS,
     WRONG,
+    Post,
     after_a_round,
     as_a_task,
     equal,
@@ -28,12 +34,15 @@ from test_deploy import (
     world,
 )
 
+from fedproto import wire
 from fedproto.deploy.hall import STATE, Hall, read_state
-from fedproto.deploy.member import Kept
-from fedproto.deploy.parcels import Parcel
+from fedproto.deploy.member import Kept, answer
+from fedproto.deploy.parcels import Parcel, of_upload, over, to_upload
+from fedproto.deploy.rounds import serve
 from fedproto.deploy.rules import Amounts, Limits, _medians_of_others, find_outliers
 from fedproto.deploy.status import read_status
 from fedproto.errors import Refused, RunFolderError, TrainingError
+from fedproto.experiment import _begin, proceed
 from fedproto.files import pack_tensors
 from fedproto.types import Upload
 
@@ -457,3 +466,74 @@ def test_a_liar_costs_honest_members_nothing(world: Any) -> None:
     lied = place.serve(rewrite=lambda name, reply, round: [times(10)(reply) if name == "d" else reply])
     for name in "abc":
         assert lied.seats[name].accuracy == honest.seats[name].accuracy
+
+
+# --- bytes
+
+
+def ledgers(files: dict[str, Any], algorithm: str, models: dict[str, str], rounds: int) -> list[list[list[int]]]:
+    """The simulator's ledger after each round: for each client values and bytes up, values and bytes down."""
+    data = [files["arrays"][name] for name in "abc"]
+    options = {"rounds": rounds, "dim": DIM, "engine": "reference"}
+    experiment, _ = _begin(algorithm, data, ",".join(f"{models[name]}*1" for name in "abc"), None, options)
+    steps = proceed([experiment], [None], threading.Event())
+    found = [experiment.progress.ledger.counts.tolist() for _ in steps]
+    return found[:rounds]
+
+
+@pytest.mark.parametrize("algorithm", ["fedproto", "fedproto(weighting=eq6,absent=drop)", "fedavg", "fedrep"])
+def test_a_deployed_round_carries_the_bytes_of_the_ledger(algorithm: str, world: Any, files: dict[str, Any]) -> None:
+    """To the byte, for each member in each round; headers and the last measurement are counted apart."""
+    expected = ledgers(files, algorithm, EQUAL if algorithm in WEIGHTS else MIXED, 3)
+    place = world(algorithm)
+    hall = place.hall(rounds=3)
+    post = Post(place.members, hall)
+    serve(hall, post, place.said.append)
+    seats = hall.seats.values()
+    assert [[seat.bytes_up, seat.bytes_down] for seat in seats] == [[row[1], row[3]] for row in expected[-1]]
+    for number in (1, 2, 3):
+        sent = dict(post.invitations[3 * number - 3 : 3 * number])
+        before = expected[number - 2] if number > 1 else [[0] * 4] * 3
+        down = [after[3] - earlier[3] for after, earlier in zip(expected[number - 1], before, strict=True)]
+        assert [len(sent[name].payload()) for name in "abc"] == down, f"round {number}"
+    assert all(seat.beside_up > 0 and seat.beside_down > 0 for seat in seats)
+    shown = read_status(hall.path)["members"]["a"]
+    assert shown["bytes_up"] == expected[-1][0][1] and shown["beside_up"] == hall.seats["a"].beside_up
+
+
+def test_a_member_is_sent_the_prototypes_of_its_own_classes(world: Any) -> None:
+    """But all of them to measure by at the end, and when it comes for the first time: its classes are not known yet."""
+    place = world(names="abcd", rounds=3, new_classes=True)
+    hall = place.hall()
+    post = Post(place.members, hall, there=lambda name, round: name != "d" or round > 1)
+    serve(hall, post, place.said.append)
+    known = {(name, parcel.header["round"]): parcel.header["known"] for name, parcel in post.invitations}
+    assert known["a", 1] == [] and known["a", 2] == ["0", "1", "2"] and known["b", 3] == ["2", "3", "4"]
+    assert known["d", 2] == list("012345") and known["d", 3] == ["1", "6"]
+    assert known["a", 4] == list("0123456"), "to measure over all classes"
+    assert set(hall.seats["a"].accuracy) == {"head", "head_own", "prototype", "prototype_own"}
+
+
+def test_flowers_record_carries_the_very_bytes_of_the_codec(world: Any) -> None:
+    pytest.importorskip("flwr")
+    from fedproto.deploy.post import to_record
+
+    place = world(rounds=1)
+    hall = place.hall()
+    reply = answer(hall.invite("a"), place.members["a"])
+    record = to_record(reply).array_records["arrays"]
+    assert list(record) == ["payload"] and record["payload"].data == reply.payload()
+    upload = over(to_upload(reply), reply.header["spoken"], hall.classes)
+    assert reply.payload() == wire.of_upload(upload)
+    assert not to_record(hall.invite("a")).array_records["arrays"], "nothing is known, and nothing is sent"
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 40))
+def test_numpy_and_torch_write_the_same_message(speaks: list[bool], dim: int) -> None:
+    weight = torch.tensor([3.0 if each else 0.0 for each in speaks])
+    upload = Upload({"prototypes": torch.randn(len(speaks), dim)}, {"weight": weight, "holders": weight})
+    sent = of_upload(upload, tuple(map(str, range(len(speaks)))))
+    assert sent.payload() == wire.of_upload(upload)
+    back = wire.decode(sent.payload())
+    assert set(back) == set(sent.arrays)
+    assert all(np.array_equal(back[name], value) for name, value in sent.arrays.items())

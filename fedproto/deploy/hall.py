@@ -50,8 +50,10 @@ class Seat:
     last_seen: float = 0.0
     spoken: list[str] = field(default_factory=list)
     brought: list[str] = field(default_factory=list)  # classes of which it was the first to speak
-    bytes_up: int = 0
+    bytes_up: int = 0  # of payload, as the simulator's ledger counts them
     bytes_down: int = 0
+    beside_up: int = 0  # of headers, of what Flower adds, and of messages that no round needs
+    beside_down: int = 0
     refused: int = 0  # answers that the rules did not let pass
     failed: int = 0  # rounds it could not answer, by its own word or Flower's
     reason: str = ""  # of the last of either, until an answer counts
@@ -82,10 +84,15 @@ class Hall:
 
     # --- a round
 
-    def invite(self, name: str) -> Parcel:
-        """What a member is sent: where the federation stands, and by what it trains."""
+    def invite(self, name: str, whole: bool = False) -> Parcel:
+        """What a member is sent: where the federation stands, and by what it trains.
+
+        To train it gets what the algorithm sends to a client of its classes. Of a member that has not been heard yet
+        the classes are not known: it gets everything, as does who is to measure over all classes (`whole`).
+        """
         seat = self.seats.setdefault(name, Seat(len(self.seats)))
-        state = of_server(self.server, self.classes)
+        own = [float(whole or not seat.spoken or each in seat.spoken) for each in self.classes]
+        state = of_server(self.algorithm.send(self.server, torch.tensor(own)), self.classes)
         told = {"refused": seat.reason} if seat.reason else {}
         header = {"round": self.round + 1, "number": seat.number, "classes": list(self.classes), "member": name}
         header |= {"federation": self.id}
@@ -137,9 +144,18 @@ class Hall:
         coming = {name for answer in self.answers.values() for name in answer.brought}
         return coming.union(self.classes)
 
-    def heard(self, name: str, size: int) -> None:
+    def heard(self, name: str, payload: int, beside: int) -> None:
+        """Note that a member answered, with so many bytes of payload and beside it."""
         seat = self.seats[name]
-        seat.last_seen, seat.bytes_up = time.time(), seat.bytes_up + size
+        seat.last_seen = time.time()
+        seat.bytes_up += payload
+        seat.beside_up += beside
+
+    def sent(self, name: str, payload: int, beside: int) -> None:
+        """Note what was sent to a member."""
+        seat = self.seats[name]
+        seat.bytes_down += payload
+        seat.beside_down += beside
 
     def note_accuracy(self, name: str, parcel: Parcel) -> None:
         self.seats[name].accuracy = accuracies(parcel.header) or self.seats[name].accuracy
@@ -286,6 +302,8 @@ class Hall:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"{self.path} is damaged: {error}") from error
         self._refuse_other(server)
+        if "known" in server:  # of classes that the settings name since, there is no prototype yet
+            server = {name: widened(value, len(self.classes)) for name, value in server.items()}
         self.server = server
 
 

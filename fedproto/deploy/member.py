@@ -147,6 +147,7 @@ def _trained(parcel: Parcel, own: MemberSettings, terms: Terms, kept: Kept | Non
     seat, round = _seated(parcel, own, terms, kept), parcel.header["round"]
     received = seat.algorithm.send(seat.server, seat.federation.own_classes[0])
     told = seat.accuracies() if round > 1 else {}
+    told.pop("accuracy.prototype", None)  # to train it gets the prototypes of its own classes only
     outcome = train(seat.member, seat.algorithm, seat.state, received, terms.training(), round)
     reply = of_upload(outcome.upload, seat.federation.classes)
     for name, value in (*outcome.state.items(), *outcome.upload.sums.items()):

@@ -12,16 +12,19 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedproto import wire
 from fedproto.deploy.parcels import Parcel
 from fedproto.errors import Refused
 
 POLL = 0.2  # seconds; grid.send_and_receive asks every 3
+PAYLOAD = "safetensors"  # how a payload is written
 LONGEST_HEADER = 2**22  # bytes
 
 
 def to_record(parcel: Parcel) -> RecordDict:
-    """Arrays as they are; the header as one text, since Flower's records know no empty lists."""
-    arrays = ArrayRecord({name: Array.from_numpy_ndarray(value) for name, value in parcel.arrays.items()})
+    """The payload as one array of bytes; the header as one text, since Flower's records know no empty lists."""
+    payload = parcel.payload()
+    arrays = ArrayRecord({"payload": Array("uint8", (len(payload),), PAYLOAD, payload)} if payload else {})
     return RecordDict({"arrays": arrays, "header": ConfigRecord({"json": json.dumps(parcel.header)})})
 
 
@@ -34,14 +37,22 @@ def from_record(record: RecordDict) -> Parcel:
         header = json.loads(text)
         if not isinstance(header, dict):
             raise Refused("its header is no object")
-        arrays = {str(name): value.numpy() for name, value in record.array_records["arrays"].items()}
-        if not all(isinstance(value, np.ndarray) for value in arrays.values()):  # numpy reads archives, too
-            raise Refused("what it carries are no arrays")
-        return Parcel(header, arrays)
+        return Parcel(header, _decode(record.array_records["arrays"]))
     except Refused:
         raise
     except Exception as error:  # of any kind
         raise Refused(f"it is no parcel: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _decode(arrays: ArrayRecord) -> dict[str, np.ndarray]:
+    """The arrays of the one payload that a record may carry."""
+    if not arrays:
+        return {}
+    if list(arrays) != ["payload"] or arrays["payload"].stype != PAYLOAD:
+        raise Refused("what it carries is not one payload")
+    if not arrays["payload"].data:
+        raise Refused("its payload is empty")
+    return wire.decode(arrays["payload"].data)
 
 
 def size(record: RecordDict) -> int:

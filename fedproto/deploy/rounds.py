@@ -117,8 +117,9 @@ def _ask(hall: Hall, post: Post, names: list[str], say: Say) -> set[str]:
     for name, reason in hall.judge().items():
         say(f"round {hall.round + 1}: {name} was refused: {reason}")
     for name, sent in post.sent().items():
-        if name in hall.seats:
-            hall.seats[name].bytes_down += sent
+        if name in invitations:
+            payload = len(invitations[name].payload())
+            hall.sent(name, payload, max(0, sent - payload))
     return silent
 
 
@@ -126,7 +127,8 @@ def _heard(hall: Hall, name: str, found: Parcel | str, size: int, expected: Expe
     """Why an answer does not count; empty where it does."""
     if name not in hall.seats:
         return "was refused: it is no member"
-    hall.heard(name, size)
+    payload = len(found.payload()) if isinstance(found, Parcel) else 0
+    hall.heard(name, payload, max(0, size - payload))
     if isinstance(found, str):
         hall.refuse(name, found)
         return f"was refused: {found}"
@@ -143,8 +145,14 @@ def _heard(hall: Hall, name: str, found: Parcel | str, size: int, expected: Expe
 def _last_words(hall: Hall, post: Post, say: Say) -> None:
     """Everybody's accuracy with the server's last state; who is silent keeps the one before."""
     there = sorted(name for name in set(post.present()) if name in hall.seats and hall.admits(name))
-    for name, found, _ in post.exchange("evaluate", {name: hall.invite(name) for name in there}, hall.settings.timeout):
-        if isinstance(found, Parcel) and name in hall.seats:
+    invitations = {name: hall.invite(name, whole=True) for name in there}
+    for name, found, size in post.exchange("evaluate", invitations, hall.settings.timeout):
+        if name in invitations:
+            hall.heard(name, 0, size)
+        if name in invitations and isinstance(found, Parcel):
             hall.note_accuracy(name, found)
+    for name, sent in post.sent().items():
+        if name in invitations:
+            hall.sent(name, 0, sent)
     _save(hall, say)
     say(f"{hall.round} rounds are done; `fedproto deploy status {hall.path.parent}` shows them")

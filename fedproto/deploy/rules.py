@@ -14,9 +14,11 @@ from fedproto.algorithms import trainable
 from fedproto.deploy.parcels import Header, Parcel
 from fedproto.errors import Refused, shown
 from fedproto.types import Upload
+from fedproto.wire import upload_parts
 
 WORD = 200  # letters of a name at most
 WAYS = ("head", "head_own", "prototype", "prototype_own")
+WEIGHT, ROWS = "extra.weight", "extra.rows"  # as in the messages of `wire`
 WITNESSES = 2  # others at least by whom somebody is judged: a median of one is that one's word
 
 
@@ -108,23 +110,28 @@ def _check_arrays(parcel: Parcel, expected: Expected, rows: int | None) -> None:
         raise Refused(f"its arrays are not those of this method: {_word(odd)} is missing or too many")
     for name, value in parcel.arrays.items():
         wanted = expected.shapes[name] if rows is None else (rows, *expected.shapes[name])
-        if value.shape != wanted or value.dtype != np.float32:
-            raise Refused(f"{name} is {value.dtype} of shape {value.shape}, and float32 of shape {wanted} is wanted")
+        kind = np.int32 if name == ROWS else np.float32
+        if value.shape != wanted or value.dtype != kind:
+            raise Refused(
+                f"{name} is {value.dtype} of shape {value.shape}, and {kind.__name__} of shape {wanted} is wanted"
+            )
+        if name == ROWS and (len(set(value.tolist())) < len(value) or value.min(initial=0) < 0):
+            raise Refused("it names a row twice, or one below 0")
         if not np.isfinite(value).all():
             raise Refused(f"{name} holds a value that is not a finite number")
 
 
 def _check_amounts(parcel: Parcel, expected: Expected) -> None:
     """Weights within bounds, and values, which are sums over weights, too."""
-    weight = parcel.arrays["weights.weight"].astype(np.float64)
+    weight = parcel.arrays[WEIGHT].astype(np.float64)
     if not ((weight > 0) & (weight <= expected.limits.count)).all():
         raise Refused(f"it has a weight that is not above 0 and at most {expected.limits.count:g}")
     for name, value in parcel.arrays.items():
-        ones = name.startswith("weights.") and (expected.once or name != "weights.weight")
+        ones = name.startswith("extra.") and name != ROWS and (expected.once or name != WEIGHT)
         if ones and not (value == 1).all():
             raise Refused(f"{name} is not 1, by which every member counts once")
     for name, value in parcel.arrays.items():
-        if name.startswith("sums.") and value.size:
+        if name.startswith("value.") and value.size:
             mean = value.astype(np.float64) / weight.reshape(weight.shape + (1,) * (value.ndim - weight.ndim))
             axes = tuple(range(weight.ndim, value.ndim))
             with np.errstate(over="ignore"):
@@ -226,12 +233,8 @@ def _medians_of_others(values: Mapping[str, float]) -> dict[str, float]:
 def shapes_of(upload: Upload) -> tuple[dict[str, tuple[int, ...]], bool]:
     """What a member's answer looks like: each array's shape, without the classes' axis where there is one."""
     by_class = upload.weights["weight"].dim() > 0
-    shapes: dict[str, tuple[int, ...]] = {}
-    for group, tree in zip(Upload._fields, upload, strict=True):
-        shapes |= {
-            f"{group}.{name}": tuple(value.shape[1:] if by_class else value.shape) for name, value in tree.items()
-        }
-    return shapes, by_class
+    parts = upload_parts(upload)
+    return {name: tuple(value.shape[1:] if by_class else value.shape) for name, value in parts.items()}, by_class
 
 
 def accuracies(header: Header) -> dict[str, float]:

@@ -27,8 +27,11 @@ def rows(status: dict[str, Any]) -> list[list[str]]:
 
 
 def _row(seat: dict[str, Any]) -> list[str]:
-    accuracy = ", ".join(f"{name} {value:.1%}" for name, value in seat["accuracy"].items() if "own" not in name)
-    traffic = (f"{seat['bytes_up']:,}", f"{seat['bytes_down']:,}")
+    told = seat["accuracy"]
+    shown = {name: value for name, value in told.items() if name.removesuffix("_own") not in told or "own" not in name}
+    accuracy = ", ".join(f"{name} {value:.1%}" for name, value in shown.items())
+    beside = seat["beside_up"] + seat["beside_down"]
+    traffic = (f"{seat['bytes_up']:,}", f"{seat['bytes_down']:,}", f"{beside:,}")
     heard = _ago(time.time() - seat["last_seen"]) if seat["last_seen"] else "never"
     return [
         heard,
