@@ -295,7 +295,7 @@ def replayed(federation: Deployed, files: dict[str, dict[str, str]], there: list
             hall.take(name, answer(parcel, own[name]), hall.expected(frozenset(names)))
         hall.close_round()
     for name in hall.seats:
-        hall.note_accuracy(name, scored(hall.invite(name), own[name]))
+        hall.note_accuracy(name, scored(hall.invite(name, whole=True), own[name]))
     return hall
 
 

@@ -914,7 +914,7 @@ def test_the_same_round_is_answered_from_the_file(asked: Any, monkeypatch: pytes
 def test_scoring_changes_nothing(asked: Any) -> None:
     place, hall = asked
     before = file_of(place).read_bytes()
-    told = scored(hall.invite("a"), place.members["a"])
+    told = scored(hall.invite("a", whole=True), place.members["a"])
     assert told.arrays == {} and {"accuracy.head", "accuracy.prototype"} <= set(told.header)
     assert file_of(place).read_bytes() == before
 

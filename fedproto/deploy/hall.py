@@ -303,6 +303,8 @@ class Hall:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"{self.path} is damaged: {error}") from error
         self._refuse_other(server)
+        if "known" in server:  # of classes that the settings name since, there is no prototype yet
+            server = {name: widened(value, len(self.classes)) for name, value in server.items()}
         self.server = server
 
 
