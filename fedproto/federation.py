@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedproto import randomness, registry
 from fedproto.data import Source, Split
 from fedproto.dropout import Dropped, hand_in_dropout
-from fedproto.errors import ConfigError, DataError
+from fedproto.errors import ConfigError, DataError, FedProtoError
 from fedproto.models import Fit, with_body
 from fedproto.options import Part
 from fedproto.partitions import Pool, Portion
@@ -261,8 +261,11 @@ def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
         torch.manual_seed(int(randomness.key(seed, "initial weights", *client)))
         try:
             return registry.build("model", model, fit)
-        except RuntimeError as error:  # torch's, for a layer larger than the memory
-            raise ConfigError(f"model {model} cannot be built: {str(error).splitlines()[0]}") from error
+        except FedProtoError:
+            raise
+        except Exception as error:  # a layer larger than the memory, or whatever a model from outside may raise
+            lines = str(error).splitlines() or [type(error).__name__]
+            raise ConfigError(f"model {model} cannot be built: {lines[0]}") from error
 
 
 def placed_by_class(own: Tree, fresh: Tree, before: tuple[str, ...], now: tuple[str, ...]) -> Tree:
