@@ -308,8 +308,11 @@ def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
         torch.manual_seed(int(randomness.key(seed, "initial weights", *client)))
         try:
             return registry.build("model", model, fit)
-        except RuntimeError as error:  # torch's, for a layer larger than the memory
-            raise ConfigError(f"model {model} cannot be built: {str(error).splitlines()[0]}") from error
+        except FedProtoError:
+            raise
+        except Exception as error:  # a layer larger than the memory, or whatever a model from outside may raise
+            lines = str(error).splitlines() or [type(error).__name__]
+            raise ConfigError(f"model {model} cannot be built: {lines[0]}") from error
 
 
 def placed_by_class(own: Tree, fresh: Tree, before: tuple[str, ...], now: tuple[str, ...]) -> Tree:

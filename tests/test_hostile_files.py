@@ -664,3 +664,10 @@ def test_an_undamaged_folder_is_read(finished):
     assert group([read_run(finished)])[0].runs[0].path == finished
     assert len(Bank.of(RunFolder(finished)).members) == 2
     assert member_of(finished, 1).about["client"] == 1
+
+
+def test_a_width_that_torch_cannot_count_to_is_one_sentence():
+    """Torch raises TypeError for it, where it raises RuntimeError for a width that only lacks the memory."""
+    with pytest.raises(ConfigError, match=r"model mlp.* cannot be built") as refused:
+        fedproto.run(dataset="digits", model=f"mlp(hidden={'9' * 30})", rounds=1)
+    assert len(str(refused.value).splitlines()) == 1
