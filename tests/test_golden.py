@@ -87,7 +87,6 @@ def numbers_of(result: fedproto.Result) -> dict[str, Any]:
     last = result.metrics[-1]
     prototypes = result.prototypes.get("prototypes")
     described = {
-        "partition": result.data["partition"],
         "classes": result.data["classes"],
         "models": [client["model"] for client in result.clients],
         "accuracies": [client["accuracy"] for client in result.clients],
@@ -97,6 +96,8 @@ def numbers_of(result: fedproto.Result) -> dict[str, Any]:
         "loss": last["loss"],
         "loss_std": last["loss_std"],
     }
+    if ":" not in result.data["dataset"]:  # the hash covers the names of files
+        described["partition"] = result.data["partition"]
     if prototypes is not None:
         values = prototypes.double()
         described["prototypes"] = {

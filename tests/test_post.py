@@ -23,6 +23,7 @@ class RepliesOf(FlowerPost):
         self.grid = SimpleNamespace(get_nodes=lambda: [node])  # type: ignore[assignment]
         self.said = said
         self.names = {}
+        self.registered = set()
         self._sent = {}
 
     def _replies(self, parcels: dict[int, Parcel], kind: str, timeout: float) -> Iterator[tuple[int, Parcel, Any]]:

@@ -122,7 +122,7 @@ class RealGrid(HttpGrid):
 
 def exchange(grid: Any, timeout: float = 0.3) -> dict[str, Any]:
     """What each member's reply became: the parcel, or why it was refused."""
-    post = FlowerPost(grid, MAX_BYTES)
+    post = FlowerPost(grid, max_bytes=MAX_BYTES)
     post.present()
     parcels = {name: Parcel({"round": 1}, {}) for name in NODES.values()}
     return {name: found for name, found, _ in post.exchange("train", parcels, timeout)}
