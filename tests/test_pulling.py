@@ -1,6 +1,5 @@
 """The server's mail: no member's reply can spoil another's, and none is decoded before its size is known."""
 
-import io
 import json
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from fedproto.deploy import post as posting
 from fedproto.deploy import pulling
 from fedproto.deploy.parcels import Parcel
-from fedproto.deploy.post import FlowerPost, from_record, to_record
+from fedproto.deploy.post import PAYLOAD, FlowerPost, from_record, to_record
 from fedproto.errors import Refused
 
 MAX_BYTES = 2**16
@@ -342,24 +341,22 @@ def test_the_text_of_flowers_own_errors_is_not_repeated(code: int, shown: str) -
 # --- records
 
 
-def record(array: bytes) -> RecordDict:
-    arrays = ArrayRecord({"x": Array("float32", (1,), "numpy.ndarray", array)})
+def record(payload: bytes) -> RecordDict:
+    arrays = ArrayRecord({"payload": Array("uint8", (len(payload),), PAYLOAD, payload)})
     return RecordDict({"header": ConfigRecord({"json": "{}"}), "arrays": arrays})
 
 
-def stored(value: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, value)
-    return file.getvalue()
+def payload_of(description: str, data: bytes) -> bytes:
+    """A safetensors message with any description."""
+    return len(description).to_bytes(8, "little") + description.encode() + data
 
 
-def test_an_array_that_states_gigabytes_takes_no_memory() -> None:
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (2**30,)})
+def test_a_payload_that_states_gigabytes_takes_no_memory() -> None:
+    description = '{"x": {"dtype": "F32", "shape": [1073741824], "data_offsets": [0, 4294967296]}}'
     tracemalloc.start()
     try:
-        with pytest.raises(Refused, match="states 4294967296 bytes and has 40"):
-            from_record(record(file.getvalue() + bytes(40)))
+        with pytest.raises(Refused, match="it is not a safetensors message"):
+            from_record(record(payload_of(description, bytes(40))))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -373,29 +370,35 @@ def test_an_array_that_states_gigabytes_takes_no_memory() -> None:
         np.asfortranarray(np.arange(6.0).reshape(2, 3)),
         np.array(3.5, np.float32),
         np.zeros((0, 4), np.float32),
-        np.arange(3, dtype=">f4"),
         np.array([True, False]),
     ],
 )
 def test_arrays_come_back_as_they_were(value: np.ndarray) -> None:
-    found = from_record(record(stored(value))).arrays["x"]
+    found = from_record(to_record(Parcel({}, {"x": value}))).arrays["x"]
     assert found.dtype == value.dtype and found.shape == value.shape and np.array_equal(found, value)
 
 
+WHOLE = '{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+
+
 @pytest.mark.parametrize(
-    "array",
+    "payload",
     [
-        stored(np.ones(4, np.float32)) + b"more",
-        stored(np.ones(4, np.float32)).replace(b"(4,)", b"(-4,)"),
-        stored(np.ones(4, np.float32)).replace(b"'<f4'", b"'V0' "),
-        b"\x93NUMPY\x03\x00" + stored(np.ones(4))[8:],
-        b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 65535,
+        payload_of(WHOLE, bytes(8)) + b"more",
+        payload_of(WHOLE, bytes(4)),
+        payload_of(WHOLE.replace("[2]", "[-2]"), bytes(8)),
+        payload_of(WHOLE.replace("F32", "OBJECT"), bytes(8)),
+        payload_of(WHOLE.replace("F32", "F8_E4M3"), bytes(2)),
+        payload_of("[" * 100_000, b""),
+        payload_of(" " * (2**20 + 1), b""),
+        (2**60).to_bytes(8, "little") + b"{}",
         b"PK\x03\x04",
     ],
+    ids=range(9),
 )
-def test_arrays_that_are_none_are_refused(array: bytes) -> None:
+def test_payloads_that_are_none_are_refused(payload: bytes) -> None:
     with pytest.raises(Refused):
-        from_record(record(array))
+        from_record(record(payload))
 
 
 def test_a_deep_header_is_refused_for_its_depth() -> None:
