@@ -237,7 +237,7 @@ def _examples(
         used = np.unique(np.concatenate([rows[client] for client in clients]))
         to_federation = torch.tensor([names.index(name) for name in source.classes])
         x = source.tensor(split, used)
-        if not torch.isfinite(torch.stack(x.aminmax())).all():
+        if x.numel() and not torch.isfinite(torch.stack(x.aminmax())).all():
             raise DataError(f"{source.name} has inputs that are not finite once mean and std are applied to them")
         x = x.to(device, dtype)
         y = to_federation[torch.from_numpy(split.y[used])].to(device)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save_file
 
 import fedproto
 from fedproto import files
@@ -407,7 +407,7 @@ def test_nobody_counts_twice_where_members_count_alike(run_of):
 
 def test_a_class_that_is_named_twice(tmp_path):
     tensors = {"sums.prototypes": torch.ones(2, 8), "weights.weight": torch.ones(2)}
-    (tmp_path / "upload.safetensors").write_bytes(save(tensors, {"classes": "0\n0"}))
+    files.write_tensors(tmp_path / "upload.safetensors", tensors, "upload", 1, {"classes": ["0", "0"]})
     with pytest.raises(DataError, match="names no classes, or one twice"):
         Contribution.load(tmp_path)
 
@@ -477,7 +477,9 @@ def test_prototypes_over_other_classes():
     ],
 )
 def test_files_of_prototypes_that_are_refused(values, known, names, tmp_path):
-    with pytest.raises(DataError, match=r"file (names no classes|holds no prototypes|holds prototypes that)") as caught:
+    with pytest.raises(
+        DataError, match=r"file (names no classes|has a class|holds no prototypes|holds prototypes that)"
+    ) as caught:
         read_prototypes(file_of(tmp_path / "file", values, known, names))
     assert "\n" not in str(caught.value)
 

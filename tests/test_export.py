@@ -524,7 +524,7 @@ def test_a_manifest_that_does_not_fit_its_files_is_refused(spoilt, changes, sent
     ("change", "sentence"),
     [
         (lambda w: w | {"body.fc1.weight": torch.zeros(9, 63).double()}, r"body.fc1.weight is \(9, 63\)"),
-        (lambda w: w | {"body.fc1.bias": torch.zeros(9)}, r"body.fc1.bias is \(9,\) of torch.float32, where"),
+        (lambda w: w | {"body.fc1.bias": torch.zeros(9)}, r"body.fc1.weight is \(9, 64\) of torch.float64, where"),
         (lambda w: w | {"extra": torch.zeros(1).double()}, "it has no 'extra'"),
         (lambda w: {name: value for name, value in w.items() if name != "head.fc3.bias"}, "there is no head.fc3.bias"),
         (lambda w: {}, "there is no body.fc1.bias"),

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save
 
 import fedproto
 from fedproto import registry
-from fedproto.bank import Bank, Contribution, read_prototypes
+from fedproto.bank import Bank, Contribution, read_prototypes, write_prototypes
 from fedproto.config import configure, read_tables
 from fedproto.data import Places, Source, Split, from_arrays
 from fedproto.data._pickles import load_arrays
@@ -267,7 +267,7 @@ def test_an_upload_speaks_of_the_class_however_it_is_spelled():
 
 def test_prototypes_of_a_file_are_found_however_they_are_spelled(tmp_path):
     tensors = {"prototypes": torch.ones(1, 2), "known": torch.ones(1)}
-    (tmp_path / "file").write_bytes(save(tensors, {"classes": f" {DECOMPOSED}"}))
+    write_prototypes(tmp_path / "file", tensors, [f" {DECOMPOSED}"])
     assert read_prototypes(tmp_path / "file").classes == (COMPOSED,)
 
 
@@ -340,7 +340,7 @@ def test_an_upload_is_checked_as_it_will_be_summed(run, upload, sentence):
 )
 def test_odd_prototypes_of_a_file_are_refused(tmp_path, name, value, sentence):
     tensors = {"prototypes": torch.ones(1, 2), "known": torch.ones(1), name: value}
-    (tmp_path / "file").write_bytes(save(tensors, {"classes": "cat"}))
+    write_prototypes(tmp_path / "file", tensors, ["cat"])
     with pytest.raises(DataError, match=sentence):
         read_prototypes(tmp_path / "file")
 
@@ -465,6 +465,10 @@ def test_a_partition_without_clients_is_refused(tmp_path, clients):
 
 def test_an_empty_configuration_is_no_run(run):
     (run / "config.toml").write_text("")
+    for read in (lambda: reopen(RunFolder.open(run)), lambda: read_run(run), lambda: Bank.of(RunFolder.open(run))):
+        with pytest.raises(RunFolderError, match=r"config\.toml states no version"):
+            read()
+    (run / "config.toml").write_text("version = 1\n")
     for read in (lambda: reopen(RunFolder.open(run)), lambda: read_run(run), lambda: Bank.of(RunFolder.open(run))):
         with pytest.raises(RunFolderError, match=r"config\.toml is damaged: it lacks 'algorithm'"):
             read()
@@ -640,8 +644,8 @@ def test_members_with_odd_metadata_are_refused(run, of):
     bank.save(RunFolder.open(run))
     assert list(Bank.of(RunFolder.open(run)).members) == ["0", "1"]
     tensors = load_file(run / "members.safetensors")
-    (run / "members.safetensors").write_bytes(save(tensors, {"classes": "\n".join(bank.classes), "of": of}))
-    with pytest.raises(DataError, match=r"members\.safetensors is (damaged|not valid JSON)"):
+    (run / "members.safetensors").write_bytes(save(tensors, {"fedproto": of}))
+    with pytest.raises(DataError, match=r"members\.safetensors is not (valid JSON|a file of prototypes)"):
         Bank.of(RunFolder.open(run))
 
 

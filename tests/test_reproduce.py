@@ -1155,7 +1155,9 @@ def test_a_finished_run_whose_models_are_gone_is_not_looked_at(seen, specs, tmp_
 
 def test_models_are_looked_at_as_they_are_scored(specs, tmp_path):
     """A method that averages weights is scored with the server's, not with what each client trained last."""
-    (specs / "seen.toml").write_text(SEEN.replace("travel = true", "").replace('"fedproto"', '"fedavg"'))
+    (specs / "seen.toml").write_text(
+        SEEN.replace("travel = true", "").replace('"fedproto"', '"fedavg"').replace('start = "own"', "")
+    )
     made(tmp_path, "seen")
     folder = tmp_path / "runs" / "seen" / LOOKED_AT[0]
     run, _ = reopen(RunFolder(folder))

@@ -29,7 +29,8 @@ def fesem(*, clusters: Count = 3) -> Algorithm:
         start = travelling(params, everything)
         centres = {name: value.expand(clusters, *value.shape).clone() for name, value in start.items()}
         seed = int(randomness.key(task.seed, "fesem")) & 0x7FFFFFFF  # what scikit-learn takes
-        state = {"seeded": torch.tensor(0), "sizes": torch.zeros(clusters), "seed": torch.tensor(seed)}
+        sizes = torch.zeros(clusters, dtype=next(iter(start.values())).dtype)
+        state = {"seeded": torch.tensor(0), "sizes": sizes, "seed": torch.tensor(seed)}
         return centres | state
 
     def adopt(own: Tree, received: Tree) -> Tree:

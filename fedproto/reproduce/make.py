@@ -118,6 +118,8 @@ def _run(spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | Non
 
 def _close(folder: RunFolder, spec: Spec) -> None:
     """What is wanted of a finished run's models, and else their room."""
+    if not spec.after and not folder.has_checkpoint():
+        return
     with folder.hold():
         if spec.after:
             look(folder, spec.after)
