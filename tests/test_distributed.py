@@ -1,6 +1,7 @@
 """Several processes find what one finds, and leave nothing behind: real processes, forked or under torchrun."""
 
 import functools
+import gc
 import multiprocessing
 import os
 import signal
@@ -400,6 +401,41 @@ def test_a_process_that_has_a_group_of_its_own_is_refused() -> None:
         one_round(run)
     assert dist.is_initialized()
     dist.destroy_process_group()
+
+
+class Remnant:
+    """Writes down in which process it is cleaned up."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.itself = path, self  # a cycle, so that only the garbage collector finds it
+
+    def __del__(self) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def test_workers_never_clean_up_what_their_parent_left(tmp_path: Path) -> None:
+    """A group of an earlier run, freed in a fork, waited for ever for threads that exist in the parent only."""
+    path = tmp_path / "freed"
+    run = experiment("fedavg", rounds=2)
+    build = builder([run])
+
+    def collecting(shard: Shard) -> Engine:
+        gc.collect()
+        return build(shard)
+
+    gc.disable()
+    try:
+        Remnant(path)
+        run.engine = processes(collecting, run.algorithm, 2)
+        kept = [Remnant(path)]  # garbage only in a fork that lets go of it
+        results_of(run)
+        run.engine.close()
+        del kept
+    finally:
+        gc.enable()
+    gc.collect()
+    assert path.read_text().splitlines() == [str(os.getpid())] * 2
 
 
 # --- as programs: signals, and torchrun

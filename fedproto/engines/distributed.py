@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import itertools
 import math
 import multiprocessing
@@ -461,6 +462,7 @@ class _Forked:
         atexit.register(self.kill)  # before multiprocessing sends SIGTERM, which they ignore, and waits for them
         folder = tempfile.mkdtemp(prefix="fedproto-")
         _rest_threads()
+        gc.collect()  # process groups of earlier runs: their threads do not live on in a fork
         try:
             for rank in range(1, self.size):
                 self._fork(rank, f"{folder}/store")
@@ -534,6 +536,7 @@ def _rest_threads() -> None:
 
 def _work(build: Build, algorithm: Algorithm, path: str, rank: int, size: int, threads: int, parent: int) -> None:
     """The life of a forked process."""
+    gc.freeze()  # what it inherits is the parent's to clean up: the end of a process group waits for its threads
     _die_with(parent)
     leave_to_parent()
     torch.set_num_threads(threads)
