@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from flower import MODELS, deployed, digits
 
 import fedproto
-from fedproto.deploy.post import POLL
+from fedproto.deploy.flower_transport import POLL
 
 ROUNDS = 5
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import fedproto
-from fedproto.files import write_atomically
+from fedproto.core.files import write_atomically
 from fedproto.reproduce.statistics import ACCURACY_MARGIN, decide_family, exact, mean_interval
 from fedproto.reproduce.statistics import compare as compare_seeds
 

@@ -29,16 +29,16 @@ import numpy as np
 from safetensors.torch import save_file
 
 import fedproto
-from fedproto.config import configure
+from fedproto.config.settings import configure
+from fedproto.core.rng import generator
 from fedproto.data import Source
-from fedproto.experiment import Experiment
+from fedproto.inference.open_set import rejections
 from fedproto.partitions.file import stamp
-from fedproto.randomness import generator
-from fedproto.rejection import rejections
 from fedproto.report.figures import COLOURS, STYLE, Canvas, mpl, percent
 from fedproto.reproduce.statistics import ACCURACY_MARGIN, Outcome, compare, decide_family, exact
 from fedproto.reproduce.tables import summary
-from fedproto.runfolder import write_atomically
+from fedproto.runs.experiment import Experiment
+from fedproto.runs.folder import write_atomically
 
 MODELS = ("cnn", "cnn", "cnn", "mlp", "cnn(channels=32,width=100)")  # of the newcomers; the federation's is cnn
 ALL, SAME, OTHER = range(5), range(3), range(3, 5)

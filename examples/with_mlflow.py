@@ -8,7 +8,7 @@ import sys
 import mlflow
 
 import fedproto
-from fedproto import tracking
+from fedproto.runs import tracking
 
 
 def main(rounds: str = "50") -> None:

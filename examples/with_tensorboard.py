@@ -7,7 +7,7 @@ tensorboard --logdir runs/tensorboard
 import sys
 
 import fedproto
-from fedproto import tracking
+from fedproto.runs import tracking
 
 
 def main(folder: str = "runs/tensorboard", rounds: str = "50") -> None:

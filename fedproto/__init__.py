@@ -11,13 +11,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedproto.config.plugin_trust import trust_plugins
+    from fedproto.core.rounds import RoundResult
+    from fedproto.core.types import Algorithm, Batch, Phase, Step, Task, Tree, Upload
     from fedproto.errors import ConfigError, DataError, FedProtoError, MissingExtra, RunFolderError, TrainingError
-    from fedproto.experiment import Result, run, stream
-    from fedproto.inference import Classifier
-    from fedproto.joining import Joined, join
-    from fedproto.plugins import trust_plugins
-    from fedproto.rounds import RoundResult
-    from fedproto.types import Algorithm, Batch, Phase, Step, Task, Tree, Upload
+    from fedproto.inference.classifier import Classifier
+    from fedproto.membership.join import Joined, join
+    from fedproto.runs.experiment import Result, run, stream
 
 __version__ = "0.1.0"
 
@@ -46,13 +46,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Classifier": "inference",
-    "Joined": "joining",
-    "Result": "experiment",
-    "RoundResult": "rounds",
-    "join": "joining",
-    "run": "experiment",
-    "stream": "experiment",
+    "Classifier": "inference.classifier",
+    "Joined": "membership.join",
+    "Result": "runs.experiment",
+    "RoundResult": "core.rounds",
+    "join": "membership.join",
+    "run": "runs.experiment",
+    "stream": "runs.experiment",
     "trust_plugins": "plugins",
 }
 
@@ -66,5 +66,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'fedproto' has no attribute {name!r}")
     is_error = name == "MissingExtra" or name.endswith("Error")
-    home = _HOMES.get(name) or ("errors" if is_error else "types")
+    home = _HOMES.get(name) or ("errors" if is_error else "core.types")
     return getattr(importlib.import_module(f"fedproto.{home}"), name)

@@ -1,3 +1,3 @@
-from fedproto.cli import main
+from fedproto.cli.main import main
 
 main()

@@ -13,7 +13,8 @@ from types import ModuleType
 import pytest
 
 import fedproto
-from fedproto import errors, registry
+from fedproto import errors
+from fedproto.config import plugins
 
 ROOT = Path(fedproto.__file__).parent
 
@@ -45,7 +46,7 @@ LAYERS = [
 LAYER = {unit: number for number, units in enumerate(LAYERS) for unit in units}
 
 MODULES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.rglob("*.py"))
-PLUG_INS = [(kind, name) for kind in registry.FOLDERS for name in registry.names(kind)]
+PLUG_INS = [(kind, name) for kind in plugins.FOLDERS for name in plugins.names(kind)]
 
 #: What a plug-in is given before its options; a path follows where one is written after a colon.
 CONTEXT = {"algorithm": [], "dataset": ["places"], "model": ["fit"], "partition": ["pool"]}
@@ -105,22 +106,22 @@ def test_pure_modules_know_no_files() -> None:
 @pytest.mark.parametrize(("kind", "name"), PLUG_INS)
 def test_a_plug_in_is_a_function_of_its_files_name(kind: str, name: str) -> None:
     stem = name.replace("-", "_")
-    tree = ast.parse((ROOT / registry.FOLDERS[kind] / f"{stem}.py").read_text())
+    tree = ast.parse((ROOT / plugins.FOLDERS[kind] / f"{stem}.py").read_text())
     assert stem in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    assert inspect.isfunction(registry.find(kind, name))
+    assert inspect.isfunction(plugins.find(kind, name))
 
 
 @pytest.mark.parametrize(("kind", "name"), PLUG_INS)
 def test_a_plug_in_says_in_its_first_line_what_it_is(kind: str, name: str) -> None:
     """`fedproto list` shows that line."""
-    first, *others = (registry.find(kind, name).__doc__ or "").splitlines()
+    first, *others = (plugins.find(kind, name).__doc__ or "").splitlines()
     assert len(first) > 20 and first == first.strip()
     assert not others or others[0] == ""
 
 
 @pytest.mark.parametrize(("kind", "name"), PLUG_INS)
 def test_a_plug_in_takes_its_context_and_then_only_options_with_defaults(kind: str, name: str) -> None:
-    parameters = list(inspect.signature(registry.find(kind, name)).parameters.values())
+    parameters = list(inspect.signature(plugins.find(kind, name)).parameters.values())
     positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     assert positional in (CONTEXT[kind], [*CONTEXT[kind], "path"], [*CONTEXT[kind], "name"])
     for option in parameters[len(positional) :]:
@@ -130,9 +131,9 @@ def test_a_plug_in_takes_its_context_and_then_only_options_with_defaults(kind: s
 
 def test_no_run_key_is_called_like_a_kind_of_plug_in() -> None:
     """`--set model.dropout=0` must not be readable in two ways."""
-    from fedproto.config import RUN_FIELDS
+    from fedproto.config.settings import RUN_FIELDS
 
-    assert RUN_FIELDS.isdisjoint({*registry.FOLDERS, "run"})
+    assert RUN_FIELDS.isdisjoint({*plugins.FOLDERS, "run"})
 
 
 # --- errors are a tree

@@ -11,12 +11,12 @@ from statistics import fmean
 import pytest
 
 import fedproto
-from fedproto.config import configure, read_assignment
-from fedproto.data import Places
+from fedproto.config.settings import configure, read_assignment
+from fedproto.data import DataFolders
 from fedproto.errors import DataError
-from fedproto.experiment import Experiment
 from fedproto.reproduce.plan import targets
-from fedproto.sweep import batches, read_sweep
+from fedproto.runs.experiment import Experiment
+from fedproto.runs.sweep import batches, read_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -88,7 +88,7 @@ def test_every_command_in_the_readme_is_accepted(command):
     settings = {flag.removeprefix("--").replace("-", "_"): value for flag, value in flags.items()}
     if settings.get("dataset") == "mnist":
         try:
-            Places().find("mnist")
+            DataFolders().find("mnist")
         except DataError:
             pytest.skip("no MNIST here")
     for config in configure(settings, assigned):

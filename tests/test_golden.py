@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedproto
-from fedproto.cli import app
+from fedproto.cli.main import app
 
 RECORDED = Path(__file__).parent / "golden.json"
 SMALL = {"clients": 5, "rounds": 3, "shots": 10, "eval_every": 1, "precision": "float64", "seed": 3}

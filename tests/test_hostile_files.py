@@ -21,16 +21,18 @@ from PIL import Image
 from safetensors.torch import load_file, save
 
 import fedproto
-from fedproto import registry
-from fedproto.bank import Bank, Contribution, read_prototypes, write_prototypes
-from fedproto.config import configure, read_tables
-from fedproto.data import Places, Source, Split, from_arrays
-from fedproto.data._pickles import load_arrays
+from fedproto.config import plugins
+from fedproto.config.options import Part
+from fedproto.config.settings import configure, read_tables
+from fedproto.core.class_names import alike, class_name, is_plain, normalise_name
+from fedproto.core.types import Tree, Upload
+from fedproto.data import DataFolders, Source, Split, from_arrays
 from fedproto.data.cifar10 import read_batch
+from fedproto.data.shared.pickles import load_arrays
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
-from fedproto.experiment import Experiment, reopen
+from fedproto.inference.trained_client import member_of
+from fedproto.membership.membership import Contribution, Membership, read_prototypes, write_prototypes
 from fedproto.models import with_body
-from fedproto.options import Part
 from fedproto.partitions.file import read as read_partition
 from fedproto.partitions.file import stamp
 from fedproto.report.cells import make_harmless
@@ -38,10 +40,8 @@ from fedproto.report.cells import write_csv as as_csv
 from fedproto.report.figures import finish, panel
 from fedproto.report.read import group, read_run
 from fedproto.reproduce import pictures
-from fedproto.runfolder import RunFolder
-from fedproto.trained import member_of
-from fedproto.types import Tree, Upload
-from fedproto.vocabulary import alike, class_name, is_plain, normalise_name
+from fedproto.runs.experiment import Experiment, reopen
+from fedproto.runs.folder import RunFolder
 
 # --- pickles
 
@@ -218,7 +218,7 @@ def write_folders(folder: Path, names) -> str:
 @pytest.mark.parametrize("write", [write_npz, write_csv, write_jsonl, write_folders])
 def test_spellings_of_one_name_are_one_class(tmp_path, write):
     kind, _, path = write(tmp_path, (*SPELLINGS, "tea")).partition(":")
-    source = registry.build("dataset", Part(f"{kind}:{path}"), Places())
+    source = plugins.build("dataset", Part(f"{kind}:{path}"), DataFolders())
     assert sorted(source.classes) == [COMPOSED, "tea"]
     labels = np.concatenate([source.train.y, source.test.y])
     counts = np.bincount(labels, minlength=2)
@@ -234,7 +234,7 @@ def test_a_class_of_the_test_folder_may_be_spelled_otherwise(tmp_path):
     for raw in (DECOMPOSED, "tea"):
         copied = train.parent / "all" / "test" / raw
         shutil.copytree(train.parent / "all" / "train" / unicodedata.normalize("NFC", raw), copied)
-    source = registry.build("dataset", Part(f"folder:{tmp_path / 'all'}"), Places())
+    source = plugins.build("dataset", Part(f"folder:{tmp_path / 'all'}"), DataFolders())
     assert source.classes == (COMPOSED, "tea") and len(source.test.y) == 8
 
 
@@ -320,7 +320,7 @@ def upload_of(value: float, weight: float = 1.0, dtype: torch.dtype = torch.floa
     ],
 )
 def test_an_upload_is_checked_as_it_will_be_summed(run, upload, sentence):
-    bank = Bank.of(RunFolder.open(run))
+    bank = Membership.of(RunFolder.open(run))
     with pytest.raises(DataError, match=sentence):
         bank.with_member(Contribution("new", ("0",), upload))
     assert torch.isfinite(bank.with_member(Contribution("new", ("0",), upload_of(1.0))).prototypes().values).all()
@@ -365,7 +365,7 @@ def test_inputs_are_checked_once_they_are_normalised(tmp_path):
 def test_inputs_without_a_value_are_refused(tmp_path, shape):
     np.savez(tmp_path / "own.npz", x=np.zeros(shape), y=np.array([0, 1] * 3))
     with pytest.raises(DataError, match="which hold no value"):
-        registry.build("dataset", Part(f"npz:{tmp_path / 'own.npz'}"), Places())
+        plugins.build("dataset", Part(f"npz:{tmp_path / 'own.npz'}"), DataFolders())
 
 
 def renamed(tree: Tree, old: str, new: str) -> Tree:
@@ -465,11 +465,11 @@ def test_a_partition_without_clients_is_refused(tmp_path, clients):
 
 def test_an_empty_configuration_is_no_run(run):
     (run / "config.toml").write_text("")
-    for read in (lambda: reopen(RunFolder.open(run)), lambda: read_run(run), lambda: Bank.of(RunFolder.open(run))):
+    for read in (lambda: reopen(RunFolder.open(run)), lambda: read_run(run), lambda: Membership.of(RunFolder.open(run))):
         with pytest.raises(RunFolderError, match=r"config\.toml states no version"):
             read()
     (run / "config.toml").write_text("version = 1\n")
-    for read in (lambda: reopen(RunFolder.open(run)), lambda: read_run(run), lambda: Bank.of(RunFolder.open(run))):
+    for read in (lambda: reopen(RunFolder.open(run)), lambda: read_run(run), lambda: Membership.of(RunFolder.open(run))):
         with pytest.raises(RunFolderError, match=r"config\.toml is damaged: it lacks 'algorithm'"):
             read()
 
@@ -575,7 +575,7 @@ def read_everything(run: Path) -> None:
         group([read_run(run)])
 
     def members() -> None:
-        Bank.of(folder).prototypes()
+        Membership.of(folder).prototypes()
 
     def resume() -> None:
         folder.result()
@@ -640,33 +640,33 @@ def test_a_damaged_configuration_is_refused_in_one_sentence(finished, tmp_path_f
 
 @pytest.mark.parametrize("of", [DEEP, "[]", "1", "{}", "no JSON"])
 def test_members_with_odd_metadata_are_refused(run, of):
-    bank = Bank.of(RunFolder.open(run))
+    bank = Membership.of(RunFolder.open(run))
     bank.save(RunFolder.open(run))
-    assert list(Bank.of(RunFolder.open(run)).members) == ["0", "1"]
+    assert list(Membership.of(RunFolder.open(run)).members) == ["0", "1"]
     tensors = load_file(run / "members.safetensors")
     (run / "members.safetensors").write_bytes(save(tensors, {"fedproto": of}))
     with pytest.raises(DataError, match=r"members\.safetensors is not (valid JSON|a file of prototypes)"):
-        Bank.of(RunFolder.open(run))
+        Membership.of(RunFolder.open(run))
 
 
 @pytest.mark.parametrize("wrong", [None, 1, "x", [], [1], {}, {"member": "0"}])
 @pytest.mark.parametrize("key", ["members", "changes", "algorithm"])
 def test_members_with_an_odd_entry_are_refused_or_read(run, key, wrong):
-    bank = Bank.of(RunFolder.open(run))
+    bank = Membership.of(RunFolder.open(run))
     of = {"algorithm": str(bank.algorithm), "members": list(bank.members), "changes": [], key: wrong}
     bank.save(RunFolder.open(run))
     tensors = load_file(run / "members.safetensors")
     metadata = {"classes": "\n".join(bank.classes), "of": json.dumps(of)}
     (run / "members.safetensors").write_bytes(save(tensors, metadata))
     try:
-        Bank.of(RunFolder.open(run)).prototypes()
+        Membership.of(RunFolder.open(run)).prototypes()
     except FedProtoError as error:
         assert len(str(error).splitlines()) == 1
 
 
 def test_an_undamaged_folder_is_read(finished):
     assert group([read_run(finished)])[0].runs[0].path == finished
-    assert len(Bank.of(RunFolder(finished)).members) == 2
+    assert len(Membership.of(RunFolder(finished)).members) == 2
     assert member_of(finished, 1).about["client"] == 1
 
 

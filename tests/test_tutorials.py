@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import fedproto
+from helpers.command_line import fedproto
 from PIL import Image
 
-from fedproto import registry
-from fedproto.data import Places
-from fedproto.options import Part
+from fedproto.config import plugins
+from fedproto.config.options import Part
+from fedproto.data import DataFolders
 
 DOCS = Path(__file__).parent.parent / "docs"
 TUTORIALS = ("classify", "join", "extend", "export")
@@ -22,7 +22,7 @@ BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the files that the pages speak of: one image of a seven, images with their labels, and two tables."""
     path = tmp_path_factory.mktemp("tutorials")
-    source = registry.build("dataset", Part("mnist5k"), Places(None))
+    source = plugins.build("dataset", Part("mnist5k"), DataFolders(None))
     test = source.test
     Image.fromarray(test.x[np.flatnonzero(test.y == 7)[0]]).save(path / "seven.png")
     np.save(path / "images.npy", test.x[::10])

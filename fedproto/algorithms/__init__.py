@@ -17,10 +17,10 @@ from dataclasses import replace
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedproto.config.options import words
+from fedproto.core.tensors import mean, weighted
+from fedproto.core.types import Algorithm, Step, Task, Tree, Upload
 from fedproto.errors import ConfigError
-from fedproto.options import words
-from fedproto.trees import mean, weighted
-from fedproto.types import Algorithm, Step, Task, Tree, Upload
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

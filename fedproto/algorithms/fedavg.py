@@ -1,5 +1,5 @@
 from fedproto.algorithms import sharing
-from fedproto.types import Algorithm, everything
+from fedproto.core.types import Algorithm, everything
 
 
 def fedavg() -> Algorithm:

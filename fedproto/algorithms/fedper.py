@@ -1,5 +1,5 @@
 from fedproto.algorithms import keeping
-from fedproto.types import Algorithm
+from fedproto.core.types import Algorithm
 
 
 def fedper(*, personal: str = "head") -> Algorithm:

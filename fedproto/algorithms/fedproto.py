@@ -4,15 +4,15 @@ import torch
 from torch import Tensor
 
 from fedproto.algorithms import masked_mean, supervised
-from fedproto.options import NonNegative
-from fedproto.prototypes import DISTANCES, class_means, scores
-from fedproto.trees import mean, weighted
-from fedproto.types import Algorithm, Step, Task, Tree, Upload
+from fedproto.config.options import NonNegativeFloat
+from fedproto.core.prototypes import DISTANCES, class_means, scores
+from fedproto.core.tensors import mean, weighted
+from fedproto.core.types import Algorithm, Step, Task, Tree, Upload
 
 
 def fedproto(
     *,
-    lam: NonNegative = 1.0,
+    lam: NonNegativeFloat = 1.0,
     distance: Literal["mse", "l2", "sql2", "l1", "emd", "cosine"] = "mse",
     weighting: Literal["samples", "uniform", "eq6"] = "samples",
     regularise: Literal["sample", "class"] = "sample",

@@ -3,7 +3,7 @@ from functools import wraps
 from typing import Any
 
 from fedproto.algorithms.fedproto import fedproto
-from fedproto.types import Algorithm
+from fedproto.core.types import Algorithm
 
 
 @wraps(fedproto)

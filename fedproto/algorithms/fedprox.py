@@ -2,12 +2,12 @@ from dataclasses import replace
 
 from fedproto.algorithms import supervised, trainable
 from fedproto.algorithms.fedavg import fedavg
-from fedproto.options import NonNegative
-from fedproto.trees import squared_distance
-from fedproto.types import Algorithm, Step, Tree
+from fedproto.config.options import NonNegativeFloat
+from fedproto.core.tensors import squared_distance
+from fedproto.core.types import Algorithm, Step, Tree
 
 
-def fedprox(*, mu: NonNegative = 0.1) -> Algorithm:
+def fedprox(*, mu: NonNegativeFloat = 0.1) -> Algorithm:
     """FedAvg that holds each client near the global model: min L_S(w) + μ/2 ||w − w_g||² (Li et al. 2020, Eq. 2)."""
 
     def loss(step: Step) -> Tree:

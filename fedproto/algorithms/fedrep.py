@@ -1,11 +1,11 @@
 from dataclasses import replace
 
 from fedproto.algorithms import keeping, named_layers
-from fedproto.options import Count
-from fedproto.types import Algorithm, Phase
+from fedproto.config.options import PositiveInt
+from fedproto.core.types import Algorithm, Phase
 
 
-def fedrep(*, personal: str = "head", head_epochs: Count = 1, body_epochs: Count = 1) -> Algorithm:
+def fedrep(*, personal: str = "head", head_epochs: PositiveInt = 1, body_epochs: PositiveInt = 1) -> Algorithm:
     """Average a representation, refit the head on it (Collins et al. 2021, Algorithm 1).
 
     Each round: h_i ← SGD on the head with the body frozen, then φ_i ← SGD on the body with the head frozen;

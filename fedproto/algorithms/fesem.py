@@ -2,17 +2,17 @@ import torch
 from sklearn.cluster import kmeans_plusplus
 from torch import Tensor
 
-from fedproto import randomness
 from fedproto.algorithms import by_head, samples, supervised, trainable, travelling
+from fedproto.config.options import PositiveInt
+from fedproto.core import rng
+from fedproto.core.tensors import mean, over_rows, weighted
+from fedproto.core.types import Algorithm, Step, Task, Tree, Upload, everything
 from fedproto.errors import ConfigError
-from fedproto.options import Count
-from fedproto.trees import mean, over_rows, weighted
-from fedproto.types import Algorithm, Step, Task, Tree, Upload, everything
 
 _STATE = ("seeded", "sizes", "seed")  # what the server keeps beside the centres
 
 
-def fesem(*, clusters: Count = 3) -> Algorithm:
+def fesem(*, clusters: PositiveInt = 3) -> Algorithm:
     """Several global models, each client follows the nearest (Xie et al. 2021, stochastic EM).
 
     min over centres and assignment r of Σ_i |D_i|/N Σ_k r_ik ||w_i − w̃_k||². E-step, at the client: r_i is the centre
@@ -28,7 +28,7 @@ def fesem(*, clusters: Count = 3) -> Algorithm:
             raise ConfigError(f"algorithm fesem's clusters is {clusters}, but there are only {task.clients} clients")
         start = travelling(params, everything)
         centres = {name: value.expand(clusters, *value.shape).clone() for name, value in start.items()}
-        seed = int(randomness.key(task.seed, "fesem")) & 0x7FFFFFFF  # what scikit-learn takes
+        seed = int(rng.key(task.seed, "fesem")) & 0x7FFFFFFF  # what scikit-learn takes
         sizes = torch.zeros(clusters, dtype=next(iter(start.values())).dtype)
         state = {"seeded": torch.tensor(0), "sizes": sizes, "seed": torch.tensor(seed)}
         return centres | state

@@ -1,5 +1,5 @@
 from fedproto.algorithms import sharing
-from fedproto.types import Algorithm, nothing
+from fedproto.core.types import Algorithm, nothing
 
 
 def local() -> Algorithm:

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedproto import randomness
-from fedproto.data._lazy import Lazy
-from fedproto.encoding import Encoding
+from fedproto.core import rng
+from fedproto.core.class_names import class_name, merge_names, normalise_name
+from fedproto.data.shared.feature_encoding import Encoding
+from fedproto.data.shared.lazy_images import Lazy
+from fedproto.data.shared.preprocessing import Preparation
 from fedproto.errors import ConfigError, DataError
-from fedproto.preparation import Preparation
-from fedproto.vocabulary import class_name, merge_names, normalise_name
 
 CHUNK = 1 << 24  # values looked at in one go
 
@@ -160,7 +160,7 @@ def few(y: np.ndarray) -> int:
 
 def hold_out(y: np.ndarray, share: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
     """(train, test) rows for a source without a test set: the same seeded fifth of each class every time."""
-    generator = randomness.generator(0, "hold out")
+    generator = rng.generator(0, "hold out")
     held = [
         generator.permutation(rows)[: max(1, round(share * len(rows)))] if len(rows) > 1 else rows[:0]
         for rows in (np.flatnonzero(y == label) for label in np.unique(y))
@@ -235,7 +235,7 @@ def _numbered(labels: np.ndarray, index: dict[str, int]) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Places:
+class DataFolders:
     """Where data files may lie: `--data-dir`, then $FEDPROTO_DATA, then the user's cache folder."""
 
     data_dir: str | None = None

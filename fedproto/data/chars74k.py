@@ -2,7 +2,7 @@ import string
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, check
+from fedproto.data import DataFolders, Source, Split, check
 from fedproto.data.npz import read_npz, whole
 
 TEST_TYPEFACES = 50
@@ -10,7 +10,7 @@ MODEL = "cnn(kernel=3)"  # the paper's network for FEMNIST; 28x28 images leave 3
 MIXED_MODEL = ",".join(f"cnn(channels={channels}, kernel=3)" for channels in (18, 20, 22))
 
 
-def chars74k(places: Places) -> Source:
+def chars74k(places: DataFolders) -> Source:
     """Chars74K "Fnt": 0-9, A-Z and a-z in 254 typefaces, 28x28; stands in for FEMNIST, and is not FEMNIST.
 
     Four consecutive fonts are styles of one typeface, which counts as the writer; the last 50 typefaces are the test

@@ -2,15 +2,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, check
-from fedproto.data._pickles import load_arrays
+from fedproto.data import DataFolders, Source, Split, check
+from fedproto.data.shared.pickles import load_arrays
 from fedproto.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation a channel
 
 
-def cifar10(places: Places) -> Source:
+def cifar10(places: DataFolders) -> Source:
     """CIFAR-10, 50,000 + 10,000 colour images, from the python batches; random crop and flip in training."""
     folder = places.find("cifar10/cifar-10-batches-py", "cifar-10-batches-py")
     batches = [read_batch(folder / f"data_batch_{number}") for number in range(1, 6)]

@@ -3,16 +3,16 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, check
-from fedproto.data._pickles import load_arrays
+from fedproto.data import DataFolders, Source, Split, check
 from fedproto.data.cifar10 import IMAGENET
+from fedproto.data.shared.pickles import load_arrays
 from fedproto.errors import DataError
 
 FOLDERS = ("cifar100/cifar-100-python", "cifar-100-python")
 SIZES = {"fine": 100, "coarse": 20}
 
 
-def cifar100(places: Places, *, coarse: bool = False) -> Source:
+def cifar100(places: DataFolders, *, coarse: bool = False) -> Source:
     """CIFAR-100, 50,000 + 10,000 colour images, of 100 classes or, `coarse`, of the 20 groups they fall into.
 
     From the python files; random crop and flip in training, normalised as CIFAR-10 is.

@@ -11,11 +11,11 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, few, hold_out
-from fedproto.encoding import ENCODING, Category, Columns, Number, numbers, read_encoding
+from fedproto.config.options import File
+from fedproto.core.class_names import class_name
+from fedproto.data import DataFolders, Source, Split, few, hold_out
+from fedproto.data.shared.feature_encoding import ENCODING, Category, Columns, Number, numbers, read_encoding
 from fedproto.errors import DataError, unknown
-from fedproto.options import File
-from fedproto.vocabulary import class_name
 
 LABELS = ("label", "class", "target", "y")  # what a column of classes is usually called
 DELIMITERS = ",;\t"
@@ -30,7 +30,7 @@ delimited.field_size_limit(2**31 - 1)  # Python's own is 131,072 characters, and
 
 
 def csv(
-    places: Places,
+    places: DataFolders,
     path: str,
     *,
     label: str | None = None,

@@ -1,10 +1,10 @@
 import numpy as np
 from sklearn.datasets import load_digits
 
-from fedproto.data import DIGITS, Places, Source, Split, hold_out
+from fedproto.data import DIGITS, DataFolders, Source, Split, hold_out
 
 
-def digits(places: Places) -> Source:
+def digits(places: DataFolders) -> Source:
     """1,797 UCI digits of 8x8 pixels, 17 grey levels, that come inside scikit-learn."""
     bunch = load_digits()
     everything = Split(bunch.images.astype(np.uint8), bunch.target.astype(np.int64))

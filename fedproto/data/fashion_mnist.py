@@ -1,5 +1,5 @@
-from fedproto.data import Places, Source, Split
-from fedproto.data._idx import read_pair
+from fedproto.data import DataFolders, Source, Split
+from fedproto.data.shared.idx import read_pair
 
 FOLDERS = ("fashion-mnist", "FashionMNIST/raw")  # never the data folder itself: MNIST's files have the same names
 CLASSES = (
@@ -7,7 +7,7 @@ CLASSES = (
 )  # fmt: skip
 
 
-def fashion_mnist(places: Places) -> Source:
+def fashion_mnist(places: DataFolders) -> Source:
     """Fashion-MNIST, 60,000 + 10,000 grey images of ten kinds of clothes, from its four idx files, gzipped or not."""
     train, test = (Split(*read_pair(places, FOLDERS, part)) for part in ("train", "t10k"))
     return Source("fashion-mnist", CLASSES, train, test, mean=(0.2860,), std=(0.3530,))

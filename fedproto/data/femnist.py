@@ -8,13 +8,13 @@ import numpy as np
 from PIL import Image
 from scipy.io import loadmat
 
-from fedproto.data import Places, Source, Split, check, hold_out
-from fedproto.data._idx import read_pair
-from fedproto.data._lazy import Images, Lazy
+from fedproto.config.options import PositiveInt
+from fedproto.core.files import read_json
+from fedproto.data import DataFolders, Source, Split, check, hold_out
 from fedproto.data.chars74k import MIXED_MODEL, MODEL
+from fedproto.data.shared.idx import read_pair
+from fedproto.data.shared.lazy_images import Images, Lazy
 from fedproto.errors import ConfigError, DataError
-from fedproto.files import read_json
-from fedproto.options import Count
 
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 NORMAL = (0.1307,), (0.3081,)  # MNIST's mean and deviation, as in the released code; the same for all forms
@@ -35,7 +35,7 @@ FORMS = {
 
 
 def femnist(
-    places: Places, *, form: Literal["auto", "leaf", "emnist", "nist"] = "auto", size: Count | None = None
+    places: DataFolders, *, form: Literal["auto", "leaf", "emnist", "nist"] = "auto", size: PositiveInt | None = None
 ) -> Source:
     """Handwritten 0-9, A-Z and a-z by 3,600 people: LEAF's FEMNIST, EMNIST by class, or NIST's 128x128 images.
 
@@ -56,7 +56,7 @@ def femnist(
     return Source("femnist", CLASSES, train, test, *NORMAL, model=MODEL, mixed_model=MIXED_MODEL)
 
 
-def _locate(places: Places, form: str) -> tuple[str, Path]:
+def _locate(places: DataFolders, form: str) -> tuple[str, Path]:
     """The form that is there, and where."""
     wanted = FORMS if form == "auto" else {form: FORMS[form]}
     for folder in places.folders():
@@ -126,7 +126,7 @@ def _writer(where: str, user: str, data: dict[str, Any]) -> Split:
 # --- EMNIST by class: idx files, or one MATLAB file with writers
 
 
-def _emnist(places: Places) -> tuple[Split, Split]:
+def _emnist(places: DataFolders) -> tuple[Split, Split]:
     (x, y), (test_x, test_y) = (read_pair(places, IDX_FOLDERS, f"emnist-byclass-{part}") for part in ("train", "test"))
     return Split(_upright(x), y), Split(_upright(test_x), test_y)
 

@@ -2,24 +2,24 @@ from pathlib import Path
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, folders_in, from_arrays
-from fedproto.data._lazy import Images, agreed
+from fedproto.config.options import PositiveFloat, PositiveInt
+from fedproto.core.class_names import class_name
+from fedproto.data import DataFolders, Source, Split, folders_in, from_arrays
+from fedproto.data.shared.lazy_images import Images, agreed
 from fedproto.errors import DataError
-from fedproto.options import Count, Positive
-from fedproto.vocabulary import class_name
 
 TESTS = ("test", "val", "valid", "validation")  # what a test set may be called; the first that is there is taken
 ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
 def folder(
-    places: Places,
+    places: DataFolders,
     path: str,
     *,
-    size: Count | None = None,
+    size: PositiveInt | None = None,
     grey: bool | None = None,
     mean: tuple[float, ...] = (0.0,),
-    std: tuple[Positive, ...] = (1.0,),
+    std: tuple[PositiveFloat, ...] = (1.0,),
     augment: bool = False,
 ) -> Source:
     """Image files, one folder a class, in `train` and `test` where these are there; they stay on disk until used.

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, from_arrays
-from fedproto.data._lazy import Lazy, Named, agreed, decode, full_shape
+from fedproto.config.options import PositiveFloat, PositiveInt
+from fedproto.data import DataFolders, Source, Split, from_arrays
 from fedproto.data.npz import MOST_CLASSES
+from fedproto.data.shared.lazy_images import Lazy, Named, agreed, decode, full_shape
 from fedproto.errors import ConfigError, DataError, MissingExtra, need
-from fedproto.options import Count, Positive
 
 LABELS = ("label", "labels", "fine_label", "character", "class", "target")  # columns taken for it, first come first
 CLIENTS = ("client", "client_id", "writer", "writer_id", "user", "user_id")
@@ -21,17 +21,17 @@ CHUNK = 1000  # rows of which the images are looked at in one go
 
 
 def hf(
-    places: Places,
+    places: DataFolders,
     name: str,
     *,
     subset: str | None = None,
     image: str | None = None,
     label: str | None = None,
     client: str | None = None,
-    size: Count | None = None,
+    size: PositiveInt | None = None,
     grey: bool | None = None,
     mean: tuple[float, ...] = (0.0,),
-    std: tuple[Positive, ...] = (1.0,),
+    std: tuple[PositiveFloat, ...] = (1.0,),
     augment: bool = False,
 ) -> Source:
     """Images from the Hugging Face hub, or a folder of its parquet files; they stay on disk until used.

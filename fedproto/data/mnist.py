@@ -1,10 +1,10 @@
-from fedproto.data import DIGITS, Places, Source, Split
-from fedproto.data._idx import read_pair
+from fedproto.data import DIGITS, DataFolders, Source, Split
+from fedproto.data.shared.idx import read_pair
 
 FOLDERS = ("mnist", "MNIST/raw", ".")
 
 
-def mnist(places: Places) -> Source:
+def mnist(places: DataFolders) -> Source:
     """All of MNIST, 60,000 + 10,000 images, from its four idx files, gzipped or not."""
     train, test = (Split(*read_pair(places, FOLDERS, part)) for part in ("train", "t10k"))
     return Source("mnist", DIGITS, train, test, mean=(0.1307,), std=(0.3081,))

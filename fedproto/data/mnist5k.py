@@ -3,12 +3,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedproto.data import DIGITS, Places, Source, Split, hold_out
+from fedproto.data import DIGITS, DataFolders, Source, Split, hold_out
 
 IMAGES = Path(__file__).parent / "files" / "mnist5k.npz"
 
 
-def mnist5k(places: Places) -> Source:
+def mnist5k(places: DataFolders) -> Source:
     """5,000 real MNIST images that come with fedproto, 400 to train and 100 to test per class."""
     train, test = _splits()
     return Source("mnist5k", DIGITS, train, test, mean=(0.1307,), std=(0.3081,), shots=20)

@@ -2,20 +2,20 @@ from pathlib import Path
 
 import numpy as np
 
-from fedproto.data import Places, Source
+from fedproto.config.options import PositiveFloat
+from fedproto.data import DataFolders, Source
 from fedproto.data.npz import from_named
 from fedproto.errors import DataError
-from fedproto.options import Positive
 
 INPUTS, OTHERS = ("x", "x_test"), ("y", "y_test", "client", "classes")
 
 
 def npy(
-    places: Places,
+    places: DataFolders,
     path: str,
     *,
     mean: tuple[float, ...] = (0.0,),
-    std: tuple[Positive, ...] = (1.0,),
+    std: tuple[PositiveFloat, ...] = (1.0,),
     augment: bool = False,
 ) -> Source:
     """A folder with the arrays of `npz` as files, `x.npy`, `y.npy` and so on; inputs stay on disk until used.

@@ -3,19 +3,19 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, from_arrays
+from fedproto.config.options import PositiveFloat
+from fedproto.data import DataFolders, Source, Split, from_arrays
 from fedproto.errors import DataError
-from fedproto.options import Positive
 
 MOST_CLASSES = 100_000  # without names; one wild label must not make a billion of them
 
 
 def npz(
-    places: Places,
+    places: DataFolders,
     path: str,
     *,
     mean: tuple[float, ...] = (0.0,),
-    std: tuple[Positive, ...] = (1.0,),
+    std: tuple[PositiveFloat, ...] = (1.0,),
     augment: bool = False,
 ) -> Source:
     """Arrays of your own: `x` and `y`; optionally `x_test`, `y_test`, `client` (for `natural`), `classes` (names).

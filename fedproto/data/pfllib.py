@@ -4,20 +4,20 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, check, from_arrays
-from fedproto.data._pickles import load_arrays
+from fedproto.config.options import PositiveFloat
+from fedproto.core.files import read_json
+from fedproto.data import DataFolders, Source, Split, check, from_arrays
 from fedproto.data.npz import MOST_CLASSES, whole
+from fedproto.data.shared.pickles import load_arrays
 from fedproto.errors import DataError
-from fedproto.files import read_json
-from fedproto.options import Positive
 
 
 def pfllib(
-    places: Places,
+    places: DataFolders,
     path: str,
     *,
     mean: tuple[float, ...] = (0.0,),
-    std: tuple[Positive, ...] = (1.0,),
+    std: tuple[PositiveFloat, ...] = (1.0,),
     augment: bool = False,
 ) -> Source:
     """A data set as PFLlib divides it: `train/0.npz`, `test/0.npz` and so on, one file a client.

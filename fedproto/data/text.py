@@ -6,12 +6,12 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from fedproto.data import Places, Source, Split, few, folders_in
+from fedproto.config.options import Bounds, File, PositiveInt
+from fedproto.core.files import parse_json
+from fedproto.data import DataFolders, Source, Split, few, folders_in
 from fedproto.data.csv import LABELS, TABLES, labelled, opened, parts_of, read_rows, usual
-from fedproto.encoding import Words, read_encoding
+from fedproto.data.shared.feature_encoding import Words, read_encoding
 from fedproto.errors import DataError, unknown
-from fedproto.files import parse_json
-from fedproto.options import Bounds, Count, File
 
 Vocabulary = Annotated[int, Bounds(1, 2**24 - 2)]  # inputs travel as float32, which counts to 2^24
 JSON_LINES = (".jsonl", ".jsonl.gz")
@@ -27,11 +27,11 @@ class Document(NamedTuple):
 
 
 def text(
-    places: Places,
+    places: DataFolders,
     path: str,
     *,
     vocabulary: Vocabulary = 5000,
-    length: Count = 100,
+    length: PositiveInt = 100,
     label: str | None = None,
     encoding: File | None = None,
 ) -> Source:

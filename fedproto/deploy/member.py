@@ -18,25 +18,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedproto import registry
-from fedproto.bank import Prototypes
-from fedproto.client import evaluate, train
-from fedproto.config import AUTO, complete, one_part, resolve_auto
-from fedproto.data import Places, Source
-from fedproto.deploy.parcels import Header, Parcel, of_upload, to_server
-from fedproto.deploy.settings import MemberSettings, Terms, checked
-from fedproto.encoding import ENCODING, to_json
+from fedproto.config import plugins
+from fedproto.config.options import words
+from fedproto.config.settings import AUTO, complete, one_part, resolve_auto
+from fedproto.core.class_names import is_plain
+from fedproto.core.federation import Federation, Member, assemble, placed_by_class
+from fedproto.core.files import explain_write_errors, hold_lock, read_tensors, write_atomically, write_tensors
+from fedproto.core.local_training import evaluate, train
+from fedproto.core.tensors import flat, parted
+from fedproto.core.types import Algorithm, Task, Tree, nothing
+from fedproto.data import DataFolders, Source
+from fedproto.data.shared.feature_encoding import ENCODING, to_json
+from fedproto.deploy.messages import Header, Message, of_upload, to_server
+from fedproto.deploy.settings import MemberSettings, TrainingTerms, checked
 from fedproto.errors import ConfigError, MessageError, RefusedByMember, RunFolderError, TrainingError
-from fedproto.experiment import device_of, settings
-from fedproto.federation import Federation, Member, assemble, placed_by_class
-from fedproto.files import explain_write_errors, hold_lock, read_tensors, write_atomically, write_tensors
-from fedproto.options import words
-from fedproto.partitions import Pool
+from fedproto.inference.trained_client import Trained, made
+from fedproto.membership.membership import Prototypes
+from fedproto.partitions import PartitionRequest
 from fedproto.partitions.classes import classes as of_classes
-from fedproto.trained import Trained, made
-from fedproto.trees import flat, parted
-from fedproto.types import Algorithm, Task, Tree, nothing
-from fedproto.vocabulary import is_plain
+from fedproto.runs.experiment import device_of, settings
 
 STATE = "member.safetensors"
 FORMAT = "member state"
@@ -45,14 +45,14 @@ LOCK_WAIT_SECONDS = 3600.0  # for whoever asks while another round is being trai
 
 
 @dataclass(frozen=True)
-class Kept:
+class MemberCheckpoint:
     """What a member's file holds."""
 
     round: int
     classes: tuple[str, ...]  # of its head
     state: Tree
     server: Tree  # what it was sent last, over the same classes
-    reply: Parcel
+    reply: Message
 
     def save(self, path: Path, fingerprint: str) -> None:
         reply = {name: torch.from_numpy(np.array(value)) for name, value in self.reply.arrays.items()}
@@ -67,7 +67,7 @@ class Kept:
             write_tensors(path, tensors, FORMAT, VERSION, header, private=True)
 
     @classmethod
-    def load(cls, path: Path, fingerprint: str) -> Kept | None:
+    def load(cls, path: Path, fingerprint: str) -> MemberCheckpoint | None:
         """What the file holds; None where there is none. Corrupted and foreign files are refused by name."""
         if not path.exists():
             return None
@@ -82,20 +82,20 @@ class Kept:
                 classes=tuple(header["classes"]),
                 state=groups.get("state", {}),
                 server=groups.get("server", {}),
-                reply=Parcel(header["reply"], arrays),
+                reply=Message(header["reply"], arrays),
             )
         except (KeyError, TypeError) as error:
             raise RunFolderError(f"{path} is not a complete member state: {error}") from error
 
 
-def answer(parcel: Parcel, own: MemberSettings) -> Parcel:
+def answer(parcel: Message, own: MemberSettings) -> Message:
     """Train the round that the server asks for, and say what it may know."""
     terms = _terms(parcel.header)
     refuse_what_is_not_allowed(terms, own)
     round = parcel.header["round"]
     path = Path(own.state) / STATE
     with _hold_state(own):
-        kept = Kept.load(path, own.fingerprint())
+        kept = MemberCheckpoint.load(path, own.fingerprint())
         if kept is not None and kept.reply.header.get("federation") != parcel.header.get("federation"):
             raise RunFolderError(f"{path} is of another federation, or its server lost its state: name another state")
         if kept is not None and kept.round == round:
@@ -110,23 +110,23 @@ def answer(parcel: Parcel, own: MemberSettings) -> Parcel:
         return found.reply
 
 
-def scored(parcel: Parcel, own: MemberSettings) -> Parcel:
+def scored(parcel: Message, own: MemberSettings) -> Message:
     """How accurate the member is with the server's last state, which it keeps; nothing is trained."""
     terms = _terms(parcel.header)
     refuse_what_is_not_allowed(terms, own)
     path = Path(own.state) / STATE
     with _hold_state(own):
-        kept = Kept.load(path, own.fingerprint())
+        kept = MemberCheckpoint.load(path, own.fingerprint())
         with settings(own.threads, "float32"):
             seat = _seated(parcel, own, terms, kept)
-            found = Parcel({"member": own.name, "round": parcel.header["round"], **seat.accuracies()}, {})
+            found = Message({"member": own.name, "round": parcel.header["round"], **seat.accuracies()}, {})
         if kept is not None and "known" in seat.server:
             newer = replace(kept, state=seat.state, classes=seat.federation.classes, server=seat.server)
             newer.save(path, own.fingerprint())
         return found
 
 
-def refuse_what_is_not_allowed(terms: Terms, own: MemberSettings) -> None:
+def refuse_what_is_not_allowed(terms: TrainingTerms, own: MemberSettings) -> None:
     """Raise RefusedByMember where the member's own file does not allow the algorithm, or what it sends."""
     algorithm = _algorithm(terms)
     part = terms.part()
@@ -154,11 +154,11 @@ def _hold_state(own: MemberSettings) -> Iterator[None]:
 
 def trained(own: MemberSettings) -> Trained:
     """The member as it classifies: with the model it has, and the prototypes it was sent last."""
-    kept = Kept.load(Path(own.state) / STATE, own.fingerprint())
+    kept = MemberCheckpoint.load(Path(own.state) / STATE, own.fingerprint())
     if kept is None:
         raise RunFolderError(f"{own.name} has not trained yet: {own.state} holds no {STATE}")
     dim = kept.server["prototypes"].shape[1] if "prototypes" in kept.server else 0
-    federation = _federation(own, Terms(dim=dim), kept.classes)
+    federation = _federation(own, TrainingTerms(dim=dim), kept.classes)
     if federation.classes != kept.classes:
         raise RunFolderError(f"{own.name}'s data has other classes than when it trained")
     shared = Prototypes(kept.classes, kept.server["prototypes"], kept.server["known"]) if dim else None
@@ -186,7 +186,7 @@ class _Seated:
         return {f"accuracy.{name}": value for name, value in found.items()}
 
 
-def _trained(parcel: Parcel, own: MemberSettings, terms: Terms, kept: Kept | None) -> Kept:
+def _trained(parcel: Message, own: MemberSettings, terms: TrainingTerms, kept: MemberCheckpoint | None) -> MemberCheckpoint:
     seat, round = _seated(parcel, own, terms, kept), parcel.header["round"]
     received = seat.algorithm.send(seat.server, seat.federation.own_classes[0])
     told = seat.accuracies() if round > 1 else {}
@@ -201,10 +201,10 @@ def _trained(parcel: Parcel, own: MemberSettings, terms: Terms, kept: Kept | Non
     header = {"member": own.name, "round": round, "federation": parcel.header.get("federation"), **reply.header, **told}
     # Weights that travel are in the state already; prototypes are what it classifies by.
     sent = seat.server if "known" in seat.server else {}
-    return Kept(round, seat.federation.classes, outcome.state, sent, Parcel(header, reply.arrays))
+    return MemberCheckpoint(round, seat.federation.classes, outcome.state, sent, Message(header, reply.arrays))
 
 
-def _seated(parcel: Parcel, own: MemberSettings, terms: Terms, kept: Kept | None) -> _Seated:
+def _seated(parcel: Message, own: MemberSettings, terms: TrainingTerms, kept: MemberCheckpoint | None) -> _Seated:
     federation = _federation(own, terms, tuple(parcel.header["classes"]))
     member = replace(federation.members[0], id=parcel.header["number"])
     algorithm = _algorithm(terms)
@@ -225,10 +225,10 @@ def _seated(parcel: Parcel, own: MemberSettings, terms: Terms, kept: Kept | None
     return _Seated(own, federation, member, algorithm, state, server)
 
 
-def _federation(own: MemberSettings, terms: Terms, known: tuple[str, ...]) -> Federation:
+def _federation(own: MemberSettings, terms: TrainingTerms, known: tuple[str, ...]) -> Federation:
     """A federation of this one member, over the classes that all agree on and those it brings."""
     source = _source(own)
-    pool = Pool(source.train.y, source.test.y, source.classes, 1, source.shots, np.random.default_rng(0), "")
+    pool = PartitionRequest(source.train.y, source.test.y, source.classes, 1, source.shots, np.random.default_rng(0), "")
     portion = of_classes(pool, names=own.classes)[0]
     model = one_part("model", own.model)
     if model.name == AUTO:
@@ -265,7 +265,7 @@ def _source(own: MemberSettings) -> Source:
     part, kept = complete("dataset", one_part("dataset", own.data), {}, {}), Path(own.state) / ENCODING
     if kept.exists():
         part = replace(part, options=part.options | {"encoding": str(kept)})
-    source = registry.build("dataset", part, Places(own.data_dir))
+    source = plugins.build("dataset", part, DataFolders(own.data_dir))
     if source.encoding is not None and not kept.exists():
         with explain_write_errors(kept):
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -280,7 +280,7 @@ def _narrowed(source: Source, classes: tuple[str, ...]) -> Source:
     return replace(source, classes=classes, **splits)
 
 
-def _terms(header: dict[str, Any]) -> Terms:
+def _terms(header: dict[str, Any]) -> TrainingTerms:
     """What the server states, checked: it may be anybody."""
     for key, least in (("round", 1), ("number", 0)):
         value = header.get(key)
@@ -295,17 +295,17 @@ def _terms(header: dict[str, Any]) -> Terms:
         raise MessageError("the server's message names no classes")
     if ":" in str(header.get("algorithm")):
         raise RefusedByMember("the server names an algorithm of its own module, which a member never imports")
-    names = [field.name for field in fields(Terms)]
+    names = [field.name for field in fields(TrainingTerms)]
     missing = [name for name in names if name not in header]
     if missing:
         raise MessageError(f"the server's message lacks {missing[0]!r}")
     try:
-        return checked(Terms, {name: header[name] for name in names}, "the server's message")
+        return checked(TrainingTerms, {name: header[name] for name in names}, "the server's message")
     except ConfigError as error:
         raise MessageError(str(error)) from error
 
 
-def _algorithm(terms: Terms) -> Algorithm:
+def _algorithm(terms: TrainingTerms) -> Algorithm:
     """The algorithm that the server names; an unknown one, or odd options, are the message's fault."""
     try:
         return terms.build()

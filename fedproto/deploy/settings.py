@@ -9,25 +9,37 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fedproto import registry
-from fedproto.client import Training
-from fedproto.config import Seed, complete, one_part, read_tables
+from fedproto.config import plugins
+from fedproto.config.options import (
+    Bounds,
+    File,
+    Fraction,
+    Part,
+    PositiveFloat,
+    PositiveInt,
+    Rounds,
+    Samples,
+    Threads,
+    convert,
+    words,
+)
+from fedproto.config.settings import Seed, complete, one_part, read_tables
+from fedproto.core.local_training import Training
+from fedproto.core.types import Algorithm
 from fedproto.errors import ConfigError, unknown
-from fedproto.options import Bounds, Count, File, Part, Positive, Rounds, Samples, Share, Threads, convert, words
-from fedproto.types import Algorithm
 
 SENDS = ("prototypes", "weights", "counts")  # what can leave a member, beside names and accuracies
 
 
 @dataclass(frozen=True)
-class Terms:
+class TrainingTerms:
     """What all members of a federation train by; the server states it in every message."""
 
     algorithm: str = "fedproto"
     dim: Annotated[int, Bounds(0, 10**6)] = 50  # values of a prototype; 0: the models' own
     batch: Samples = 8
-    lr: Positive = 0.01
-    momentum: Share = 0.5
+    lr: PositiveFloat = 0.01
+    momentum: Fraction = 0.5
     epochs: Rounds = 1
     last_batch: Literal["auto", "keep", "drop"] = "auto"
     seed: Seed = 0
@@ -41,7 +53,7 @@ class Terms:
     def build(self) -> Algorithm:
         if self.part().options.get("fixed"):
             raise ConfigError("fixed prototypes are for a newcomer in the simulator: a server makes its own")
-        algorithm = registry.build("algorithm", self.part())
+        algorithm = plugins.build("algorithm", self.part())
         if not (algorithm.additive or algorithm.remembers):
             raise ConfigError(
                 f"{algorithm.name} seeds its server from all members at once: it runs in the simulator only"
@@ -59,17 +71,17 @@ class ServerSettings:
     shape: str = ""
     classes: str = ""  # names, with commas; more may come where new-classes is true
     members: str = ""  # names, with commas; empty: whoever Flower lets in
-    quorum: Count = 2  # members without whom no round is begun, and answers without which none is closed
-    timeout: Positive = 600.0  # seconds a round waits for answers
-    patience: Positive = 600.0  # seconds to wait for a quorum
+    quorum: PositiveInt = 2  # members without whom no round is begun, and answers without which none is closed
+    timeout: PositiveFloat = 600.0  # seconds a round waits for answers
+    patience: PositiveFloat = 600.0  # seconds to wait for a quorum
     new_classes: bool = False
-    max_bytes: Count = 64 * 2**20
-    max_count: Positive = 1e7
-    max_norm: Positive = 1e4
-    max_count_ratio: Positive = 100.0  # count and norm of a class beside the median of the other members'
-    max_norm_ratio: Positive = 5.0
-    max_classes: Count = 1000  # of the federation
-    max_new_classes: Count = 100  # that one member may bring, in all rounds together
+    max_bytes: PositiveInt = 64 * 2**20
+    max_count: PositiveFloat = 1e7
+    max_norm: PositiveFloat = 1e4
+    max_count_ratio: PositiveFloat = 100.0  # count and norm of a class beside the median of the other members'
+    max_norm_ratio: PositiveFloat = 5.0
+    max_classes: PositiveInt = 1000  # of the federation
+    max_new_classes: PositiveInt = 100  # that one member may bring, in all rounds together
     trust_plugins: bool = False  # whether the server may run the code of the plug-ins that its settings name
 
 
@@ -124,8 +136,8 @@ def read_member(path: Path, operated: bool = False) -> MemberSettings:
     if operated:
         _trust_if_told(chosen, settings.trust_plugins, str(path))
     else:
-        registry.refuse_plugins(chosen, path)
-    _refuse_unknown(words(settings.algorithms), registry.names("algorithm"), f"algorithm in {path}")
+        plugins.refuse_plugins(chosen, path)
+    _refuse_unknown(words(settings.algorithms), plugins.names("algorithm"), f"algorithm in {path}")
     _refuse_unknown(words(settings.sends), SENDS, f"word after `sends` in {path}")
     here = path.absolute().parent
     moved = {key: str(here / tables[key]) for key in ("state", "weights", "data_dir") if key in tables}
@@ -135,8 +147,8 @@ def read_member(path: Path, operated: bool = False) -> MemberSettings:
 def _trust_if_told(chosen: Mapping[str, str], told: bool, where: str) -> None:
     """Trust the plug-ins that an operator's own settings name, or refuse them with the key that is missing."""
     if told:
-        registry.trust_chosen(chosen)
-    registry.refuse_plugins(chosen, where, "write trust-plugins = true there")
+        plugins.trust_chosen(chosen)
+    plugins.refuse_plugins(chosen, where, "write trust-plugins = true there")
 
 
 def _refuse_unknown(names: list[str], known: Iterable[str], what: str) -> None:
@@ -151,11 +163,11 @@ def _seen_from(here: Path, data: str) -> str:
     return f"{base}:{here / rest}" if colon and not Path(rest).is_absolute() and (here / rest).exists() else data
 
 
-def divided(config: Mapping[str, Any], where: str) -> tuple[ServerSettings, Terms]:
+def divided(config: Mapping[str, Any], where: str) -> tuple[ServerSettings, TrainingTerms]:
     """Flower's one table of settings as the server's own and those it states to members."""
-    terms = {field.name for field in fields(Terms)}
+    terms = {field.name for field in fields(TrainingTerms)}
     mine = {key: value for key, value in config.items() if key.replace("-", "_") not in terms}
     theirs = {key: value for key, value in config.items() if key.replace("-", "_") in terms}
-    settings, stated = checked(ServerSettings, mine, where), checked(Terms, theirs, where)
+    settings, stated = checked(ServerSettings, mine, where), checked(TrainingTerms, theirs, where)
     _trust_if_told({"algorithm": stated.algorithm, "model": settings.model}, settings.trust_plugins, where)
     return settings, stated

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedproto.deploy.hall import STATE, read_state
+from fedproto.deploy.server_state import STATE, read_state
 from fedproto.errors import RunFolderError
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fedproto import client
-from fedproto.client import Training
-from fedproto.engines import Chunk, Lot, Shard, chunk, errors_named
-from fedproto.federation import Federation
-from fedproto.trees import stack
-from fedproto.types import Algorithm, Tree
+from fedproto.core import local_training
+from fedproto.core.engine import Chunk, Cohort, Shard, chunk, errors_named
+from fedproto.core.federation import Federation
+from fedproto.core.local_training import Training
+from fedproto.core.tensors import stack
+from fedproto.core.types import Algorithm, Tree
 
 
 class ReferenceEngine:
@@ -26,19 +26,19 @@ class ReferenceEngine:
         self.federations, self.algorithm, self.trainings, self.shard = federations, algorithm, trainings, shard
         self.states: list[list[Tree]] = [[member.initial for member in each.members] for each in federations]
 
-    def train(self, round: int, servers: Sequence[Tree], lots: Sequence[Lot]) -> Iterator[Chunk]:
+    def train(self, round: int, servers: Sequence[Tree], lots: Sequence[Cohort]) -> Iterator[Chunk]:
         """Train the picked clients, one chunk each, and keep their new states."""
         for number, (server, lot) in enumerate(zip(servers, lots, strict=True)):
             slow = set(lot.slow.tolist())
             for picked in filter(self.shard.holds, lot.picked.tolist()):
                 yield self._train(round, number, server, lot, picked, picked in slow)
 
-    def _train(self, round: int, number: int, server: Tree, lot: Lot, picked: int, slow: bool) -> Chunk:
+    def _train(self, round: int, number: int, server: Tree, lot: Cohort, picked: int, slow: bool) -> Chunk:
         federation, training = self.federations[number], self.trainings[number]
         member, own = federation.members[picked], self.states[number][picked]
         with errors_named(f"round {round}, client {picked} ({member.model}), training"):
             received = self.algorithm.send(server, federation.own_classes[picked])
-            outcome = client.train(member, self.algorithm, own, received, training, round, slow)
+            outcome = local_training.train(member, self.algorithm, own, received, training, round, slow)
         self.states[number][picked] = outcome.state
         loss = {name: value[None] for name, value in outcome.loss.items()}
         sound = _finite(outcome.loss | outcome.state | outcome.upload.sums)
@@ -53,7 +53,7 @@ class ReferenceEngine:
             for member in filter(lambda member: self.shard.holds(member.id), federation.members):
                 with errors_named(f"client {member.id} ({member.model}), evaluation"):
                     received = self.algorithm.send(server, everything)
-                    accuracies = client.evaluate(member, self.algorithm, states[member.id], received)
+                    accuracies = local_training.evaluate(member, self.algorithm, states[member.id], received)
                 for key, value in accuracies.items():
                     table.setdefault(key, torch.zeros(len(states), dtype=torch.float64))[member.id] = value
             tables.append(table)

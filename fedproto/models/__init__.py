@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedproto.core.types import Tree
 from fedproto.errors import ConfigError
-from fedproto.types import Tree
 
 #: Mixes of architectures by name: the clients are dealt to them in equal blocks, in order.
 PRESETS = {

@@ -1,11 +1,11 @@
 from torch import nn
 
+from fedproto.config.options import Fraction, PositiveInt
 from fedproto.errors import ConfigError
 from fedproto.models import Classifier, Fit, assemble
-from fedproto.options import Count, Share
 
 
-def cnn(fit: Fit, *, channels: Count = 20, width: Count = 50, kernel: Count = 5, dropout: Share = 0.5) -> Classifier:
+def cnn(fit: Fit, *, channels: PositiveInt = 20, width: PositiveInt = 50, kernel: PositiveInt = 5, dropout: Fraction = 0.5) -> Classifier:
     """The paper's network for MNIST and FEMNIST: two convolutions and two fully connected layers.
 
     Embeds: conv 10 - pool - relu - conv `channels` - dropout - pool - relu - fc `width` - relu; decides: dropout - fc.

@@ -2,11 +2,11 @@ import math
 
 from torch import nn
 
+from fedproto.config.options import PositiveInt
 from fedproto.models import Classifier, Fit, assemble
-from fedproto.options import Count
 
 
-def mlp(fit: Fit, *, hidden: Count = 100, width: Count = 50) -> Classifier:
+def mlp(fit: Fit, *, hidden: PositiveInt = 100, width: PositiveInt = 50) -> Classifier:
     """Inputs of any shape, flattened. Embeds: fc `hidden` - relu - fc `width` - relu; decides: fc."""
     layers = {
         "flatten": nn.Flatten(),

@@ -3,13 +3,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedproto.config.options import File, PositiveInt
 from fedproto.errors import ConfigError, unknown
 from fedproto.models import Classifier, Fit, assemble, read_weights
-from fedproto.options import Count, File
 
 
 def resnet18(
-    fit: Fit, *, strides: tuple[Count, ...] = (2, 2), weights: File | None = None, fresh: str = "fc"
+    fit: Fit, *, strides: tuple[PositiveInt, ...] = (2, 2), weights: File | None = None, fresh: str = "fc"
 ) -> Classifier:
     """ResNet18 (He et al. 2016) with the strides of conv1 and of the max-pool; embeds in 512 values.
 

@@ -1,9 +1,9 @@
 import torch
 from torch import Tensor, nn
 
+from fedproto.config.options import Fraction, PositiveInt
 from fedproto.errors import ConfigError
 from fedproto.models import Classifier, Fit, assemble
-from fedproto.options import Count, Share
 
 WIDTHS = (3, 4, 5)  # Kim's
 
@@ -11,11 +11,11 @@ WIDTHS = (3, 4, 5)  # Kim's
 def textcnn(
     fit: Fit,
     *,
-    words: Count = 5000,
-    embedding: Count = 50,
-    filters: Count = 50,
-    width: Count = 50,
-    dropout: Share = 0.5,
+    words: PositiveInt = 5000,
+    embedding: PositiveInt = 50,
+    filters: PositiveInt = 50,
+    width: PositiveInt = 50,
+    dropout: Fraction = 0.5,
 ) -> Classifier:
     """Sentences as rows of word ids (Kim 2014): learned word vectors, convolutions over 3, 4 and 5 words, their maxima.
 

@@ -15,7 +15,7 @@ import numpy as np
 from fedproto.errors import ConfigError
 
 
-class Pool(NamedTuple):
+class PartitionRequest(NamedTuple):
     """What there is to give out."""
 
     train: np.ndarray  # labels of the training rows
@@ -29,7 +29,7 @@ class Pool(NamedTuple):
     test_writer: np.ndarray | None = None
 
 
-class Portion(NamedTuple):
+class ClientRows(NamedTuple):
     """Rows of one client, sorted."""
 
     train: np.ndarray
@@ -37,8 +37,8 @@ class Portion(NamedTuple):
 
 
 def portions(
-    pool: Pool, trains: Sequence[np.ndarray], test_shots: int | None, tests: Sequence[np.ndarray] | None = None
-) -> list[Portion]:
+    pool: PartitionRequest, trains: Sequence[np.ndarray], test_shots: int | None, tests: Sequence[np.ndarray] | None = None
+) -> list[ClientRows]:
     """The portions with these training rows, each with all test rows of its classes, or those of them in `tests`."""
     everybodys = _Everybodys(pool)
     result = []
@@ -49,14 +49,14 @@ def portions(
         else:
             candidates = everybodys.of(labels) if tests is None else _of_classes(pool, tests[client], labels)
             chosen = _test_rows(pool, labels, candidates, test_shots)
-        result.append(Portion(np.sort(rows), chosen))
+        result.append(ClientRows(np.sort(rows), chosen))
     return result
 
 
 class _Everybodys:
     """The test rows of each class; clients with the same classes share one array, or a thousand would fill memory."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: PartitionRequest) -> None:
         self.pool, self.by_class = pool, grouped(pool.test, len(pool.names))
         self.known: dict[bytes, np.ndarray] = {}
 
@@ -78,12 +78,12 @@ def grouped(values: np.ndarray, groups: int) -> list[np.ndarray]:
     return [order[start:end] for start, end in pairwise(ends)]
 
 
-def _of_classes(pool: Pool, rows: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
+def _of_classes(pool: PartitionRequest, rows: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
     found = pool.test[rows]
     return [rows[found == label] for label in labels]
 
 
-def _test_rows(pool: Pool, labels: np.ndarray, candidates: list[np.ndarray], shots: int | None) -> np.ndarray:
+def _test_rows(pool: PartitionRequest, labels: np.ndarray, candidates: list[np.ndarray], shots: int | None) -> np.ndarray:
     """All candidates, or a random `shots` of each class."""
     chosen = []
     for label, rows in zip(labels, candidates, strict=True):
@@ -93,7 +93,7 @@ def _test_rows(pool: Pool, labels: np.ndarray, candidates: list[np.ndarray], sho
     return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, int)
 
 
-def enough(pool: Pool, label: int, there: int, wanted: int, part: str) -> int:
+def enough(pool: PartitionRequest, label: int, there: int, wanted: int, part: str) -> int:
     """`wanted`, unless there are fewer images of the class."""
     if there < wanted:
         name = pool.names[label]

@@ -1,14 +1,14 @@
 import numpy as np
 
+from fedproto.config.options import PositiveInt, words
+from fedproto.core.class_names import normalise_name
 from fedproto.errors import unknown
-from fedproto.options import Count, words
-from fedproto.partitions import Pool, Portion, enough, grouped, portions
-from fedproto.vocabulary import normalise_name
+from fedproto.partitions import ClientRows, PartitionRequest, enough, grouped, portions
 
 
 def classes(
-    pool: Pool, *, names: str = "", shots: Count | None = None, test_shots: Count | None = None
-) -> list[Portion]:
+    pool: PartitionRequest, *, names: str = "", shots: PositiveInt | None = None, test_shots: PositiveInt | None = None
+) -> list[ClientRows]:
     """Images of the named classes, `names="cat,dog"`, or of all: dealt in equal parts, or `shots` of each a client."""
     wanted = [normalise_name(name) for name in words(names)] or list(pool.names)
     for name in wanted:

@@ -1,15 +1,15 @@
 import numpy as np
 
+from fedproto.config.options import PositiveFloat, PositiveInt
 from fedproto.errors import ConfigError
-from fedproto.options import Count, Positive
-from fedproto.partitions import Pool, Portion, portions
+from fedproto.partitions import ClientRows, PartitionRequest, portions
 
 TRIES = 100
 
 
 def dirichlet(
-    pool: Pool, *, alpha: Positive = 0.5, smallest: Count = 10, test_shots: Count | None = None
-) -> list[Portion]:
+    pool: PartitionRequest, *, alpha: PositiveFloat = 0.5, smallest: PositiveInt = 10, test_shots: PositiveInt | None = None
+) -> list[ClientRows]:
     """Each class is shared out by proportions drawn from Dirichlet(α, ..., α) (Hsu et al. 2019); all images are used.
 
     Small α: few classes a client. Drawn again until every client has at least `smallest` images.
@@ -24,7 +24,7 @@ def dirichlet(
     )
 
 
-def _draw(pool: Pool, alpha: float) -> list[np.ndarray]:
+def _draw(pool: PartitionRequest, alpha: float) -> list[np.ndarray]:
     hands: list[list[np.ndarray]] = [[] for _ in range(pool.clients)]
     for label in range(len(pool.names)):
         rows = pool.generator.permutation(np.flatnonzero(pool.train == label))

@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 
+from fedproto.core.class_names import normalise_name
+from fedproto.core.files import read_json
 from fedproto.errors import DataError, shown
-from fedproto.files import read_json
-from fedproto.partitions import Pool, Portion
-from fedproto.vocabulary import normalise_name
+from fedproto.partitions import ClientRows, PartitionRequest
 
 VERSION = 1
 
 
-def file(pool: Pool, path: str) -> list[Portion]:
+def file(pool: PartitionRequest, path: str) -> list[ClientRows]:
     """A partition that was written before: `file:RUN/partition.json`, checked against its hash and the data set."""
     clients = [client for client in read(Path(path))["clients"] if client["labels"] == pool.source]
     if not clients:
@@ -30,14 +30,14 @@ def file(pool: Pool, path: str) -> list[Portion]:
     return portions
 
 
-def _portion(pool: Pool, client: dict[str, Any], where: str) -> Portion:
+def _portion(pool: PartitionRequest, client: dict[str, Any], where: str) -> ClientRows:
     train = _rows(client["train"], len(pool.train), f"{where} names a train row")
     test = _rows(client["test"], len(pool.test), f"{where} names a test row")
     held = {pool.names[label] for label in np.unique(pool.train[train])}
     for name in client["classes"]:
         if normalise_name(name) not in held:
             raise DataError(f"{where} claims class {name!r} but has no training image of it")
-    return Portion(np.sort(train), np.sort(test))
+    return ClientRows(np.sort(train), np.sort(test))
 
 
 def _rows(listed: list[int], rows: int, where: str) -> np.ndarray:

@@ -3,9 +3,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedproto.config.options import Fraction, PositiveFloat, PositiveInt
 from fedproto.errors import ConfigError, need, unknown
-from fedproto.options import Count, Positive, Share
-from fedproto.partitions import Pool, Portion, portions
+from fedproto.partitions import ClientRows, PartitionRequest, portions
 
 #: Those that divide rows by what a pool knows; others want functions, arrays or columns.
 PARTITIONERS = (
@@ -23,21 +23,21 @@ PARTITIONERS = (
 
 
 def flower(
-    pool: Pool,
+    pool: PartitionRequest,
     name: str,
     *,
-    alpha: Positive | None = None,
+    alpha: PositiveFloat | None = None,
     min_partition_size: int | None = None,
     self_balancing: bool | None = None,
-    num_classes_per_partition: Count | None = None,
+    num_classes_per_partition: PositiveInt | None = None,
     class_assignment_mode: Literal["random", "deterministic", "first-deterministic"] | None = None,
-    num_shards_per_partition: Count | None = None,
-    shard_size: Count | None = None,
+    num_shards_per_partition: PositiveInt | None = None,
+    shard_size: PositiveInt | None = None,
     keep_incomplete_shard: bool | None = None,
-    group_size: Count | None = None,
-    strictness: Share | None = None,
-    test_shots: Count | None = None,
-) -> list[Portion]:
+    group_size: PositiveInt | None = None,
+    strictness: Fraction | None = None,
+    test_shots: PositiveInt | None = None,
+) -> list[ClientRows]:
     """A partitioner of Flower Datasets by its name: `flower:PathologicalPartitioner(num_classes_per_partition=2)`.
 
     It divides the shuffled training images by label (by client where it wants ids), with a seed drawn for it; options
@@ -59,7 +59,7 @@ def flower(
     return portions(pool, _rows(pool, name, partitioner), test_shots)
 
 
-def _built(pool: Pool, name: str, given: dict[str, Any]) -> Any:
+def _built(pool: PartitionRequest, name: str, given: dict[str, Any]) -> Any:
     """The partitioner, with what it wants to know of this federation filled in."""
     if name not in PARTITIONERS:
         raise unknown("partitioner of Flower Datasets", name, PARTITIONERS)
@@ -78,7 +78,7 @@ def _built(pool: Pool, name: str, given: dict[str, Any]) -> Any:
     return _calling(name, getattr(module, name), **options)
 
 
-def _rows(pool: Pool, name: str, partitioner: Any) -> list[np.ndarray]:
+def _rows(pool: PartitionRequest, name: str, partitioner: Any) -> list[np.ndarray]:
     """The training rows of each client. Rows are shuffled first, as Flower does, whose iid deals them in order."""
     order = pool.generator.permutation(len(pool.train))
     columns = {"row": order, "label": pool.train[order]}

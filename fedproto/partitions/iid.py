@@ -1,11 +1,11 @@
 import numpy as np
 
+from fedproto.config.options import PositiveInt
 from fedproto.errors import ConfigError
-from fedproto.options import Count
-from fedproto.partitions import Pool, Portion, portions
+from fedproto.partitions import ClientRows, PartitionRequest, portions
 
 
-def iid(pool: Pool, *, test_shots: Count | None = None) -> list[Portion]:
+def iid(pool: PartitionRequest, *, test_shots: PositiveInt | None = None) -> list[ClientRows]:
     """All training images, shuffled and dealt in equal parts."""
     if pool.clients > len(pool.train):
         raise ConfigError(f"{pool.clients} clients cannot share {len(pool.train)} training images")

@@ -1,11 +1,11 @@
 import numpy as np
 
+from fedproto.config.options import PositiveInt
 from fedproto.errors import ConfigError
-from fedproto.options import Count
-from fedproto.partitions import Pool, Portion, grouped, portions
+from fedproto.partitions import ClientRows, PartitionRequest, grouped, portions
 
 
-def natural(pool: Pool, *, test_shots: Count | None = None) -> list[Portion]:
+def natural(pool: PartitionRequest, *, test_shots: PositiveInt | None = None) -> list[ClientRows]:
     """One client a writer (or value of `client`), `clients` of them drawn at random.
 
     Tested on images of its classes: the writer's own where every drawn writer has some, else everybody's.
@@ -26,7 +26,7 @@ def natural(pool: Pool, *, test_shots: Count | None = None) -> list[Portion]:
     return portions(pool, trains, test_shots, tests if tests and all(map(len, tests)) else None)
 
 
-def _own_tests(pool: Pool, writers: np.ndarray, train_writer: np.ndarray) -> list[np.ndarray]:
+def _own_tests(pool: PartitionRequest, writers: np.ndarray, train_writer: np.ndarray) -> list[np.ndarray]:
     """Each writer's test rows of classes it has training rows of."""
     if pool.test_writer is None:
         return []

@@ -2,21 +2,21 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedproto.config.options import NonNegativeFloat, PositiveInt
 from fedproto.errors import ConfigError
-from fedproto.options import Count, NonNegative
-from fedproto.partitions import Pool, Portion, enough, grouped, portions
+from fedproto.partitions import ClientRows, PartitionRequest, enough, grouped, portions
 
 
 def nway(
-    pool: Pool,
+    pool: PartitionRequest,
     *,
-    ways: Count | None = None,
-    shots: Count | None = None,
-    stdev: NonNegative = 2.0,
-    shots_stdev: NonNegative | None = None,
+    ways: PositiveInt | None = None,
+    shots: PositiveInt | None = None,
+    stdev: NonNegativeFloat = 2.0,
+    shots_stdev: NonNegativeFloat | None = None,
     noise: Literal["uniform", "normal"] = "uniform",
-    test_shots: Count | None = None,
-) -> list[Portion]:
+    test_shots: PositiveInt | None = None,
+) -> list[ClientRows]:
     """The paper's setting: client i draws n_i classes and k_i images of each; n_i about `ways`, k_i about `shots`.
 
     `ways` is 3 where it is not given, or all classes where there are fewer, `shots` the data set's own number, and
@@ -73,7 +73,7 @@ def _around(
 
 
 def _deal(
-    pool: Pool, generators: list[np.random.Generator], classes: list[np.ndarray], ks: np.ndarray
+    pool: PartitionRequest, generators: list[np.random.Generator], classes: list[np.ndarray], ks: np.ndarray
 ) -> list[np.ndarray]:
     """The training rows of each client: k of each of its classes, from shuffled stacks that no two clients share."""
     hands: list[list[np.ndarray]] = [[] for _ in classes]

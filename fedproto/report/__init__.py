@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fedproto.core.files import write_atomically
 from fedproto.errors import ConfigError, RunFolderError, need
-from fedproto.files import write_atomically
 from fedproto.report.ownership import refuse_foreign, replace_own
 
 GENERATOR = '<meta name="generator" content="fedproto report">'

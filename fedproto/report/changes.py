@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from fedproto.bank import Bank
+from fedproto.membership.membership import Membership
 from fedproto.report.figures import INK, Figure, colour, finish, marker, panel, plain
 from fedproto.report.read import Group, Run
 
@@ -35,7 +35,7 @@ def _figure(group: Group, number: int) -> Figure:
     return finish(canvas, f"members-{number}", group.label, caption, alt, _table(rows, places))
 
 
-def _rows(run: Run, bank: Bank) -> Rows:
+def _rows(run: Run, bank: Membership) -> Rows:
     """Every class that had a prototype or has one."""
     assert run.prototypes is not None
     before = {name: run.prototypes.shared[i] for i, name in enumerate(run.classes) if run.prototypes.known[i]}
@@ -74,7 +74,7 @@ def _draw(axes: Axes, position: int, name: str, before: np.ndarray | None, now: 
     )
 
 
-def _told(bank: Bank) -> str:
+def _told(bank: Membership) -> str:
     """`17 left. new joined, with x.`"""
     said = []
     for change in bank.changes:

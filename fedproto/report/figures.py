@@ -72,7 +72,7 @@ Section = tuple[str, list[Figure], list[str]]  # its heading, its figures, and s
 
 def draw(groups: Sequence[Group]) -> list[Section]:
     """All figures that these runs allow, by section."""
-    from fedproto.report.changes import changes  # which draws with what is here
+    from fedproto.report.changes import changes
 
     with mpl.rc_context():
         mpl.rcdefaults()  # whatever a person's own style is

@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 
+from fedproto.core.files import read_json, write_atomically
 from fedproto.errors import RunFolderError
-from fedproto.files import read_json, write_atomically
 
 RECORD = "files.json"
 RECORD_FORMAT = "files of a report"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from fedproto.registry import FOLDERS
+from fedproto.config.plugins import FOLDERS
 from fedproto.report.read import WAYS, Group, Run
 
 if TYPE_CHECKING:

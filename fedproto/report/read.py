@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedproto.bank import MEMBERS, PROTOTYPES, PROTOTYPES_FORMAT, VERSION, Bank
-from fedproto.config import GOVERNED, flat, read_tables, require_recorded
-from fedproto.config import VERSION as CONFIG_VERSION
+from fedproto.config.settings import GOVERNED, flat, read_tables, require_recorded
+from fedproto.config.settings import VERSION as CONFIG_VERSION
+from fedproto.core.files import check_version, read_tensors
 from fedproto.errors import ConfigError, RunFolderError
-from fedproto.files import check_version, read_tensors
-from fedproto.runfolder import RunFolder, configs_below
+from fedproto.membership.membership import MEMBERS, PROTOTYPES, PROTOTYPES_FORMAT, VERSION, Membership
+from fedproto.runs.folder import RunFolder, configs_below
 
 #: The ways to predict, as result.json calls them, and as people do.
 WAYS = {
@@ -82,7 +82,7 @@ class Run:
     seconds: float
     diverged: int  # clients whose loss exploded
     prototypes: Prototypes | None
-    since: Bank | None = None  # who makes up the prototypes now, where members came or left after training
+    since: Membership | None = None  # who makes up the prototypes now, where members came or left after training
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _run(path: Path, toml: str, config: dict[str, Any], result: dict[str, Any], 
         seconds=float(result["seconds"]["total"]),
         diverged=len(result.get("diverged") or []),
         prototypes=_prototypes(path / PROTOTYPES, len(clients), len(classes)),
-        since=Bank.of(RunFolder(path)) if (path / MEMBERS).exists() else None,
+        since=Membership.of(RunFolder(path)) if (path / MEMBERS).exists() else None,
     )
 
 

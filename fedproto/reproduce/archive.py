@@ -14,10 +14,10 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fedproto.core.files import hold_lock, parse_json, parse_toml, write_atomically
 from fedproto.errors import RunFolderError
-from fedproto.files import hold_lock, parse_json, parse_toml, write_atomically
-from fedproto.runfolder import RunFolder, whole_folder
-from fedproto.sweep import COMPUTED
+from fedproto.runs.folder import RunFolder, whole_folder
+from fedproto.runs.sweep import COMPUTED
 
 NEEDED = ("config.toml", "metrics.jsonl", "result.json")
 LOOKS = ("embeddings.npz", "travel.json", "before.json")

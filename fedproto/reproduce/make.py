@@ -10,16 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedproto.core.files import read_json, write_atomically
 from fedproto.errors import FedProtoError, RunFolderError, need
-from fedproto.experiment import OnRound
-from fedproto.files import read_json, write_atomically
 from fedproto.reproduce.archive import pack, unpack
-from fedproto.reproduce.looks import look
 from fedproto.reproduce.plan import Narrowed, Planned, Spec, plan, read_spec, targets
+from fedproto.reproduce.probes import look
 from fedproto.reproduce.tables import gather, markdown
 from fedproto.reproduce.verdict_page import write_verdicts
-from fedproto.runfolder import RunFolder
-from fedproto.sweep import Cell, run_sweep
+from fedproto.runs.experiment import OnRound
+from fedproto.runs.folder import RunFolder
+from fedproto.runs.sweep import Cell, run_sweep
 
 
 class Teller(Protocol):

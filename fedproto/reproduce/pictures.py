@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from fedproto.files import write_atomically
+from fedproto.core.files import write_atomically
 from fedproto.report.cells import write_csv
 from fedproto.report.figures import COLOURS, GRID, INK, STYLE, Axes, Canvas, Line2D, mpl, percent, size
 from fedproto.reproduce.plan import cell_name

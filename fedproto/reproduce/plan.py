@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedproto.config import configure, read_tables
-from fedproto.data import Places
+from fedproto.config.settings import configure, read_tables
+from fedproto.data import DataFolders
 from fedproto.errors import ConfigError, unknown
-from fedproto.sweep import Cell
+from fedproto.runs.sweep import Cell
 
 SPECS = Path(__file__).parent / "specs"
 DATA = "data:"  # begins a path that is looked for where data lies
@@ -133,7 +133,7 @@ def plan(spec: Spec, finished: bool = False) -> list[Planned]:
 
 def _cell(spec: Spec, row: Row, column: str, seed: int, finished: bool) -> Cell:
     settings = row.settings | spec.columns[column] | {"seed": seed}
-    places = Places(settings.get("data_dir"))
+    places = DataFolders(settings.get("data_dir"))
     for key, value in settings.items():
         if isinstance(value, str) and value.startswith(DATA) and not finished:
             settings[key] = str(places.find(value.removeprefix(DATA)))

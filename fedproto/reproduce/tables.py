@@ -14,7 +14,7 @@ from scipy import stats
 
 from fedproto.errors import RunFolderError
 from fedproto.reproduce.plan import Planned, Row, Spec
-from fedproto.runfolder import DIVERGED, RunFolder
+from fedproto.runs.folder import DIVERGED, RunFolder
 
 ACCURACIES = ("head", "head_own", "prototype", "prototype_own")
 SEEN = ("travel", "before")  # what `looks.py` found out, a list of clients

@@ -7,12 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedproto.reproduce.statistics import (
-    ACCURACY_MARGIN,
-    DEVIATION_MARGIN,
-    ROUNDS_MARGIN,
-    Outcome,
-)
+from fedproto.reproduce.statistics import ACCURACY_MARGIN, DEVIATION_MARGIN, ROUNDS_MARGIN, Outcome
 from fedproto.reproduce.verdicts import NOT_MEASURED, Answer, Claim, judge_all
 
 PAGE = "VERDICTS.md"

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from fedproto.core.files import read_json
 from fedproto.errors import RunFolderError
-from fedproto.files import read_json
 from fedproto.reproduce.statistics import (
     ACCURACY_MARGIN,
     DEVIATION_MARGIN,

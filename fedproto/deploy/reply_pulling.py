@@ -1,0 +1,194 @@
+"""One member's reply at a time, out of Flower: bounded before it is decoded, and no reply can spoil another.
+
+Flower's own `grid.pull_messages` decodes all replies in one go and without limits: one malformed reply loses those of
+everybody, a small one can make it join the same chunk of an array thousands of times, and one whose objects never
+arrive makes it wait for hours. `Puller` asks for each reply by itself, counts bytes as they come, and looks at what an
+object says about itself before Flower builds it. For this it uses parts of Flower 1.41 that are not documented. They
+are used in this file only; where they are missing, each reply is pulled by itself with the documented function.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from flwr.app import Message as FlowerMessage
+from flwr.serverapp import Grid
+
+from fedproto.core.files import parse_json
+from fedproto.errors import Refused
+
+MAX_DESCRIPTION_BYTES = 2**21  # of all that is not a chunk of an array: records, and the text of the header
+MAX_OBJECTS = 5_000  # in one reply: its records, its arrays, and their chunks of 5 MB
+PULL_SECONDS = 5.0  # spent on one reply before the others have their turn
+_RESPONSE_OVERHEAD_BYTES = 2**12  # what a response holds beside the object
+_JSON_OBJECTS = ("RecordDict", "ArrayRecord", "Array")
+
+
+@dataclass
+class _Arriving:
+    """A reply whose objects are being pulled."""
+
+    message_id: str
+    missing: deque[str]  # ids of objects
+    contents: dict[str, bytes] = field(default_factory=dict)
+    size: int = 0
+
+
+class Puller:
+    """Pulls replies by the id of the message they answer."""
+
+    def __init__(self, grid: Grid, max_bytes: int) -> None:
+        self.grid = grid
+        self.max_bytes = max_bytes  # of everything that one reply consists of
+        self._arriving: dict[str, _Arriving] = {}  # by the id of the message that was sent
+
+    def pull(self, sent_id: str) -> FlowerMessage | None:
+        """The reply to a message; None while it is not there. Refused if it is too large or cannot be decoded."""
+        try:
+            if not _offers_objects(self.grid):
+                return next(iter(self.grid.pull_messages([sent_id])), None)
+            return self._pull_objects(sent_id)
+        except Refused:
+            self.forget(sent_id)
+            raise
+        except Exception as error:  # whatever Flower makes of what a stranger sent
+            self.forget(sent_id)
+            raise Refused(f"its reply cannot be decoded ({type(error).__name__})") from error
+
+    def forget(self, sent_id: str) -> bool:
+        """Stop pulling a reply, and let Flower delete it; whether some of it had come."""
+        arriving = self._arriving.pop(sent_id, None)
+        if arriving is None:
+            return False
+        with suppress(Exception):  # Flower deletes it at the end of the run, too
+            self._confirm(arriving)
+        return True
+
+    def _pull_objects(self, sent_id: str) -> FlowerMessage | None:
+        client: Any = self.grid._runtime_client  # type: ignore[attr-defined]
+        with _bound_responses(client, self.max_bytes + _RESPONSE_OVERHEAD_BYTES):
+            arriving = self._arriving.get(sent_id) or self._find_reply(client, sent_id)
+            if arriving is None or not self._pull_missing(client, arriving):
+                return None
+        self._confirm(arriving)
+        del self._arriving[sent_id]
+        return _inflate(arriving, self.max_bytes)
+
+    def _find_reply(self, client: Any, sent_id: str) -> _Arriving | None:
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
+        found = client.PullMessages(PullAppMessagesRequest(message_ids=[sent_id]))
+        if not found.messages_list:
+            return None
+        arriving = _Arriving(found.messages_list[0].metadata.message_id, deque())
+        self._arriving[sent_id] = arriving
+        object_ids = list(islice(_iterate_ids(found.message_object_trees[0]), MAX_OBJECTS + 1))
+        if len(object_ids) > MAX_OBJECTS:
+            raise Refused(f"its reply consists of more than {MAX_OBJECTS} objects")
+        arriving.missing.extend(dict.fromkeys(object_ids))  # equal objects are one
+        return arriving
+
+    def _pull_missing(self, client: Any, arriving: _Arriving) -> bool:
+        """Whether all objects are here. One that its sender has not pushed yet is asked for again later."""
+        from flwr.proto.message_pb2 import PullObjectRequest
+
+        ends = time.monotonic() + PULL_SECONDS
+        while arriving.missing:
+            object_id = arriving.missing[0]
+            response = client.PullObject(PullObjectRequest(object_id=object_id, **self._origin()))
+            if not response.object_found:
+                raise Refused("a part of its reply is missing")
+            if not response.object_available:
+                return False
+            arriving.contents[object_id] = response.object_content
+            arriving.size += len(response.object_content)
+            arriving.missing.popleft()
+            if arriving.size > self.max_bytes:
+                raise Refused(f"its reply has more than {self.max_bytes} bytes")
+            if arriving.missing and time.monotonic() > ends:
+                return False
+        return True
+
+    def _confirm(self, arriving: _Arriving) -> None:
+        """Tell Flower that it may delete a reply."""
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+        request = ConfirmMessageReceivedRequest(message_object_id=arriving.message_id, **self._origin())
+        self.grid._runtime_client.ConfirmMessageReceived(request)  # type: ignore[attr-defined]
+
+    def _origin(self) -> dict[str, Any]:
+        return {"node": self.grid.node, "run_id": self.grid.run.run_id}  # type: ignore[attr-defined]
+
+
+def _offers_objects(grid: Grid) -> bool:
+    """Whether the grid is Flower 1.41's: it has what `_pull_objects` uses."""
+    client = getattr(grid, "_runtime_client", None)
+    needed = ("PullMessages", "PullObject", "ConfirmMessageReceived")
+    return all(callable(getattr(client, name, None)) for name in needed)
+
+
+@contextmanager
+def _bound_responses(client: Any, max_bytes: int) -> Iterator[None]:
+    """Refuse larger responses by their stated length, before they are read. (HTTPX calls hooks before that.)"""
+
+    def refuse_large(response: Any) -> None:
+        if int(response.headers.get("content-length", 0)) > max_bytes:
+            raise Refused(f"its reply has more than {max_bytes} bytes")
+
+    http = getattr(client, "_client", None)
+    hooks: dict[str, list[Callable[..., Any]]] | None = getattr(http, "event_hooks", None)
+    if http is None or hooks is None:
+        yield
+        return
+    http.event_hooks = {**hooks, "response": [*hooks["response"], refuse_large]}
+    try:
+        yield
+    finally:
+        http.event_hooks = hooks
+
+
+def _iterate_ids(tree: Any) -> Iterator[str]:
+    for child in tree.children:
+        yield from _iterate_ids(child)
+    yield tree.object_id
+
+
+def _inflate(arriving: _Arriving, max_bytes: int) -> FlowerMessage:
+    """The message that the objects make up, once they are known to be of a sane size."""
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    _refuse_absurd_objects(arriving.contents, max_bytes)
+    message = inflate_object_from_contents(arriving.message_id, arriving.contents)
+    if not isinstance(message, FlowerMessage):
+        raise Refused("its reply is not a message")
+    return message
+
+
+def _refuse_absurd_objects(contents: dict[str, bytes], max_bytes: int) -> None:
+    """Refuse descriptions that are large or deeply nested, and arrays that name their chunks again and again."""
+    from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content
+
+    joined = 0
+    described = 0
+    for content in contents.values():
+        kind, children, _ = get_object_head_values_from_object_content(content)
+        if kind == "ArrayChunk":
+            continue
+        described += len(content)
+        if described > MAX_DESCRIPTION_BYTES:
+            raise Refused(f"its reply has more than {MAX_DESCRIPTION_BYTES} bytes beside its arrays")
+        if kind not in _JSON_OBJECTS:
+            continue
+        body = content[content.index(b"\0") + 1 :]
+        description = parse_json(body, "the description of its reply", Refused)
+        if kind == "Array":
+            chunks = [children[place] for place in description["arraychunk_ids"]]
+            joined += sum(len(contents[chunk]) for chunk in chunks)
+            if joined > max_bytes:
+                raise Refused(f"its reply has more than {max_bytes} bytes of arrays")

@@ -1,0 +1,698 @@
+"""From a configuration to a finished run: `fedproto.run`, and what the command line calls."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import itertools
+import platform
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedproto.config import plugins
+from fedproto.config.options import Part, options_of
+from fedproto.config.settings import AUTO, Config, configure, read_run_toml, resolve_auto
+from fedproto.core.class_names import alike
+from fedproto.core.engine import Engine
+from fedproto.core.federation import Federation, Member, assemble, deal, divide, options_from_data
+from fedproto.core.files import hash_tensors
+from fedproto.core.interrupts import finish_round_on_interrupt
+from fedproto.core.local_training import Training
+from fedproto.core.rounds import FederationRun, Progress, RoundResult, Schedule, run_rounds, summary
+from fedproto.core.tensors import flat, misfit, parted
+from fedproto.core.types import Algorithm, Tree
+from fedproto.data import DataFolders, Source, from_clients
+from fedproto.engines.distributed.engine import follows, take_device
+from fedproto.engines.selection import build_engine, resolve
+from fedproto.errors import ConfigError, DataError, DivergedError, LostProcessError, RunFolderError
+from fedproto.membership.membership import PROTOTYPES, START, Prototypes, read_prototypes, write_prototypes
+from fedproto.partitions import ClientRows
+from fedproto.partitions.file import read as read_partition
+from fedproto.runs.folder import DIVERGED, RunFolder
+
+FROM_PYTHON = Part("python")  # stands in a configuration for arrays and modules that no file can name
+
+OnRound = Callable[[RoundResult], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found; `data` is the content of result.json, less its version and checksum."""
+
+    data: dict[str, Any] = field(repr=False)
+    metrics: list[dict[str, Any]] = field(repr=False)  # a line a round
+    prototypes: Tree = field(repr=False)  # the server's: `prototypes` (C, d) and `known` (C,), where it has them
+    states: list[Tree] = field(repr=False)  # each client's own parameters and buffers, by name
+    folder: Path | None = None
+
+    @property
+    def accuracy(self) -> dict[str, dict[str, float]]:
+        """`head`, `head_own`, `prototype`, `prototype_own`: mean and standard deviation over clients."""
+        return self.data["accuracy"]
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        return self.data["clients"]
+
+    @property
+    def communication(self) -> dict[str, Any]:
+        return self.data["communication"]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {a['mean']:.2%} ± {a['std']:.2%}" for name, a in self.accuracy.items())
+        return f"<{self.data['algorithm']} on {self.data['dataset']}, {self.data['rounds']} rounds: {shown}>"
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, after the round was finished and, unless `checkpoint_every` is 0, a checkpoint written.
+
+    Its cause is a LostProcessError where processes of the run ended before that could be done.
+    """
+
+
+@dataclass
+class Experiment:
+    """A federation about to run, alone or in one engine with others that differ in what `sweep.STACKED` names."""
+
+    config: Config
+    algorithm: Algorithm
+    federation: Federation
+    engine: Engine
+    place: int  # of the federation among the engine's
+    progress: Progress
+    notices: list[str] = field(default_factory=list)  # what a person should know before it runs
+
+    @classmethod
+    def prepare(
+        cls, config: Config, data: Any = None, modules: Any = None, loaded: dict[str, Source] | None = None
+    ) -> Experiment:
+        """Load the data, share it out, build the models: everything that can be refused is refused here.
+
+        `loaded` holds the sources read so far, for experiments that are prepared together.
+        """
+        algorithm = plugins.build("algorithm", config.algorithm)
+        federation, config = _federation(config, algorithm, data, modules, {} if loaded is None else loaded)
+        return cls._together([config], algorithm, [federation])[0]
+
+    @classmethod
+    def prepare_together(cls, configs: Sequence[Config], loaded: dict[str, Source] | None = None) -> list[Experiment]:
+        """Experiments of one method that one engine trains at once; `sweep.py` says what they may differ in."""
+        algorithm = plugins.build("algorithm", configs[0].algorithm)
+        loaded = {} if loaded is None else loaded
+        pairs = [_federation(config, algorithm, None, None, loaded) for config in configs]
+        return cls._together([config for _, config in pairs], algorithm, [federation for federation, _ in pairs])
+
+    @classmethod
+    def _together(
+        cls, configs: Sequence[Config], algorithm: Algorithm, federations: Sequence[Federation]
+    ) -> list[Experiment]:
+        pairs = zip(configs, federations, strict=True)
+        progresses = [_start(config, federation, algorithm) for config, federation in pairs]
+        trainings = [Training(c.batch, c.lr, c.momentum, c.epochs, c.last_batch, c.seed) for c in configs]
+        resolved, plan, notices = resolve(configs[0], federations, algorithm, trainings)
+        engine = build_engine(resolved, plan, federations, algorithm, trainings)
+        settled = {name: getattr(resolved, name) for name in ("engine", "device", "compile", "workers", "stack")}
+        notices += [sentence for federation in federations for sentence in alike(_meeting_names(federation))]
+        return [
+            cls(replace(config, **settled), algorithm, federation, engine, place, progress, notices)
+            for place, (config, federation, progress) in enumerate(zip(configs, federations, progresses, strict=True))
+        ]
+
+    def new_folder(self, out: str | Path, given: Sequence[Tree] | None = None) -> RunFolder:
+        """Make the run folder, which appears with all that the run begins with, or not at all.
+
+        `given` are the clients' states where the engine was handed others than those that were drawn. They are in
+        no other file, so the folder gets a checkpoint of round 0.
+        """
+        path, members = Path(out), self.federation.members
+        config = self.config.toml(self.federation.from_data)
+        with RunFolder.fill(path, config, self.federation.partition) as folder:
+            folder.write_encodings([member.preparation.encoding for member in members])
+            folder.write_start(_hash_states(given or self._drawn_states()), self._input_shapes())
+            if self.config.prototypes is not None:  # a copy: the file named may change while this run goes on
+                write_prototypes(folder.path / START, self.progress.server, self.federation.classes)
+            if given is not None:
+                self.write_checkpoint(folder)
+        return RunFolder(path)
+
+    def _drawn_states(self) -> list[Tree]:
+        return [member.initial for member in self.federation.members]
+
+    def _input_shapes(self) -> list[list[int]]:
+        return [list(member.train.x.shape[1:]) for member in self.federation.members]
+
+    def execute(self, folder: RunFolder | None = None, on_round: OnRound | None = None) -> Result:
+        """Run from where it stands to the last round."""
+        return execute([self], [folder], on_round)[0]
+
+    def course(self) -> FederationRun:
+        c = self.config
+        schedule = Schedule(c.rounds, c.participation, c.dropout, c.straggle, c.eval_every, c.seed)
+        return FederationRun(self.federation, schedule, self.progress)
+
+    def _write_round(self, folder: RunFolder, result: RoundResult) -> None:
+        folder.add_metrics(result.line())
+        if result.round == self.config.rounds or result.round % max(1, self.config.checkpoint_every) == 0:
+            self.write_checkpoint(folder)
+
+    def write_checkpoint(self, folder: RunFolder) -> None:
+        if self.config.checkpoint_every == 0:
+            return
+        clients = flat({"client": self.engine.export(self.place)})
+        folder.save_checkpoint(self.progress.round, self.progress.export() | clients)
+
+    def restore(self, folder: RunFolder) -> None:
+        """Continue from the folder's newest checkpoint, or from the start where there is none.
+
+        Refused where the run began with other rows, inputs of another shape or, without a checkpoint, other weights.
+        """
+        self._refuse_other_data(folder)
+        stored = folder.load_checkpoint()
+        started = folder.read_start()
+        if started["inputs"] != self._input_shapes():
+            raise RunFolderError(
+                f"{folder.path} began with inputs of other shapes than its data set holds now: put the data back, or "
+                "start a new run"
+            )
+        if stored is None:
+            self._refuse_other_weights(folder, started["weights"])
+            return
+        round, tree = stored
+        clients = parted(tree).get("client", {})
+        odd = misfit(self._initial_states(), clients)
+        try:
+            if odd is not None:
+                raise ValueError(odd)
+            self.progress.restore(tree, round)
+        except ValueError as error:
+            raise RunFolderError(
+                f"the checkpoint in {folder.path} does not fit the run, or is damaged: {error}"
+            ) from error
+        self.engine.restore(self.place, clients)
+
+    def _initial_states(self) -> Tree:
+        """All clients' states before the first round, as an engine exports them."""
+        states: Tree = {}
+        for member in self.federation.members:
+            states |= {f"{member.id}.{name}": value for name, value in member.initial.items()}
+        return states
+
+    def _refuse_other_data(self, folder: RunFolder) -> None:
+        """Compare the rows that were shared out, and the labels they came from, with those the run began with."""
+        path = folder.path / "partition.json"
+        begun, now = read_partition(path), self.federation.partition
+        if begun["sha256"] == now["sha256"]:
+            return
+        pairs = zip(begun["clients"], now["clients"], strict=False)
+        is_labels = any(before["labels"] != after["labels"] for before, after in pairs)
+        what = "labels" if is_labels else "rows"
+        raise RunFolderError(
+            f"{path} is of other {what} than the data set gives now: put the data back as it was when the run began, "
+            "or start a new run"
+        )
+
+    def _refuse_other_weights(self, folder: RunFolder, began_with: str) -> None:
+        if _hash_states(self._drawn_states()) != began_with:
+            raise RunFolderError(
+                f"{folder.path} has no checkpoint, and the weights it began with are gone or have changed (a file of "
+                "weights, the models that `fedproto extend` was given, or torch itself): start a new run"
+            )
+
+    def _finish(self, folder: RunFolder | None, lines: list[dict[str, Any]], clients: Tree) -> Result:
+        has_prototypes = {"prototypes", "known"} <= self.progress.server.keys()
+        server = self.progress.server
+        prototypes = {name: server[name].cpu() for name in ("prototypes", "known")} if has_prototypes else {}
+        path = folder.path if folder else None
+        result = Result(self._contents(lines, clients), lines, prototypes, self.client_states(), path)
+        if folder:
+            if prototypes:
+                local = self.progress.memory.local_prototypes()
+                write_prototypes(folder.path / PROTOTYPES, prototypes | local, self.federation.classes)
+            folder.write_json("result.json", result.data)
+        return result
+
+    def client_states(self) -> list[Tree]:
+        """Each client's own parameters and buffers, by name."""
+        states = parted(self.engine.export(self.place))
+        return [states.get(str(member.id), {}) for member in self.federation.members]
+
+    def as_evaluated(self, member: Member, own: Tree) -> Tree:
+        """A client's model as it is evaluated, on the device: its own state, or that with what its server sends."""
+        received = self.algorithm.send(self.progress.server, self.federation.own_classes[member.id])
+        return self.algorithm.adopt({name: value.to(self.federation.device) for name, value in own.items()}, received)
+
+    def _contents(self, lines: list[dict[str, Any]], clients: Tree) -> dict[str, Any]:
+        traffic, seconds = self.progress.ledger.total(), sum(line["seconds"] for line in lines)
+        return {
+            "algorithm": self.algorithm.name,
+            "dataset": ",".join(part.name for part in self.config.dataset),
+            "seed": self.config.seed,
+            "rounds": self.config.rounds,
+            "classes": list(self.federation.classes),
+            "partition": self.federation.partition["sha256"],
+            "clients": [
+                self._client(number, {name: float(value[number]) for name, value in clients.items()}, images)
+                for number, images in enumerate(self._images())
+            ],
+            "accuracy": summary(clients),
+            "diverged": self._diverged(),
+            "communication": {
+                "values_per_round": traffic["values_up"] / self.config.rounds,
+                "bytes_up": traffic["bytes_up"],
+                "bytes_down": traffic["bytes_down"],
+            },
+            "seconds": {"total": seconds, "per_round": seconds / self.config.rounds},
+            "machine": _machine(self.federation.device),
+        }
+
+    def _diverged(self) -> list[dict[str, int]] | None:
+        """The clients whose loss exploded and the first round in which it did; None where all is well."""
+        found = sorted(self.progress.diverged.items())
+        return [{"client": client, "round": round} for client, round in found] or None
+
+    def _images(self) -> list[list[int]]:
+        """For each member how many training images it has of each of its classes; one wait for the device."""
+        members, classes = self.federation.members, len(self.federation.classes)
+        cells = torch.cat([m.train.y[m.train.rows] + m.id * classes for m in members])
+        counts = torch.bincount(cells, minlength=len(members) * classes).view(len(members), classes).tolist()
+        return [[row[label] for label in member.classes] for member, row in zip(members, counts, strict=True)]
+
+    def _client(self, number: int, accuracy: dict[str, float], images: list[int]) -> dict[str, Any]:
+        member = self.federation.members[number]
+        last_upload = {"last_upload": int(self.progress.memory.last[number])} if self.algorithm.remembers else {}
+        return {
+            "id": number,
+            "dataset": member.dataset,
+            "model": member.model,
+            "classes": [self.federation.classes[label] for label in member.classes],
+            "images": images,  # training images of each of these classes
+            "train": len(member.train),
+            "test": len(member.test),
+            "accuracy": accuracy,
+            "communication": self.progress.ledger.of(number),
+            **last_upload,
+        }
+
+
+def execute(
+    experiments: Sequence[Experiment], folders: Sequence[RunFolder | None], on_round: OnRound | None = None
+) -> list[Result]:
+    """Run experiments that share an engine from where they stand to the last round; all stand at the same."""
+    interrupted = threading.Event()
+    try:
+        with _attended(experiments[0].config, interrupted):
+            (results,) = deque(proceed(experiments, folders, interrupted, on_round), maxlen=1)
+    except LostProcessError as error:
+        if not interrupted.is_set():
+            raise
+        raise Interrupted from error  # they were told to end, too: neither an error nor a lack of memory
+    if interrupted.is_set():  # too late to stop this run, but whoever called may have more to do
+        raise Interrupted
+    return results
+
+
+def proceed(
+    experiments: Sequence[Experiment],
+    folders: Sequence[RunFolder | None],
+    interrupted: threading.Event,
+    on_round: OnRound | None = None,
+) -> Generator[list[Any]]:
+    """The same round by round: each experiment's `RoundResult`, and at the end its `Result`.
+
+    Whoever is interrupted, or stops asking, leaves a checkpoint of the last round.
+    """
+    first = experiments[0]
+    pairs = list(zip(experiments, folders, strict=True))
+    clients: list[Tree | None] = [None] * len(experiments)
+    courses = [each.course() for each in experiments]
+    with closing(first.engine), hold_all(folders), _divergence_written(pairs):
+        lines = [folder.keep_metrics(each.progress.round) if folder else [] for each, folder in pairs]
+        for each, kept in zip(experiments, lines, strict=True):
+            each.progress.look_back(kept)
+        for results in run_rounds(first.algorithm, first.engine, courses):
+            clients = [result.clients for result in results]
+            for (each, folder), result, kept in zip(pairs, results, lines, strict=True):
+                kept.append(result.line())
+                if folder:
+                    each._write_round(folder, result)
+                if on_round:
+                    on_round(result)
+            with _checkpoint_if_left(pairs):
+                yield results
+                if interrupted.is_set():
+                    raise Interrupted
+        # A run killed between its last checkpoint and its result has no round left to evaluate in.
+        found = clients if clients[0] else first.engine.evaluate([each.progress.server for each in experiments])
+        finished = [
+            each._finish(folder, kept, accuracies)  # type: ignore[arg-type]
+            for (each, folder), kept, accuracies in zip(pairs, lines, found, strict=True)
+        ]
+    yield finished
+
+
+@contextmanager
+def hold_all(folders: Sequence[RunFolder | None]) -> Iterator[None]:
+    """Be the only writer of some run folders."""
+    with ExitStack() as stack:
+        for folder in folders:
+            if folder is not None:
+                stack.enter_context(folder.hold())
+        yield
+
+
+@contextmanager
+def _checkpoint_if_left(pairs: Sequence[tuple[Experiment, RunFolder | None]]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for each, folder in pairs:
+            if folder:
+                each.write_checkpoint(folder)
+        raise
+
+
+@contextmanager
+def _divergence_written(pairs: Sequence[tuple[Experiment, RunFolder | None]]) -> Iterator[None]:
+    """Leave `diverged.json` in the folder of a run that ends because its numbers are no longer finite.
+
+    Of several runs together it does not say which one it was; a sweep tries them alone.
+    """
+    for _, folder in pairs:
+        if folder:
+            (folder.path / DIVERGED).unlink(missing_ok=True)
+    try:
+        yield
+    except DivergedError as error:
+        experiment, folder = pairs[0]
+        if len(pairs) == 1 and folder:
+            found = {"seed": experiment.config.seed, "rounds": experiment.config.rounds, "error": str(error)}
+            folder.write_json(DIVERGED, found | {"diverged": [{"client": error.client, "round": error.round}]})
+        raise
+
+
+def run(
+    *,
+    algorithm: str = "fedproto",
+    dataset: Any = "mnist5k",
+    model: Any = None,
+    out: str | Path | None = None,
+    on_round: OnRound | None = None,
+    **options: Any,
+) -> Result:
+    """Run a federation and return what it found.
+
+    The keywords are the keys of the TOML file: `rounds=50`, `lam=0.1`, `ways=3`; for an ambiguous name, or a run's own
+    that a model has too, `**{"model.dropout": 0}`. `dataset` may be a list with one `(x, y)` or
+    `(x, y, x_test, y_test)` of arrays a client; `model` a module that returns (features, logits), or a list of one a
+    client. With `out` the run is written to a folder; `on_round` is called with each round's result.
+    """
+    experiment, folder = _begin(algorithm, dataset, model, out, options)
+    return experiment.execute(folder, on_round)
+
+
+def stream(
+    *,
+    algorithm: str = "fedproto",
+    dataset: Any = "mnist5k",
+    model: Any = None,
+    out: str | Path | None = None,
+    **options: Any,
+) -> Generator[RoundResult | Result]:
+    """Run a federation round by round: a generator of each `RoundResult` as it comes, and at the end of the `Result`.
+
+    The keywords are those of `run`. Nothing happens before the first result is asked for. A loop that is left early
+    ends the run; with `out`, `fedproto resume` continues it.
+    """
+    experiment, folder = _begin(algorithm, dataset, model, out, options)
+    interrupted = threading.Event()
+    with closing(proceed([experiment], [folder], interrupted)) as steps, _closed_at_exit(steps):
+        while True:
+            with _attended(experiment.config, interrupted):  # not between rounds, where the caller is at work
+                found = next(steps, None)
+            if found is None:
+                return
+            yield found[0]
+
+
+@contextmanager
+def _closed_at_exit(steps: Generator) -> Iterator[None]:
+    """A stream that its script still holds when it ends writes its checkpoint then: later, torch is gone."""
+    atexit.register(steps.close)
+    try:
+        yield
+    finally:
+        atexit.unregister(steps.close)
+
+
+def _begin(
+    algorithm: str, dataset: Any, model: Any, out: str | Path | None, options: dict[str, Any]
+) -> tuple[Experiment, RunFolder | None]:
+    """The experiment that the keywords of `run` describe, and its folder, once nothing can be refused any more."""
+    data = None if isinstance(dataset, str) else dataset
+    if data is not None and not (isinstance(data, Sequence) and len(data)):
+        raise DataError("dataset must be text, or a list of one (x, y) or (x, y, x_test, y_test) of arrays a client")
+    if data is not None:
+        _refuse_partition(options, len(data))
+    modules = None if model is None or isinstance(model, str) else model
+    settings = options | {"algorithm": algorithm}
+    settings |= {"dataset": dataset} if data is None else {"clients": len(data)}
+    settings |= {"model": model} if modules is None else {}
+    plugins.trust_chosen(settings)
+    configs = configure(settings)
+    if len(configs) != 1:
+        raise ConfigError(f"fedproto.run takes one algorithm, not {algorithm!r}")
+    if out is not None and not follows():
+        RunFolder.refuse_used(Path(out))
+    experiment = Experiment.prepare(configs[0], data, modules)
+    if follows():
+        follow([experiment])
+        raise SystemExit(0)
+    for notice in experiment.notices:
+        warnings.warn(notice, stacklevel=3)
+    return experiment, None if out is None else experiment.new_folder(out)
+
+
+def _refuse_partition(options: dict[str, Any], clients: int) -> None:
+    """A list of clients' arrays is its own partition; settings that would be passed over in silence are refused."""
+    shares = {"partition", *options_of(plugins.find("partition", "nway"))}
+    for key in options:
+        if key in shares or key.startswith("partition.") or (key == "clients" and options[key] != clients):
+            raise ConfigError(f"{key!r} has no meaning for a list of arrays, which says what each client has")
+
+
+def reopen(folder: RunFolder, loaded: dict[str, Source] | None = None) -> tuple[Experiment, RunFolder]:
+    """The experiment of a run folder, standing where its checkpoint left it, and the folder."""
+    path = folder.path
+    settings = read_run_toml(path / "config.toml")
+    if FROM_PYTHON.name in (settings.get("dataset"), settings.get("model")):
+        raise RunFolderError(
+            f"{path} was started from Python with arrays or modules of its own, so it cannot be resumed here"
+        )
+    settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
+    if (path / START).exists():
+        settings["prototypes"] = str(path / START)
+    if folder.has_checkpoint():  # everybody's weights are in it, so the file they began with may be gone
+        settings.pop("initial", None)
+    plugins.refuse_plugins(settings, path / "config.toml")
+    config = configure({k: v for k, v in settings.items() if not k.startswith("partition.")})[0]
+    experiment = Experiment.prepare(config, loaded=loaded)
+    experiment.restore(folder)
+    return experiment, folder
+
+
+def _federation(
+    config: Config, algorithm: Algorithm, data: Any, modules: Any, loaded: dict[str, Source]
+) -> tuple[Federation, Config]:
+    """The federation a configuration describes, and the configuration with what was left open filled in."""
+    sources, portions, config = _given(data, config) if data is not None else _shared_out(config, loaded)
+    models, config = _models(modules, sources, algorithm, config)
+    given = _given_prototypes(config)
+    if given is not None and config.dim not in (None, given.values.shape[1]):
+        raise ConfigError(f"dim is {config.dim}, but the prototypes have {given.values.shape[1]} values: leave it out")
+    federation = assemble(
+        sources,
+        portions,
+        models,
+        dim=given.values.shape[1] if given else config.dim,
+        seed=config.seed,
+        device=device_of(config.device),
+        dtype=torch.float64 if config.precision == "float64" else torch.float32,
+        start=config.start,
+        known=given.classes if given else (),
+        weights=Path(config.initial) if config.initial else None,
+    )
+    _refuse_mixed(federation, algorithm)
+    _refuse_own_start(config.start, federation, algorithm)
+    from_data = options_from_data(sources, config.partition)
+    return replace(federation, from_data=from_data), config
+
+
+def _given_prototypes(config: Config) -> Prototypes | None:
+    return read_prototypes(Path(config.prototypes)) if config.prototypes is not None else None
+
+
+def _start(config: Config, federation: Federation, algorithm: Algorithm) -> Progress:
+    """Where a federation stands before its first round: at nothing, or at the prototypes it was given."""
+    progress, given = Progress.start(federation, algorithm), _given_prototypes(config)
+    if given is None:
+        return progress
+    if not {"prototypes", "known"} <= progress.server.keys():
+        raise ConfigError(f"{algorithm.name} has no prototypes to start from: `prototypes` is for fedproto")
+    placed, like = given.over(federation.classes), progress.server["prototypes"]
+    server = {"prototypes": placed.values.to(like), "known": placed.known.to(like)}
+    progress.server |= server | ({"given": server["known"]} if "given" in progress.server else {})
+    return progress
+
+
+def _hash_states(states: Sequence[Tree]) -> str:
+    """Return one hash of all clients' states; clients of one architecture may share theirs."""
+    different = {id(state): state for state in states}
+    hashes = {key: hash_tensors(state) for key, state in different.items()}
+    listed = "\n".join(hashes[id(state)] for state in states)
+    return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def _meeting_names(federation: Federation) -> tuple[str, ...]:
+    """The names of a federation of several sources, or of a person's own files.
+
+    A data set that comes with the package knows what it calls its classes, such as `a` and `A`.
+    """
+    datasets = {member.dataset for member in federation.members}
+    is_own = any(":" in dataset for dataset in datasets)
+    return federation.classes if len(datasets) > 1 or is_own else ()
+
+
+def _shared_out(config: Config, loaded: dict[str, Source]) -> tuple[list[Source], list[ClientRows], Config]:
+    """Each client's source and rows; a source that was loaded before is not read again."""
+    sources = []
+    for part in deal(config.dataset, config.clients, "dataset"):
+        if str(part) not in loaded:
+            loaded[str(part)] = plugins.build("dataset", part, DataFolders(config.data_dir))
+        sources.append(loaded[str(part)])
+    return sources, divide(sources, config.partition, config.seed), config
+
+
+def _given(data: Sequence, config: Config) -> tuple[list[Source], list[ClientRows], Config]:
+    """Each client's own arrays as a source of its own, all of whose rows it has."""
+    sources = from_clients(data)
+    whole = [ClientRows(np.arange(len(source.train.y)), np.arange(len(source.test.y))) for source in sources]
+    return sources, whole, replace(config, dataset=(FROM_PYTHON,), partition=FROM_PYTHON, clients=len(sources))
+
+
+def _models(
+    modules: Any, sources: list[Source], algorithm: Algorithm, config: Config
+) -> tuple[list[Part | nn.Module], Config]:
+    """One model a client: those given, those configured, or those its data names."""
+    if modules is not None:
+        given = [modules] * len(sources) if isinstance(modules, nn.Module) else modules
+        listed = isinstance(given, Sequence) and all(isinstance(module, nn.Module) for module in given)
+        if not listed or len(given) != len(sources):
+            raise ConfigError(f"model must be text, a module, or a list of {len(sources)} modules, one a client")
+        return list(given), replace(config, model=(FROM_PYTHON,))
+    parts = _parts_of_models(sources, algorithm, config)
+    return list(parts), replace(config, model=tuple(in_runs(parts)))
+
+
+def _parts_of_models(sources: list[Source], algorithm: Algorithm, config: Config) -> list[Part]:
+    parts = deal(config.model, len(sources), "model")
+    waiting: dict[tuple[Source, str], list[int]] = {}
+    for number, part in enumerate(parts):
+        if part.name == AUTO:
+            waiting.setdefault((sources[number], str(part)), []).append(number)
+    for (source, _), numbers in waiting.items():
+        name = source.mixed_model if algorithm.mixed else source.model
+        resolved = deal(resolve_auto(parts[numbers[0]], name), len(numbers), "model")
+        for number, part in zip(numbers, resolved, strict=True):
+            parts[number] = part
+    return parts
+
+
+def in_runs(parts: list[Part]) -> list[Part]:
+    """Equal neighbours as one part with a count, for the configuration file."""
+    runs = [(part, len(list(equal))) for part, equal in itertools.groupby(parts)]
+    return [runs[0][0]] if len(runs) == 1 else [replace(part, count=count) for part, count in runs]
+
+
+def _refuse_mixed(federation: Federation, algorithm: Algorithm) -> None:
+    """Weights can be averaged between equal architectures only."""
+    first = federation.members[0]
+    if not any(algorithm.shared(name) for name in first.initial):
+        return
+    for member in federation.members:
+        if _architecture(member) != _architecture(first):
+            one, other = (f"client {m.id} has {m.model} on {tuple(m.train.x.shape[1:])}" for m in (first, member))
+            raise ConfigError(
+                f"{algorithm.name} averages weights, so all clients need one architecture, but {one} and {other}: "
+                "use fedproto or local, or one model"
+            )
+
+
+def _refuse_own_start(start: str, federation: Federation, algorithm: Algorithm) -> None:
+    """Refuse own initial weights where clients adopt the server's before their first step: they would do nothing.
+
+    FedPer and FedRep are refused, too: only their personal layers would start apart.
+    """
+    travelling = [name for name in federation.members[0].initial if algorithm.shared(name)]
+    if start == "own" and travelling:
+        raise ConfigError(
+            f"start=own has no meaning for {algorithm.name}: every client begins with the server's weights; "
+            "leave start out, or use fedproto or local"
+        )
+
+
+def _architecture(member: Member) -> tuple[str, dict[str, torch.Size]]:
+    """What two members' models must have in common to be averaged: how they are built, and of what shapes."""
+    return repr(member.module), {name: value.shape for name, value in member.initial.items()}
+
+
+def follow(experiments: Sequence[Experiment]) -> None:
+    """What a process that torchrun started beside the first one does: train its share of the clients when asked."""
+    for each in experiments:
+        with settings(each.config.threads, each.config.precision):
+            each.engine.serve()  # type: ignore[attr-defined]
+
+
+def _machine(device: torch.device) -> dict[str, str]:
+    """What computed a run: with other versions or another device its last digits differ."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {"device": name, "torch": f"torch {torch.__version__}", "python": f"Python {platform.python_version()}"}
+
+
+def device_of(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but this machine has none: accepted here are cpu and auto")
+    chosen = torch.device("cuda" if name == "auto" and torch.cuda.is_available() else "cpu" if name == "auto" else name)
+    if chosen.type == "cuda":
+        take_device()
+    return chosen
+
+
+@contextmanager
+def settings(threads: int, precision: str) -> Iterator[None]:
+    """Sums come out differently with another number of threads, or rounded products, so a run states its own."""
+    before, products = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
+    convolutions = torch.backends.cudnn.allow_tf32
+    torch.set_num_threads(threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
+
+
+@contextmanager
+def _attended(config: Config, interrupted: threading.Event) -> Iterator[None]:
+    """With the run's settings; Ctrl-C lets the round be finished."""
+    with settings(config.threads, config.precision), finish_round_on_interrupt(interrupted):
+        yield

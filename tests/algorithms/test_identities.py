@@ -1,0 +1,106 @@
+"""Exact identities between methods, and with plain SGD written by somebody who has never heard of this package."""
+
+import pytest
+import torch
+from helpers.tiny import ALGORITHMS, experiment, finished, largest_difference, scored_states
+from torch import nn
+
+from fedproto.core import rng
+from fedproto.core.engine import Cohort
+
+ALMOST = 1e-12  # float64, where (n * w) / n need not be w to the last bit
+
+FAULTS = {"participation": 0.5, "dropout": 0.3, "straggle": 0.5}
+
+IDENTITIES = [
+    ("fedprox(mu=0)", "fedavg", {}),
+    ("fedprox(mu=0)", "fedavg", FAULTS),
+    ("fedproto(lam=0)", "local", {}),
+    ("fedproto(lam=0)", "local", FAULTS),
+    ("fedproto-mh(lam=0)", "local", {"model": "mlp(hidden=5),mlp(hidden=9)"}),
+    ("fesem(clusters=1)", "fedavg", {}),
+    ("fesem(clusters=1)", "fedavg", FAULTS),
+    ('fedper(personal="")', "fedavg", {}),
+    ('fedrep(personal="")', "fedavg", {}),
+    ('fedper(personal="body,head")', "local", {}),
+    ('fedrep(personal="body,head")', "local", {}),
+    ("fedproto-mh", "fedproto", {}),
+    ("fedproto(absent=remember)", "fedproto(absent=drop)", {}),
+    ("fedproto(absent=remember)", "fedproto(absent=drop)", {"straggle": 0.5}),
+    ("fedproto(distance=l2,regularise=class)", "fedproto(distance=l2)", {"batch": 1}),
+    ("fedproto(weighting=samples)", "fedproto(weighting=uniform)", {"clients": 1}),
+    ("fedproto(weighting=samples)", "fedproto(weighting=eq6)", {"clients": 1}),
+    ("fedproto(distance=mse,lam=8)", "fedproto(distance=sql2,lam=1)", {}),  # the tiny model embeds in 8 values
+    ("fedavg", "local", {"clients": 1}),
+    ("fedper", "local", {"clients": 1}),
+    ("fesem(clusters=1)", "local", {"clients": 1}),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "settings"), IDENTITIES)
+def test_identity(one, other, settings):
+    a, b = experiment(one, **settings), experiment(other, **settings)
+    first, second = a.execute(), b.execute()
+    assert largest_difference(a, b) < ALMOST
+    both = first.accuracy.keys() & second.accuracy.keys()
+    assert {key: first.accuracy[key] for key in both} == {key: second.accuracy[key] for key in both}
+
+
+def test_the_methods_differ_where_they_should():
+    """Otherwise the identities above would show nothing."""
+    runs = [finished(name)[0] for name in ("local", "fedavg", "fedprox", "fedper", "fedrep", "fedproto")]
+    runs.append(finished("fesem", clusters=2)[0])
+    for position, run in enumerate(runs):
+        for other in runs[:position]:
+            assert largest_difference(run, other) > 1e-6
+
+
+def plain_sgd(run, rounds):
+    """One client's training as a tutorial would write it: a module, an optimiser, a loop over batches."""
+    member, training = run.federation.members[0], run.engine.trainings[0]
+    x, y = member.train.x[member.train.rows], member.train.y[member.train.rows]
+    width = member.initial["body.fc1.weight"].shape[1]
+    model = nn.Sequential(nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 10)).double()
+    model.load_state_dict(dict(zip(model.state_dict(), member.initial.values(), strict=True)))
+    for round in range(1, rounds + 1):
+        optimiser = torch.optim.SGD(model.parameters(), lr=training.lr, momentum=training.momentum)
+        order = rng.permutation(rng.key(training.seed, "shuffle", round, 0, 0), len(y))
+        for rows in order.split(training.batch):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(x[rows].flatten(1)), y[rows]).backward()
+            optimiser.step()
+    return list(model.state_dict().values())
+
+
+def test_one_client_is_plain_sgd():
+    run, _ = finished("local", clients=1, rounds=4, batch=3)
+    (state,) = scored_states(run)
+    for ours, theirs in zip(state.values(), plain_sgd(run, 4), strict=True):
+        assert torch.allclose(ours, theirs, rtol=0, atol=ALMOST)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_order_of_clients_does_not_matter(name):
+    """The same round trained backwards leaves every client where it was."""
+    forwards, backwards = experiment(name), experiment(name)
+    nobody = torch.tensor([], dtype=torch.int64)
+    for run, order in ((forwards, [0, 1, 2, 3]), (backwards, [3, 2, 1, 0])):
+        list(run.engine.train(1, [run.progress.server], [Cohort(torch.tensor(order), nobody, nobody)]))
+    for a, b in zip(forwards.engine.states[0], backwards.engine.states[0], strict=True):
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_everyone_speaking_is_nobody_absent():
+    """With full participation the memory of the absent holds this round's uploads and nothing else."""
+    run, _ = finished("fedproto")
+    assert run.progress.memory.last.tolist() == [3] * 4
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_learns(name):
+    """Well above the 1/ways of guessing on its own classes, after a minute's worth of rounds for a tiny model."""
+    settings = {"clients": 8, "rounds": 25, "shots": 20, "test_shots": 20, "precision": "float32"}
+    _, result = finished(name, model="mlp", **settings)
+    assert result.accuracy["head_own"]["mean"] > 0.8
+    first, last = result.metrics[0]["loss"]["supervised"], result.metrics[-1]["loss"]["supervised"]
+    assert last < 0.7 * first

@@ -1,0 +1,48 @@
+import pytest
+import torch
+from helpers.tiny import ALGORITHMS, experiment
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedproto.core import codec
+from fedproto.core.local_training import train
+from fedproto.core.types import Upload
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 600))
+def test_only_rows_that_speak_travel_and_arrive(speaks, dim):
+    weight = torch.tensor([3.0 if row else 0.0 for row in speaks])
+    upload = Upload({"prototypes": torch.randn(len(speaks), dim) * weight[:, None]}, {"weight": weight})
+    size = codec.upload_size(upload)
+    if not any(speaks):
+        assert size == (0, 0)
+        return
+    message = codec.of_upload(upload)
+    sums, weights = codec.unpack(message, len(speaks))
+    assert torch.equal(sums["prototypes"], upload.sums["prototypes"])
+    assert torch.equal(weights["weight"], weight)
+    assert size == (sum(speaks) * dim, len(message))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_ledger_counts_the_bytes_of_the_real_messages(name):
+    """One round by hand, every message built, against what the round loop wrote down."""
+    run = experiment(name, rounds=1)
+    up = down = 0
+    for member, state in zip(run.federation.members, run.engine.states[0], strict=True):
+        received = run.algorithm.send(run.progress.server, run.federation.own_classes[member.id])
+        outcome = train(member, run.algorithm, state, received, run.engine.trainings[0], 1)
+        if outcome.upload.sums:
+            up += len(codec.of_upload(outcome.upload))
+        if codec.download_size(received).values:
+            down += len(codec.of_download(received))
+    result = run.execute()
+    assert (result.communication["bytes_up"], result.communication["bytes_down"]) == (up, down)
+
+
+def test_a_download_holds_the_prototypes_of_own_classes_only():
+    received = {"prototypes": torch.randn(10, 50), "known": torch.tensor([1.0, 1.0] + [0.0] * 8)}
+    values, _ = codec.unpack(codec.of_download(received), 10)
+    assert torch.equal(values["prototypes"][:2], received["prototypes"][:2])
+    assert not values["prototypes"][2:].any()
+    assert codec.download_size(received) == (100, len(codec.of_download(received)))

@@ -1,0 +1,313 @@
+"""A deployed federation, in real processes with TLS and keys, does what the simulator does, whatever happens to it."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+import flower
+from helpers.flower import CLASSES, MODELS, Deployed, Run, deployed, digits, replayed, same, server_of, until
+
+import fedproto
+from fedproto.core.files import read_tensors
+from fedproto.core.types import Tree
+from fedproto.deploy.member import FORMAT, VERSION
+from fedproto.deploy.messages import Message
+from fedproto.deploy.server_state import ServerState
+from fedproto.deploy.settings import ServerSettings, TrainingTerms
+from fedproto.errors import Refused
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
+
+#: What a member does wrong in each round, and what the server says of it.
+TRICKS = {
+    "nan": "not a finite number",
+    "shape": "of shape (3, 51)",
+    "huge": "root mean square",
+    "many": "bytes beside its arrays",
+    "crowd": "100000 classes",
+    "round": "it is of round 7, and this is round 6",
+    "name": "it says it is of 'a', but d sent it",
+    "weight": "it has a weight that is not above 0",
+    "raise": "internal-error: it failed for a reason that is in its own log",
+}
+
+
+#: Answers that could end the server, were they believed: of arrays' types, and of headers.
+TYPES = ["float16", "float64", "longdouble", ">f4", "complex64", "int32", "bool", "S4"]
+HEADERS: dict[str, dict[str, Any]] = {
+    "a number without end": {"accuracy.head": 10**400},
+    "words for numbers": {"accuracy.head": ["high"], "loss.total": {}},
+    "ten thousand accuracies": {f"accuracy.\x1b[31m{number}": 1.0 for number in range(10_000)},
+    "no name": {"member": None},
+    "a list for a name": {"member": ["a"]},
+    "a word for a round": {"round": "1"},
+    "no round": {"round": float("nan")},
+    "no classes": {"spoken": []},
+    "numbers for classes": {"spoken": [0]},
+    "a class twice": {"spoken": ["0", "0"]},
+    "half a letter": {"spoken": ["\ud800"]},
+}
+
+
+class Setup(NamedTuple):
+    federation: Deployed
+    files: dict[str, dict[str, str]]  # each member's settings
+    arrays: list[tuple[np.ndarray, ...]]
+
+    def fresh(self, tag: str, **changed: dict[str, str]) -> dict[str, Any]:
+        """New states for the server and its members: a federation of its own, in the same processes."""
+        for name, own in self.files.items():
+            self.federation.write_member(name, **(own | {"state": f"{tag}/{name}"} | changed.get(name, {})))
+        return {"state": str(self.federation.folder / tag)}
+
+    def odd(self, name: str) -> Path:
+        """The member started again so that a test decides how it answers."""
+        folder = self.federation.odd(name)
+        for file in folder.glob("[!s]*"):
+            if file.is_file():
+                file.unlink()
+        if name in self.federation.processes:
+            self.federation.stop(name)
+        self.federation.bring(name, PYTHONPATH=str(folder))
+        return folder
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+    folder = tmp_path_factory.mktemp("flower")
+    files, arrays = digits(folder)
+    with deployed(folder / "federation", files) as federation:
+        yield Setup(federation, files, arrays)
+
+
+def simulated(arrays: list[tuple[np.ndarray, ...]], rounds: int, **options: Any) -> fedproto.Result:
+    models = ",".join(f"{model}*1" for model in MODELS.values())
+    return fedproto.run(
+        **{"dataset": arrays, "model": models, "rounds": rounds, "dim": 50, "engine": "reference"} | options
+    )
+
+
+def assert_like_the_simulator(run: Run, arrays: list[tuple[np.ndarray, ...]], rounds: range) -> None:
+    """Bit by bit, after each of the rounds."""
+    assert run.status == "finished:completed", run.log
+    assert set(run.rounds) - {0} == set(rounds), "a round's state was missed, or there are others"
+    for number in rounds:
+        found, expected = server_of(run.rounds[number][0]), simulated(arrays, number).prototypes
+        assert same(found, expected), f"round {number}"
+
+
+def state_of(setup: Setup, tag: str, name: str) -> Tree:
+    tensors, _ = read_tensors(setup.federation.folder / tag / name / "member.safetensors", FORMAT, VERSION)
+    return {key.removeprefix("state."): value for key, value in tensors.items() if key.startswith("state.")}
+
+
+def test_a_deployed_federation_equals_the_simulator_in_every_round(setup: Setup) -> None:
+    run = setup.federation.run(rounds=4, quorum=3, **setup.fresh("fedproto"))
+    assert_like_the_simulator(run, setup.arrays, range(1, 5))
+    expected, seats = simulated(setup.arrays, 4), run.rounds[4][1]["seats"]
+    for place, (name, seat) in enumerate(seats.items()):
+        assert (seat["last_round"], seat["refused"], seat["reason"]) == (4, 0, ""), name
+        assert seat["accuracy"] == pytest.approx(expected.clients[place]["accuracy"]), name
+        assert same(state_of(setup, "fedproto", name), expected.states[place]), name
+        assert setup.federation.member_round(name) == 4
+
+
+@pytest.mark.parametrize("odd", [*TYPES, *HEADERS])
+def test_no_answer_ends_the_server(odd: str, tmp_path: Path) -> None:
+    hall = ServerState(ServerSettings(state=str(tmp_path), classes="0,1"), TrainingTerms(dim=4))
+    expected = [hall.invite(name) for name in "ab"] and hall.expected(frozenset("ab"))
+    arrays = {"value.prototypes": np.ones((1, 4), np.float32), "extra.weight": np.ones(1, np.float32)}
+    arrays |= {"extra.rows": np.zeros(1, np.int32)}
+    header = {"member": "a", "round": 1, "spoken": ["0"]}
+    odd_types = {name: value.astype(odd) for name, value in arrays.items() if odd in TYPES and name != "extra.rows"}
+    changed = arrays | odd_types
+    with contextlib.suppress(Refused):
+        hall.take("a", Message(header | HEADERS.get(odd, {}), changed), expected)
+    hall.take("b", Message(header | {"member": "b"}, arrays), expected)
+    hall.close_round()
+    hall.save()
+    assert hall.server["prototypes"].dtype == torch.float32
+    assert hall.server["prototypes"].tolist() == [[1.0] * 4, [0.0] * 4]
+    assert len(hall.seats["a"].accuracy) <= 4, "there are four kinds of accuracy"
+    again = ServerState(hall.settings, hall.terms)
+    again.load()
+    assert same(again.server, hall.server)
+
+
+@pytest.mark.slow
+def test_weights_travel_as_in_the_simulator(setup: Setup) -> None:
+    alike = {name: {"model": "mlp", "sends": "weights,counts"} for name in setup.files}
+    config = {"algorithm": "fedavg", "model": "mlp", "shape": "1,8,8", "quorum": 3, "rounds": 3}
+    run = setup.federation.run(**config, **setup.fresh("fedavg", **alike))
+    assert run.status == "finished:completed", run.log
+    files = {name: own | alike[name] for name, own in setup.files.items()}
+    hall = replayed(setup.federation, files, ["abc"] * 3, **config)
+    assert same(server_of(run.rounds[3][0]), hall.server)
+    expected = simulated(setup.arrays, 3, algorithm="fedavg", model="mlp")
+    for place, (name, seat) in enumerate(run.rounds[3][1]["seats"].items()):
+        assert seat["accuracy"] == pytest.approx(expected.clients[place]["accuracy"]), name
+        assert same(state_of(setup, "fedavg", name), expected.states[place]), name
+
+
+@pytest.mark.slow
+def test_a_member_killed_in_a_round_is_gone_without_and_returns_with_its_model(setup: Setup) -> None:
+    federation, odd = setup.federation, setup.odd("c")
+    config = setup.fresh("killed") | {"quorum": 2, "timeout": 45.0}
+    (odd / "hold").write_text("2")
+
+    def in_the_middle() -> None:
+        until(lambda: (odd / "asked").exists() and (odd / "asked").read_text() == "2", "c is asked for round 2")
+        federation.kill("c")
+
+    run = federation.run(in_the_middle, rounds=3, **config)
+    assert run.status == "finished:completed", run.log
+    assert run.rounds[3][1]["round"] == 3
+    assert {name: seat["last_round"] for name, seat in run.rounds[3][1]["seats"].items()} == {"a": 3, "b": 3, "c": 1}
+    assert "round 2: 2 of 3 answers counted" in run.log
+    assert federation.member_round("c") == 1
+
+    (odd / "hold").unlink()
+    federation.bring("c", PYTHONPATH=str(odd))
+    run = federation.run(rounds=5, **config | {"quorum": 3})
+    assert run.status == "finished:completed", run.log
+    assert {name: seat["last_round"] for name, seat in run.rounds[5][1]["seats"].items()} == dict.fromkeys("abc", 5)
+    assert {federation.member_round(name) for name in "abc"} == {5}
+    hall = replayed(federation, setup.files, ["abc", "ab", "ab", "abc", "abc"])
+    assert same(server_of(run.rounds[5][0]), hall.server)
+
+
+@pytest.mark.slow
+def test_a_member_that_cannot_train_says_why_and_others_go_on(setup: Setup) -> None:
+    config = setup.fresh("nodata", c={"data": "npz:/nowhere/at/all.npz"}) | {"quorum": 2}
+    run = setup.federation.run(rounds=2, **config)
+    assert run.status == "finished:completed", run.log
+    assert same(server_of(run.rounds[2][0]), replayed(setup.federation, setup.files, ["ab", "ab"]).server)
+    seat = run.rounds[2][1]["seats"]["c"]
+    assert (seat["failed"], seat["refused"], seat["last_round"]) == (2, 0, 0)
+    assert seat["reason"] == "data-unusable: its data cannot be used"
+    assert "c failed: data-unusable" in run.log and "nowhere" not in run.log
+    told = setup.federation.log("c")
+    assert "/nowhere/at/all.npz" in told
+    assert "This member cannot answer" in told and "The last answer did not count" in told
+
+
+@pytest.mark.slow
+def test_a_server_killed_in_a_round_loses_none_and_counts_none_twice(setup: Setup) -> None:
+    federation, odd = setup.federation, setup.odd("c")
+    config = setup.fresh("restarted") | {"quorum": 3}
+    state = Path(config["state"]) / flower.STATE
+    (odd / "hold").write_text("2")
+    first = federation.submit(rounds=4, **config)
+    until(lambda: federation.member_round("a") == federation.member_round("b") == 2, "a and b have trained round 2")
+    until(lambda: (odd / "asked").read_text() == "2", "c is asked for round 2")
+    federation.kill("server")
+    assert flower.read_state(state)[1]["round"] == 1
+    assert [federation.member_round(name) for name in "abc"] == [2, 2, 1]
+
+    (odd / "hold").unlink()
+    federation.start_server()
+    federation.bring("a", "b", "c", PYTHONPATH=str(odd))
+    run = federation.run(rounds=4, **config)
+    assert federation.status(first)["status"] != "finished:completed"  # Flower takes a minute to call it failed
+    run.rounds.pop(1, None)  # the file as the first run left it
+    assert_like_the_simulator(run, setup.arrays, range(2, 5))
+    assert {name: seat["last_round"] for name, seat in run.rounds[4][1]["seats"].items()} == dict.fromkeys("abc", 4)
+    assert {federation.member_round(name) for name in "abc"} == {4}
+    expected = simulated(setup.arrays, 4)
+    assert all(same(state_of(setup, "restarted", name), expected.states[place]) for place, name in enumerate("abc"))
+
+
+@pytest.mark.slow
+def test_strangers_are_refused(setup: Setup, tmp_path: Path) -> None:
+    federation = setup.federation
+    keys, before = federation.folder / "keys", federation.online()
+    make = [sys.executable, "keys.py", "--"]
+    subprocess.run([*make, "stranger"], cwd=federation.folder, check=True)
+    (tmp_path / "keys.py").write_text((federation.folder / "keys.py").read_text())
+    subprocess.run(make, cwd=tmp_path, check=True)  # somebody else's authority
+
+    def starts(name: str, ca: Path, *key: str) -> subprocess.Popen[bytes]:
+        address = ("--superlink", f"127.0.0.1:{federation.port}", "--port", str(flower._free_port()))
+        return federation.start(name, "flower-supernode", *address, "--root-certificates", str(ca), *key)
+
+    with_key = ("--auth-supernode-private-key", str(keys / "stranger"))
+    strangers = {
+        "another authority": starts("ca", tmp_path / "keys" / "ca.crt", *with_key),
+        "no key": starts("nokey", keys / "ca.crt"),
+        "a key that was not admitted": starts("key", keys / "ca.crt", *with_key),
+    }
+    federation.write_member("stranger", data="mnist5k")
+    federation.start_member("stranger")
+    for what, process in strangers.items():
+        assert process.wait(flower.PATIENCE) == 1, what
+    assert "CERTIFICATE_VERIFY_FAILED" in federation.log("ca")
+    assert "authentication is enabled" in federation.log("nokey")
+    assert "Failed to activate SuperNode" in federation.log("key")
+    until(lambda: "stranger goes on trying" in federation.log("stranger"), "the script says that it was refused")
+    assert "Failed to activate SuperNode" in federation.log("stranger")
+    assert federation.online() == before
+    federation.kill("stranger")
+
+
+@pytest.mark.slow
+def test_hostile_answers_reach_no_sum(setup: Setup) -> None:
+    federation = setup.federation
+    folder = Path(setup.files["a"]["data"].removeprefix("npz:")).parent
+    files, arrays = digits(folder, "abcd")
+    rogue = Setup(federation, files, arrays)
+    subprocess.run([sys.executable, "keys.py", "--", "d"], cwd=federation.folder, check=True)
+    federation.admit("d")
+    config = rogue.fresh("hostile") | {"quorum": 3, "members": "a,b,c,d"}
+    (rogue.odd("d") / "tricks").write_text(" ".join(TRICKS))
+    last = len(TRICKS) + 1
+    run = federation.run(rounds=last, **config)
+    federation.stop("d")
+    honest = {number: state for number, state in run.rounds.items() if number < last}
+    assert_like_the_simulator(run._replace(rounds=honest), arrays[:3], range(1, last))
+    for number, (trick, reason) in enumerate(TRICKS.items(), 1):
+        seat = run.rounds[number][1]["seats"]["d"]
+        assert (seat["refused"] + seat["failed"], seat["last_round"]) == (number, 0), trick
+        assert reason in seat["reason"], trick
+        assert len(seat["reason"]) < 500, trick
+        assert f"round {number}: d {'failed' if trick == 'raise' else 'was refused'}" in run.log, trick
+    seat = run.rounds[last][1]["seats"]["d"]
+    counts = seat["refused"], seat["failed"], seat["last_round"]
+    assert (*counts, seat["reason"]) == (len(TRICKS) - 1, 1, last, ""), "now it behaves"
+    assert run.rounds[last][1]["classes"] == list(CLASSES)
+
+
+@pytest.mark.slow
+def test_the_script_tells_how_a_run_ended(setup: Setup) -> None:
+    config = setup.fresh("script")
+    done = setup.federation.call("./run.sh", f'rounds=1 quorum=3 state="{config["state"]}"')
+    assert done.returncode == 0 and "round 1: 3 of 3 answers counted" in done.stdout, done.stdout + done.stderr
+    done = setup.federation.call("./run.sh", f'rounds=2 quorum=9 patience=1.0 state="{config["state"]}"')
+    assert done.returncode == 1 and "9 are wanted" in done.stdout, done.stdout + done.stderr
+    done = setup.federation.call("./run.sh", "no-such-setting=1")
+    assert done.returncode == 1 and "Invalid run configuration" in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_malformed_flower_objects_cost_their_sender_the_round_and_nobody_else(setup: Setup) -> None:
+    """One member's processes send objects that Flower's own decoder stumbles over, or repeat one chunk endlessly."""
+    odd = setup.odd("c")
+    (odd / "objects").write_text("json repeat deep")
+    config = setup.fresh("objects") | {"quorum": 3}
+    run = setup.federation.run(rounds=4, **config)
+    assert run.status == "finished:completed", run.log
+    hall = replayed(setup.federation, setup.files, ["ab", "ab", "ab"])
+    assert same(server_of(run.rounds[3][0]), hall.server), "as if c had not answered"
+    reasons = {number: run.rounds[number][1]["seats"]["c"]["reason"] for number in range(1, 5)}
+    assert "JSON" in reasons[1] and "bytes of arrays" in reasons[2] and "nested" in reasons[3] and not reasons[4]
+    last = run.rounds[4][1]["seats"]["c"]
+    assert (last["refused"], last["last_round"]) == (3, 4), "then it behaves, and counts"
+    assert "Traceback" not in run.log

@@ -1,0 +1,66 @@
+"""The real command line, called in this process (fast) or in one of its own (real signals, real exit codes)."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+
+from fedproto.cli.main import main
+from fedproto.core.files import LOCK_NAME
+
+#: A federation that runs in a tenth of a second.
+SMALL = ("--dataset", "digits", "--clients", "4", "--rounds", "3", "--shots", "5")
+
+#: Tables unbroken.
+ENVIRONMENT = {"COLUMNS": "200"}
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def fedproto(*arguments: str | Path) -> Answer:
+    """What a shell would see of `fedproto ARGUMENTS`. Through `main`, which is where errors become one line."""
+    out, err = io.StringIO(), io.StringIO()
+    argv = ["fedproto", *map(str, arguments)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(sys, "argv", argv))
+        stack.enter_context(mock.patch.dict(os.environ, ENVIRONMENT))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        stopped = stack.enter_context(pytest.raises(SystemExit))
+        main()
+    return Answer(int(stopped.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def process(*arguments: str | Path, options: tuple[str, ...] = (), cwd: Path | None = None) -> subprocess.Popen:
+    """`python OPTIONS -m fedproto ARGUMENTS` in a process of its own."""
+    command = [sys.executable, *options, "-m", "fedproto", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=os.environ | ENVIRONMENT)
+
+
+def answer(running: subprocess.Popen) -> Answer:
+    """Wait for a process to end by itself."""
+    out, err = running.communicate(timeout=60)
+    return Answer(running.returncode, out, err)
+
+
+def only_line(text: str) -> str:
+    """The one line of a text that must have just one."""
+    (line,) = [line for line in text.splitlines() if line.strip()]
+    return line
+
+
+def files_in(folder: Path) -> list[str]:
+    """Every file and folder below, by its path; a lock says nothing about what a folder holds."""
+    found = [path for path in folder.rglob("*") if not path.name.startswith(LOCK_NAME)]
+    return sorted(str(path.relative_to(folder)) for path in found)

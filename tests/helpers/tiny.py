@@ -1,0 +1,63 @@
+"""Small federations and steps that many tests start from: seconds matter when there are hundreds of them."""
+
+from typing import Any
+
+import torch
+
+from fedproto.config import plugins
+from fedproto.config.options import Part
+from fedproto.config.settings import configure
+from fedproto.core.types import Algorithm, Batch, Step, Tree
+from fedproto.runs.experiment import Experiment, Result
+
+ALGORITHMS = plugins.names("algorithm")
+
+#: Four clients of 8x8 digits and a perceptron, in float64 so that an identity shows as one.
+SETTINGS: dict[str, Any] = {
+    "dataset": "digits",
+    "clients": 4,
+    "rounds": 3,
+    "shots": 5,
+    "stdev": 1,
+    "test_shots": 5,
+    "batch": 4,
+    "lr": 0.05,
+    "precision": "float64",
+    "engine": "reference",
+    "model": "mlp(hidden=16,width=8)",
+}
+
+
+def experiment(algorithm: str, **settings: Any) -> Experiment:
+    return Experiment.prepare(configure(SETTINGS | {"algorithm": algorithm} | settings)[0])
+
+
+def finished(algorithm: str, **settings: Any) -> tuple[Experiment, Result]:
+    run = experiment(algorithm, **settings)
+    return run, run.execute()
+
+
+def build(name: str, **options: Any) -> Algorithm:
+    return plugins.build("algorithm", Part(name, options))
+
+
+def largest_difference(a: Experiment, b: Experiment) -> float:
+    """Between the models the clients of two runs would be scored with."""
+    return max(
+        float((first[name].double() - second[name].double()).abs().max())
+        for first, second in zip(scored_states(a), scored_states(b), strict=True)
+        for name in first
+    )
+
+
+def scored_states(run: Experiment) -> list[Tree]:
+    everything = torch.ones(len(run.federation.classes))
+    received = run.algorithm.send(run.progress.server, everything)
+    return [run.algorithm.adopt(state, received) for state in run.engine.states[0]]
+
+
+def step(params: Tree, received: Tree, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor | None = None) -> Step:
+    """A step of the smallest model there is: features = x W, logits = features V, with W `body.w` and V `head.v`."""
+    features = x @ params["body.w"]
+    batch = Batch(x, y, torch.ones(len(y), dtype=x.dtype) if mask is None else mask)
+    return Step(params, features, features @ params["head.v"], batch, received)

@@ -1,0 +1,659 @@
+"""Who makes up the prototypes: members come and go, and what is left is what it would be without them, to the bit."""
+
+import json
+import shutil
+import warnings
+from dataclasses import replace
+from functools import cache, reduce
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import fedproto
+from fedproto.config.options import Part
+from fedproto.core import files
+from fedproto.core.class_names import alike
+from fedproto.core.types import Upload
+from fedproto.errors import DataError, FedProtoError, RunFolderError
+from fedproto.membership.membership import Contribution, Membership, Prototypes, read_prototypes
+from fedproto.runs.folder import RunFolder
+
+WEIGHTINGS = ("samples", "uniform", "eq6")
+DIGITS = {"dataset": "digits", "clients": 5, "rounds": 4, "shots": 5, "lr": 0.05, "engine": "reference"}
+TINY = {"model": "mlp(hidden=16,width=8)"}
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """A run with that weighting, in which some were absent in some rounds; each is run once."""
+
+    @cache
+    def make(weighting):
+        folder = tmp_path_factory.mktemp("runs") / weighting
+        fedproto.run(**DIGITS, **TINY, weighting=weighting, participation=0.6, out=folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def run(run_of, tmp_path):
+    """A copy that may be changed."""
+    return shutil.copytree(run_of("samples"), tmp_path / "run")
+
+
+def bank_of(path):
+    return Membership.of(RunFolder.open(path))
+
+
+def bits(prototypes):
+    """Class name -> the bytes of its prototype, of those that have one."""
+    rows = zip(prototypes.classes, prototypes.values, prototypes.known.tolist(), strict=True)
+    return {name: value.numpy().tobytes() for name, value, known in rows if known}
+
+
+def contribution(member="new", classes=("0", "zebra"), dim=8, weights=(3.0, 4.0), seed=0, eq6=False):
+    """An upload as a newcomer's own code might make it."""
+    weight = torch.tensor(weights)
+    means = torch.randn(len(classes), dim, generator=torch.Generator().manual_seed(seed))
+    holders = {"holders": torch.ones(len(classes))} if eq6 else {}
+    return Contribution(
+        member, tuple(classes), Upload({"prototypes": means * weight[:, None]}, {"weight": weight} | holders)
+    )
+
+
+def by_hand(checkpoint, members, weighting):
+    """Eq. 6 over some members' last uploads, straight out of the checkpoint: added one by one, then divided."""
+
+    def added(name):
+        return reduce(torch.add, [checkpoint[name][member] for member in members])
+
+    weight = added("weights.weight")
+    means = added("sums.prototypes") / weight[:, None]
+    if weighting == "eq6":
+        means = means / added("weights.holders")[:, None]
+    return {str(label): means[label].numpy().tobytes() for label in range(10) if weight[label] > 0}
+
+
+def checkpoint_of(run):
+    return load_file(next((run / "checkpoint").iterdir()))
+
+
+# --- the bank of a run
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_the_bank_of_a_run_is_its_prototypes_bit_for_bit(weighting, run_of):
+    run = run_of(weighting)
+    stored, made = load_file(run / "prototypes.safetensors"), bank_of(run).prototypes()
+    assert torch.equal(made.values, stored["prototypes"]) and torch.equal(made.known, stored["known"])
+    assert made.values.dtype == stored["prototypes"].dtype
+    assert list(made.classes) == json.loads((run / "result.json").read_text())["classes"]
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_a_run_of_a_stack_has_the_same_bank(weighting, tmp_path):
+    fedproto.run(**DIGITS | {"engine": "vectorised", "rounds": 2}, **TINY, weighting=weighting, out=tmp_path / "run")
+    stored, made = load_file(tmp_path / "run" / "prototypes.safetensors"), bank_of(tmp_path / "run").prototypes()
+    assert torch.equal(made.values, stored["prototypes"]) and torch.equal(made.known, stored["known"])
+
+
+def test_members_are_called_by_their_numbers_and_hold_what_they_trained_on(run_of):
+    bank, stated = bank_of(run_of("samples")), json.loads((run_of("samples") / "result.json").read_text())
+    spoke = [client for client in stated["clients"] if client["last_upload"]]
+    assert {name: bank.held_by(name) for name in bank.members} == {str(c["id"]): c["classes"] for c in spoke}
+
+
+def test_who_never_spoke_is_no_member(tmp_path):
+    fedproto.run(**DIGITS | {"rounds": 1}, **TINY, participation=0.4, out=tmp_path / "run")
+    stated = json.loads((tmp_path / "run" / "result.json").read_text())["clients"]
+    spoke = [str(client["id"]) for client in stated if client["last_upload"]]
+    assert len(spoke) == 2
+    assert list(bank_of(tmp_path / "run").members) == spoke
+
+
+# --- leaving
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("leaving", range(5))
+def test_who_leaves_was_never_summed(leaving, weighting, run_of):
+    run = run_of(weighting)
+    checkpoint, bank = checkpoint_of(run), bank_of(run)
+    assert len(bank.members) == 5
+    left = bank.without(str(leaving)).prototypes()
+    others = [member for member in range(5) if member != leaving]
+    assert bits(left) == by_hand(checkpoint, others, weighting)
+    assert bits(left) != bits(bank.prototypes())
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_several_leave_one_after_the_other_in_any_order(weighting, run_of):
+    bank = bank_of(run_of(weighting))
+    one, other = bank.without("0").without("3"), bank.without("3").without("0")
+    assert (
+        bits(one.prototypes())
+        == bits(other.prototypes())
+        == by_hand(checkpoint_of(run_of(weighting)), [1, 2, 4], weighting)
+    )
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_who_leaves_takes_its_share_of_what_training_was_given(written, run, tmp_path):
+    """The prototypes a run started from may be made of the leaver's data: those of its classes go, the others stay.
+
+    x holds a and b, y holds b and c, nobody holds d: without x, a has none, b and c are y's, d is the given one.
+    """
+    base = Prototypes(tuple("abcd"), torch.tensor([[10.0], [20.0], [30.0], [40.0]]), torch.ones(4))
+    x = Upload({"prototypes": torch.tensor([[1.0], [2.0], [0.0], [0.0]])}, {"weight": torch.tensor([1.0, 1, 0, 0])})
+    y = Upload({"prototypes": torch.tensor([[0.0], [6.0], [8.0], [0.0]])}, {"weight": torch.tensor([0.0, 2, 2, 0])})
+    bank = Membership(tuple("abcd"), Part("fedproto"), {"x": x, "y": y}, base)
+    assert bank.prototypes().known.tolist() == [1, 1, 1, 1] and bank.prototypes().values[3].item() == 40
+    left = bank.without("x")
+    if written:
+        left.save(RunFolder.open(run))
+        left = bank_of(run)
+    made = left.prototypes()
+    assert made.known.tolist() == [0, 1, 1, 1]
+    assert made.values[1:].flatten().tolist() == [3, 4, 40]
+    assert made.values[0].item() == 0
+    assert left.changes[-1] == {"did": "left", "member": "x", "classes": ["a"]}
+
+
+def test_a_class_that_goes_with_its_last_holder_has_no_prototype_any_more(run_of):
+    bank = bank_of(run_of("samples"))
+    single = [c for c in bank.classes if sum(c in bank.held_by(m) for m in bank.members) == 1]
+    assert single, "the federation of these tests has a class that one member alone holds"
+    (holder,) = [member for member in bank.members if single[0] in bank.held_by(member)]
+    lost = [name for name in single if name in bank.held_by(holder)]
+    left = bank.without(holder)
+    made = left.prototypes()
+    assert left.classes == bank.classes  # classes keep their places
+    for name in lost:
+        assert made.known[made.classes.index(name)] == 0
+        assert not made.values[made.classes.index(name)].any()
+    assert set(bits(made)) == set(bits(bank.prototypes())) - set(lost)
+    assert left.changes[-1] == {"member": holder, "did": "left", "classes": lost}
+
+
+# --- joining
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_joining_and_leaving_again_gives_the_same_bits(weighting, run_of):
+    bank = bank_of(run_of(weighting))
+    new = contribution(weights=(1.0, 1.0), eq6=weighting == "eq6")
+    joined = bank.with_member(new)
+    assert bits(joined.without("new").prototypes()) == bits(bank.prototypes())
+    assert "zebra" in bits(joined.prototypes())
+
+
+def test_a_newcomers_share_by_hand(run_of):
+    """A class that others hold moves by the newcomer's share; one that is new is the newcomer's own; others stay."""
+    bank = bank_of(run_of("samples"))
+    before, held = bank.prototypes(), bank.held_by("0")[0]
+    upload = contribution(classes=("zebra", held), weights=(2.0, 6.0))
+    after = bank.with_member(upload).prototypes()
+    assert after.classes == (*bank.classes, "zebra")
+    rows = upload.upload.sums["prototypes"].double()
+    assert torch.allclose(after.values[-1].double(), rows[0] / 2, atol=1e-6)
+    place = bank.classes.index(held)
+    counts = sum(each.weights["weight"][place] for each in bank.members.values()).double()
+    expected = (before.values[place].double() * counts + rows[1]) / (counts + 6)
+    assert torch.allclose(after.values[place].double(), expected, atol=1e-5)
+    untouched = set(bits(before)) - {held}
+    assert {name: bits(after)[name] for name in untouched} == {name: bits(before)[name] for name in untouched}
+
+
+def test_classes_of_a_newcomer_may_stand_in_any_order(run_of):
+    bank, names = bank_of(run_of("samples")), ("7", "zebra", "2", "apple")
+    new = contribution(classes=names, weights=(1.0, 2.0, 3.0, 4.0))
+    order = [3, 1, 0, 2]
+    turned = Contribution(
+        "new",
+        tuple(names[place] for place in order),
+        Upload(*({key: value[order] for key, value in tree.items()} for tree in new.upload)),
+    )
+    assert bits(bank.with_member(new).prototypes()) == bits(bank.with_member(turned).prototypes())
+
+
+def test_what_came_and_went_is_told(run_of):
+    bank = bank_of(run_of("samples")).with_member(contribution()).without("new").without("1")
+    assert [(change["member"], change["did"]) for change in bank.changes] == [
+        ("new", "joined"),
+        ("new", "left"),
+        ("1", "left"),
+    ]
+    assert "zebra" in bank.changes[0]["classes"] and "zebra" in bank.changes[1]["classes"]
+
+
+def test_a_class_that_was_named_but_that_nobody_had_is_brought(run_of):
+    """`classes` of a change: those that nobody had before."""
+    bank = bank_of(run_of("samples")).without("4")
+    assert bank.changes[-1]["classes"] == ["0"]
+    joined = bank.with_member(contribution(classes=("0", "zebra")))
+    assert set(joined.changes[-1]["classes"]) == {"0", "zebra"}
+    again = joined.without("new").with_member(contribution("again", classes=("zebra",), weights=(1.0,)))
+    assert again.changes[-1]["classes"] == ["zebra"]
+
+
+def test_a_newcomer_in_64_bits_does_not_change_the_others(run):
+    """Their sums stay what they are, also after the bank was written and read."""
+    bank, folder = bank_of(run), RunFolder.open(run)
+    new = contribution()
+    wide = replace(new, upload=Upload(*({name: value.double() for name, value in tree.items()} for tree in new.upload)))
+    bank.with_member(wide).save(folder)
+    left = bank_of(run).without("new").prototypes()
+    assert left.values.dtype == torch.float32
+    assert bits(left) == bits(bank.prototypes())
+
+
+# --- written and read
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_a_bank_is_read_as_it_was_written(weighting, run_of, tmp_path):
+    run = shutil.copytree(run_of(weighting), tmp_path / "run")
+    joined = bank_of(run).with_member(contribution(weights=(1.0, 1.0), eq6=weighting == "eq6")).without("2")
+    joined.save(RunFolder.open(run))
+    again = bank_of(run)
+    assert (again.classes, list(again.members), again.changes) == (joined.classes, list(joined.members), joined.changes)
+    assert bits(again.prototypes()) == bits(joined.prototypes()) == bits(read_prototypes(run))
+    assert bits(again.without("new").prototypes()) == by_hand(checkpoint_of(run), [0, 1, 3, 4], weighting)
+    for name, upload in joined.members.items():
+        for mine, theirs in zip(upload, again.members[name], strict=True):
+            assert all(torch.equal(value, theirs[key]) for key, value in mine.items())
+
+
+def test_what_training_left_is_not_touched(run):
+    before = (run / "prototypes.safetensors").read_bytes()
+    bank_of(run).without("0").save(RunFolder.open(run))
+    assert (run / "prototypes.safetensors").read_bytes() == before
+    assert bits(read_prototypes(run)) != bits(read_prototypes(run / "prototypes.safetensors"))
+
+
+def test_an_upload_is_read_as_it_was_written(tmp_path):
+    new = contribution("somebody", classes=("ä b", "c"))
+    new.save(tmp_path / "upload.safetensors")
+    for path in (tmp_path, tmp_path / "upload.safetensors"):
+        again = Contribution.load(path)
+        assert (again.member, again.classes) == ("somebody", ("ä b", "c"))
+        assert torch.equal(again.upload.sums["prototypes"], new.upload.sums["prototypes"])
+        assert torch.equal(again.upload.weights["weight"], new.upload.weights["weight"])
+
+
+def test_a_bank_never_says_other_than_its_runs_file(run_of, tmp_path):
+    """A run that was given prototypes has some that no upload of its own members explains."""
+    fedproto.run(
+        **DIGITS | {"rounds": 1, "clients": 1}, **TINY, prototypes=str(run_of("samples")), out=tmp_path / "run"
+    )
+    try:
+        made = bank_of(tmp_path / "run").prototypes()
+    except FedProtoError:
+        return
+    assert bits(made) == bits(read_prototypes(tmp_path / "run" / "prototypes.safetensors"))
+
+
+# --- what is refused
+
+
+def refuse(bank, new, message):
+    with pytest.raises(DataError, match=message) as caught:
+        bank.with_member(new)
+    assert "\n" not in str(caught.value)
+
+
+def changed(new, **parts):
+    """A contribution with some of its tensors in the place of others; `sums` or `weights`, each a dict."""
+    return replace(new, upload=new.upload._replace(**parts))
+
+
+def test_a_run_that_keeps_no_single_uploads(tmp_path):
+    fedproto.run(**DIGITS | {"rounds": 1}, **TINY, absent="drop", out=tmp_path / "drop")
+    fedproto.run(**DIGITS | {"rounds": 1}, **TINY, algorithm="fedavg", out=tmp_path / "fedavg")
+    fedproto.run(**DIGITS | {"rounds": 1}, **TINY, checkpoint_every=0, out=tmp_path / "forgotten")
+    for name in ("drop", "fedavg"):
+        with pytest.raises(RunFolderError, match=r"keeps no single uploads.*a run of fedproto with absent=remember"):
+            bank_of(tmp_path / name)
+    with pytest.raises(RunFolderError, match="no checkpoint"):
+        bank_of(tmp_path / "forgotten")
+
+
+def test_a_name_that_is_taken_or_unknown(run_of):
+    bank = bank_of(run_of("samples"))
+    refuse(bank, contribution("3"), "there is a member '3' already: give the newcomer another name")
+    with pytest.raises(DataError, match="there is no member 'nobody': there are 0, 1, 2, 3, 4"):
+        bank.without("nobody")
+    with pytest.raises(DataError, match="there is no member '0'"):
+        bank.without("0").without("0")
+
+
+def test_the_last_member_cannot_leave(run_of, tmp_path):
+    run = shutil.copytree(run_of("samples"), tmp_path / "run")
+    bank = bank_of(run)
+    for name in "0123":
+        bank = bank.without(name)
+    with pytest.raises(DataError, match="the last member"):
+        bank.without("4").save(RunFolder.open(run))
+    assert not (run / "members.safetensors").exists()
+
+
+def test_nobody_joins_when_nobody_is_left(run_of):
+    """There is nothing to hold the upload against; or it is a federation of one. Neither is a traceback."""
+    bank = bank_of(run_of("samples"))
+    try:
+        for name in "01234":
+            bank = bank.without(name)
+        alone = bank.with_member(contribution())
+    except DataError:
+        return
+    assert set(bits(alone.prototypes())) == {"0", "zebra"}
+
+
+def test_uploads_that_do_not_fit(run_of):
+    bank, new = bank_of(run_of("samples")), contribution()
+    means, weight = new.upload.sums["prototypes"], new.upload.weights["weight"]
+    refuse(bank, contribution(dim=9), r"prototypes of shape \(2, 9\), where \(2, 8\) is wanted")
+    refuse(bank, changed(new, sums={"prototypes": means[:1]}), r"of shape \(1, 8\)")
+    refuse(bank, changed(new, sums={"prototypes": means[0]}), r"of shape \(8,\)")
+    refuse(bank, changed(new, weights={"weight": weight[:, None]}), r"weight of shape \(2, 1\), where \(2,\) is wanted")
+    refuse(bank, changed(new, sums={"means": means}), "holds means, where prototypes are wanted")
+    refuse(bank, changed(new, sums={"prototypes": means, "more": means}), "holds more, prototypes")
+    refuse(bank, changed(new, sums={}), "where prototypes are wanted")
+    refuse(bank, changed(new, weights={"count": weight}), "holds count, where weight are wanted")
+    refuse(bank, contribution(eq6=True), "holds holders, weight")
+    refuse(bank_of(run_of("eq6")), new, "where holders, weight are wanted")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_uploads_that_are_not_finite(value, run_of):
+    bank, new = bank_of(run_of("samples")), contribution()
+    spoilt = new.upload.sums["prototypes"].clone()
+    spoilt[1, 3] = value
+    refuse(bank, changed(new, sums={"prototypes": spoilt}), "the upload of 'new' has prototypes that are not finite")
+    refuse(bank, contribution(weights=(1.0, value)), "not finite")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_weights_that_are_not_positive(value, run_of):
+    """A negative weight would take others' shares out."""
+    refuse(bank_of(run_of("samples")), contribution(weights=(1.0, value)), "a weight that is not positive")
+    new = contribution(eq6=True, weights=(1.0, 1.0))
+    holders = torch.tensor([1.0, value])
+    refuse(bank_of(run_of("eq6")), changed(new, weights=new.upload.weights | {"holders": holders}), "not positive")
+
+
+def test_nobody_counts_twice_where_members_count_alike(run_of):
+    """Under `uniform` a member is one holder, however many images it says it has: refused, or counted once."""
+    bank, held = bank_of(run_of("uniform")), ("5", "7")
+    for weights in ((1.0, 1.0), (9.0, 9.0)):
+        try:
+            after = bank.with_member(contribution(classes=held, weights=weights)).prototypes()
+        except DataError:
+            assert weights == (9.0, 9.0)
+            return
+        for row, name in enumerate(held):
+            place = bank.classes.index(name)
+            holders = [
+                each.sums["prototypes"][place] for each in bank.members.values() if each.weights["weight"][place]
+            ]
+            own = contribution(classes=held, weights=(1.0, 1.0)).upload.sums["prototypes"][row]
+            assert torch.allclose(after.values[place], torch.stack([*holders, own]).mean(0), atol=1e-5)
+
+
+def test_a_class_that_is_named_twice(tmp_path):
+    tensors = {"sums.prototypes": torch.ones(2, 8), "weights.weight": torch.ones(2)}
+    files.write_tensors(tmp_path / "upload.safetensors", tensors, "upload", 1, {"classes": ["0", "0"]})
+    with pytest.raises(DataError, match="names no classes, or one twice"):
+        Contribution.load(tmp_path)
+
+
+def test_files_that_are_no_uploads(tmp_path, run_of):
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    contribution().save(tmp_path / "cut")
+    (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-10])
+    files.write_tensors(tmp_path / "nameless", {"sums.prototypes": torch.zeros(2, 8)}, "upload", 1, {})
+    for name in ("text", "empty", "folder", "cut", "missing", "nameless"):
+        with pytest.raises(DataError, match=name):
+            Contribution.load(tmp_path / name)
+    with pytest.raises(DataError, match="is not a file of upload but of 'prototypes'"):
+        bank_of(run_of("samples")).with_member(Contribution.load(run_of("uniform") / "prototypes.safetensors"))
+
+
+def test_a_damaged_bank_is_refused(run):
+    bank_of(run).with_member(contribution()).save(RunFolder.open(run))
+    content = (run / "members.safetensors").read_bytes()
+    for damage in (
+        content[:-7],
+        b"",
+        b"no safetensors",
+        content[:40],
+        content.replace(b'\\"members\\"', b'\\"membres\\"'),
+    ):
+        assert damage != content
+        (run / "members.safetensors").write_bytes(damage)
+        with pytest.raises(DataError, match=r"members\.safetensors"):
+            bank_of(run)
+
+
+# --- prototypes by class name
+
+
+def file_of(path, values, known, names):
+    header = {} if names is None else {"classes": list(names)}
+    tensors = {"prototypes": torch.tensor(values), "known": torch.tensor(known)}
+    files.write_tensors(path, tensors, "prototypes", 1, header)
+    return path
+
+
+def test_prototypes_over_other_classes():
+    held = Prototypes(("a", "b", "c"), torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1.0, 0.0, 1.0]))
+    other = held.over(("d", "c", "b"))
+    assert other.classes == ("d", "c", "b")
+    assert other.values.tolist() == [[0], [3], [2]] and other.known.tolist() == [0, 1, 0]
+    assert held.over(()).values.shape == (0, 1)
+    assert held.over(("d",)).known.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("values", "known", "names"),
+    [
+        ([[1.0], [float("nan")]], [1.0, 1.0], "ab"),
+        ([[1.0], [float("inf")]], [1.0, 1.0], "ab"),
+        ([[1.0], [2.0]], [1.0, 0.5], "ab"),
+        ([[1.0], [2.0]], [1.0, float("nan")], "ab"),
+        ([[1.0], [2.0]], [1.0, 1.0], "abc"),
+        ([[1.0], [2.0]], [1.0, 1.0], "aa"),
+        ([[1.0], [2.0]], [1.0, 1.0], ["a", ""]),
+        ([[1.0], [2.0]], [1.0, 1.0], None),
+        ([[1.0], [2.0]], [1.0], "ab"),
+        ([1.0, 2.0], [1.0, 1.0], "ab"),
+    ],
+)
+def test_files_of_prototypes_that_are_refused(values, known, names, tmp_path):
+    with pytest.raises(
+        DataError, match=r"file (names no classes|has a class|holds no prototypes|holds prototypes that)"
+    ) as caught:
+        read_prototypes(file_of(tmp_path / "file", values, known, names))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_prototypes_there(tmp_path):
+    (tmp_path / "text").write_text("hello")
+    save_file({"weight": torch.zeros(2)}, tmp_path / "weights")
+    (tmp_path / "folder").mkdir()
+    for name in ("text", "weights", "folder", "missing"):
+        with pytest.raises(DataError, match=name):
+            read_prototypes(tmp_path / name)
+
+
+# --- classes are names
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        (["cat", "dog"], []),
+        (["cat", "Cat", "dog"], [("cat", "Cat")]),
+        (["traffic light", "trafficlight", "Traffic_Light", "traffic-light"], [("traffic light", "traffic-light")]),
+        (["cat", "cat"], []),  # the same one
+        (["a", "A", "b", "B"], [("a", "A"), ("b", "B")]),
+        (["straße", "STRASSE"], [("straße", "STRASSE")]),
+        (["cat ", "cat"], [("cat ", "cat")]),
+        (["caf\u00e9", "cafe\u0301"], [("caf\u00e9", "cafe\u0301")]),  # one letter, or a letter and an accent
+        ([], []),
+    ],
+)
+def test_names_that_may_be_meant_alike_are_told(names, groups):
+    told = alike(names)
+    assert len(told) == len(groups)
+    for sentence, group in zip(told, groups, strict=True):
+        assert all(repr(name) in sentence for name in group)
+
+
+def test_a_newcomer_that_spells_a_class_otherwise_is_told(run_of):
+    bank = bank_of(run_of("samples"))
+    assert bank.notices() == []
+    joined = bank.with_member(contribution(classes=("Cat", "cat ")))  # white space around a name is none of it
+    assert len(joined.notices()) == 1 and "'Cat', 'cat'" in joined.notices()[0]
+    assert {"Cat", "cat"} <= set(bits(joined.prototypes()))
+
+
+def two_sources(folder, order):
+    """Two clients with images of their own; the second numbers its three classes in another order."""
+    generator = np.random.default_rng(0)
+    names, centres = np.array(["ant", "bee", "cow"]), generator.normal(size=(3, 6)) * 2
+    paths = []
+    for client, numbering in enumerate(([0, 1, 2], order)):
+        y = np.arange(60) % 3
+        x = (centres[y] + generator.normal(size=(60, 6))).astype(np.float32)
+        place = np.argsort(numbering)  # of each class in this client's own numbering
+        paths.append(folder / f"{client}.npz")
+        np.savez(paths[-1], x=x, y=place[y], classes=names[numbering], x_test=x[:9], y_test=place[y[:9]])
+    return ",".join(f"npz:{path}*1" for path in paths)
+
+
+@pytest.mark.parametrize("order", [[2, 1, 0], [1, 2, 0]])
+def test_members_that_number_their_classes_differently_federate_all_the_same(order, tmp_path):
+    results = []
+    for each in ([0, 1, 2], order):
+        folder = tmp_path / "".join(map(str, each))
+        folder.mkdir()
+        options = {"clients": 2, "rounds": 3, "partition": "classes", "engine": "reference", **TINY}
+        results.append(fedproto.run(dataset=two_sources(folder, each), **options, lr=0.05, out=folder / "run"))
+    same, other = results
+    assert torch.equal(same.prototypes["prototypes"], other.prototypes["prototypes"])
+    assert same.accuracy == other.accuracy
+    assert [client["classes"] for client in other.clients] == [["ant", "bee", "cow"]] * 2
+    own = load_file(other.folder / "prototypes.safetensors")
+    assert own["known"].tolist() == [1, 1, 1] and own["held"].tolist() == [[20, 20, 20]] * 2
+
+
+def test_clients_of_arrays_with_text_for_labels():
+    """In any order, of any kind: 1 and "1" are one name."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(2, 40, 6)).astype(np.float32)
+    y = generator.integers(0, 4, (2, 40))
+    options = {"rounds": 2, "engine": "reference", **TINY}
+    plain = fedproto.run(dataset=[(x[0], y[0]), (x[1], y[1])], **options)
+    texts = fedproto.run(dataset=[(x[0], y[0]), (x[1], y[1].astype(str))], **options)
+    assert torch.equal(plain.prototypes["prototypes"], texts.prototypes["prototypes"])
+    assert plain.accuracy == texts.accuracy and texts.data["classes"] == list("0123")
+
+
+def test_clients_that_spell_a_class_differently_are_told():
+    x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
+    options = {"rounds": 1, "engine": "reference", **TINY}
+    with pytest.warns(
+        UserWarning, match="'cat', 'Cat' differ only in case, spaces or hyphens|'Cat', 'cat' differ only"
+    ):
+        result = fedproto.run(dataset=[(x, ["cat", "dog"] * 10), (x, ["Cat", "dog"] * 10)], **options)
+    assert sorted(result.data["classes"]) == ["Cat", "cat", "dog"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedproto.run(dataset=[(x, ["cat", "dog"] * 10)] * 2, **options)
+
+
+# --- whatever comes
+
+
+@pytest.mark.parametrize("members", [4, 5, 7, 20])
+def test_who_holds_none_of_a_class_does_not_move_it(members):
+    """Not by a bit, whoever comes with classes of its own, and goes; the sizes are those of twenty clients' digits."""
+    generator = torch.Generator().manual_seed(members)
+
+    def upload(classes):
+        return Upload({"prototypes": torch.randn(classes, 50, generator=generator)}, {"weight": torch.ones(classes)})
+
+    bank = Membership(tuple("0123456789"), Part("fedproto"), {str(number): upload(10) for number in range(members)})
+    joined = bank.with_member(Contribution("new", ("zebra",), upload(1)))
+    before = bits(bank.prototypes())
+    assert {name: value for name, value in bits(joined.prototypes()).items() if name != "zebra"} == before
+    assert bits(joined.without("new").prototypes()) == before
+
+
+@st.composite
+def banks_and_newcomers(draw):
+    """A bank of some members, and some who might join it; every name of few, so that classes meet."""
+    weighting = draw(st.sampled_from(WEIGHTINGS))
+    dim, seed = draw(st.integers(1, 5)), draw(st.integers(0, 2**32 - 1))
+    generator = np.random.default_rng(seed)
+
+    def upload(rows, weights):
+        weight = torch.tensor(weights, dtype=torch.float32)
+        weight = weight if weighting != "uniform" else (weight > 0).float()
+        means = torch.from_numpy(generator.normal(size=(rows, dim)) * 10 ** generator.uniform(-3, 3)).float()
+        holders = {"holders": (weight > 0).float()} if weighting == "eq6" else {}
+        return Upload({"prototypes": means * weight[:, None]}, {"weight": weight} | holders)
+
+    classes = tuple(draw(st.lists(st.sampled_from("abcde"), min_size=1, max_size=5, unique=True)))
+    members = {
+        str(number): upload(len(classes), [draw(st.integers(0, 9)) for _ in classes])
+        for number in range(draw(st.integers(1, 6)))
+    }
+    newcomers = []
+    for number in range(draw(st.integers(1, 4))):
+        names = tuple(draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True)))
+        newcomers.append(
+            Contribution(f"new {number}", names, upload(len(names), [draw(st.integers(1, 9)) for _ in names]))
+        )
+    return Membership(classes, Part("fedproto", {"weighting": weighting}), members), newcomers
+
+
+@given(banks_and_newcomers(), st.randoms(use_true_random=False))
+def test_any_order_of_joining_gives_the_same_prototypes(found, random):
+    bank, newcomers = found
+    one = other = bank
+    for new in newcomers:
+        one = one.with_member(new)
+    for new in random.sample(newcomers, len(newcomers)):
+        other = other.with_member(new)
+    first, second = one.prototypes(), other.prototypes()
+    assert set(first.classes) == set(second.classes)
+    second = second.over(first.classes)
+    assert torch.equal(first.known, second.known)
+    largest = max(float(first.values.abs().max()), 1.0)
+    assert torch.allclose(first.values, second.values, rtol=1e-5, atol=1e-6 * largest)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(banks_and_newcomers(), st.randoms(use_true_random=False), st.booleans())
+def test_leaving_inverts_joining_bit_for_bit(tmp_path, found, random, written):
+    bank, newcomers = found
+    joined = bank
+    for new in newcomers:
+        joined = joined.with_member(new)
+    if written:
+        joined.save(RunFolder(tmp_path))
+        joined = Membership.of(RunFolder(tmp_path))
+    for new in random.sample(newcomers, len(newcomers)):
+        joined = joined.without(new.member)
+    assert bits(joined.prototypes()) == bits(bank.prototypes())
+    assert joined.classes[: len(bank.classes)] == bank.classes
+    assert list(joined.members) == list(bank.members)
