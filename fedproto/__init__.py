@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from fedproto.errors import ConfigError, DataError, FedProtoError, MissingExtra, RunFolderError, TrainingError
     from fedproto.inference.classifier import Classifier
     from fedproto.membership.join import Joined, join
-    from fedproto.runs.experiment import Result, run, stream
+    from fedproto.runs.api import run, stream
+    from fedproto.runs.result import Result
 
 __version__ = "0.1.0"
 
@@ -48,12 +49,12 @@ __all__ = [
 _HOMES = {
     "Classifier": "inference.classifier",
     "Joined": "membership.join",
-    "Result": "runs.experiment",
+    "Result": "runs.result",
     "RoundResult": "core.rounds",
     "join": "membership.join",
-    "run": "runs.experiment",
-    "stream": "runs.experiment",
-    "trust_plugins": "plugins",
+    "run": "runs.api",
+    "stream": "runs.api",
+    "trust_plugins": "config.plugin_trust",
 }
 
 

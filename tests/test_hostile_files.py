@@ -31,7 +31,7 @@ from fedproto.data.cifar10 import read_batch
 from fedproto.data.shared.pickles import load_arrays
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
 from fedproto.inference.trained_client import member_of
-from fedproto.membership.membership import Contribution, Membership, read_prototypes, write_prototypes
+from fedproto.membership.membership import Contribution, Membership
 from fedproto.models import with_body
 from fedproto.partitions.file import read as read_partition
 from fedproto.partitions.file import stamp
@@ -42,6 +42,7 @@ from fedproto.report.read import group, read_run
 from fedproto.reproduce import pictures
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.prototype_files import read_prototypes, write_prototypes
 
 # --- pickles
 
@@ -465,11 +466,19 @@ def test_a_partition_without_clients_is_refused(tmp_path, clients):
 
 def test_an_empty_configuration_is_no_run(run):
     (run / "config.toml").write_text("")
-    for read in (lambda: reopen(RunFolder.open(run)), lambda: read_run(run), lambda: Membership.of(RunFolder.open(run))):
+    for read in (
+        lambda: reopen(RunFolder.open(run)),
+        lambda: read_run(run),
+        lambda: Membership.of(RunFolder.open(run)),
+    ):
         with pytest.raises(RunFolderError, match=r"config\.toml states no version"):
             read()
     (run / "config.toml").write_text("version = 1\n")
-    for read in (lambda: reopen(RunFolder.open(run)), lambda: read_run(run), lambda: Membership.of(RunFolder.open(run))):
+    for read in (
+        lambda: reopen(RunFolder.open(run)),
+        lambda: read_run(run),
+        lambda: Membership.of(RunFolder.open(run)),
+    ):
         with pytest.raises(RunFolderError, match=r"config\.toml is damaged: it lacks 'algorithm'"):
             read()
 

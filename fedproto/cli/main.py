@@ -113,7 +113,7 @@ def run(
             flags[f"partition.{key}"] = flags.pop(key)
     from fedproto.config import plugins
     from fedproto.config.settings import configure, read_assignment, read_toml
-    from fedproto.engines.distributed.engine import follows
+    from fedproto.engines.distributed.torchrun import follows
     from fedproto.runs.experiment import Experiment, follow, hold_all
     from fedproto.runs.folder import RunFolder
 
@@ -160,7 +160,7 @@ def sweep(
     that differ in seed, partition, clients, lr, momentum, participation, dropout or straggle are trained together.
     """
     from fedproto.cli.console import sweep_bar, sweep_table
-    from fedproto.engines.distributed.engine import refuse_torchrun
+    from fedproto.engines.distributed.torchrun import refuse_torchrun
     from fedproto.runs.sweep import read_sweep, run_sweep
 
     refuse_torchrun("sweep")
@@ -202,7 +202,7 @@ def reproduce(
 ) -> None:
     """Make the paper's tables and figures, and studies it lacks; run again, it goes on where it stopped."""
     from fedproto.cli.console import sweep_bar
-    from fedproto.engines.distributed.engine import refuse_torchrun
+    from fedproto.engines.distributed.torchrun import refuse_torchrun
     from fedproto.reproduce.make import make
     from fedproto.reproduce.plan import Narrowed
 
@@ -312,7 +312,7 @@ def resume(
         rounds = max(result["rounds"] for result in results if result)
         say(f"{run} has finished all its {rounds} rounds: its result is in result.json")
         return
-    from fedproto.engines.distributed.engine import follows
+    from fedproto.engines.distributed.torchrun import follows
     from fedproto.runs.experiment import follow, hold_all, reopen
 
     if follows():

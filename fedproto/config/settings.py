@@ -65,7 +65,9 @@ class Config:
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
     threads: Threads = 1  # of torch on a CPU; small models gain nothing from a second one
     workers: Threads | None = None  # of the engine `processes`; None: one a core
-    stack: PositiveInt | None = None  # clients the vectorised engine trains at a time; None: as many as the device is good at
+    stack: PositiveInt | None = (
+        None  # clients the vectorised engine trains at a time; None: as many as the device is good at
+    )
     states: Literal["auto", "device", "host", "disk"] = "auto"  # where it keeps the clients' models between rounds
     compile: Literal["auto", "on", "off"] = "auto"  # fuse the kernels of its step: see engines/choice.py
     eval_every: PositiveInt = 10

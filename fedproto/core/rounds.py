@@ -12,29 +12,20 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedproto.core import codec, rng
+from fedproto.core import codec
 from fedproto.core.engine import Chunk, Cohort, Engine, errors_named
 from fedproto.core.federation import Federation
-from fedproto.core.tensors import FLOATS, flat, join, misfit, moved, parted, rows_of, total
+from fedproto.core.metrics import summary
+from fedproto.core.sampling import Schedule, draw
+from fedproto.core.server import Progress, _tree
+from fedproto.core.tensors import join, moved, rows_of, total
 from fedproto.core.types import Algorithm, Tree, Upload
-from fedproto.errors import DivergedError, shown
+from fedproto.errors import DivergedError
 
 #: A supervised loss above this has exploded: guessing among 1000 classes costs 7.
 EXPLODED = 1e4
 #: Other terms, as lambda times a distance, may be as large from the start: they have also grown so many times.
 GROWN = 1e3
-#: Values of all clients' prototypes together that are still written beside the global ones.
-LARGEST_LOCAL = 2**22
-
-
-@dataclass(frozen=True)
-class Schedule:
-    rounds: int
-    participation: float = 1.0  # share of the clients sampled each round
-    dropout: float = 0.0  # share of the uploads lost on their way
-    straggle: float = 0.0  # share of the sampled clients that does half its steps
-    eval_every: int = 10
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,137 +46,6 @@ class RoundResult:
 
     def line(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "clients"}
-
-
-class Ledger:
-    """What each client really sent and received: numbers of values, and bytes of the messages that carry them."""
-
-    COLUMNS = ("values_up", "bytes_up", "values_down", "bytes_down")
-
-    def __init__(self, clients: int) -> None:
-        self.counts = torch.zeros(clients, len(self.COLUMNS), dtype=torch.int64)
-
-    def up(self, clients: Tensor, sizes: Tensor) -> None:
-        self.counts[clients, :2] += sizes
-
-    def down(self, clients: Tensor, sizes: Tensor) -> None:
-        self.counts[clients, 2:] += sizes
-
-    def of(self, client: int) -> dict[str, int]:
-        return dict(zip(self.COLUMNS, self.counts[client].tolist(), strict=True))
-
-    def total(self) -> dict[str, int]:
-        return dict(zip(self.COLUMNS, self.counts.sum(0).tolist(), strict=True))
-
-
-class Memory:
-    """The last upload of every client and the round it came in, for algorithms in which the absent still count."""
-
-    def __init__(self, clients: int) -> None:
-        self.last = torch.zeros(clients, dtype=torch.int64)  # round of the last upload, 0 = never
-        self.uploads: Upload | None = None
-
-    def store(self, clients: Tensor, uploads: Upload, round: int) -> None:
-        if self.uploads is None:
-            rows = len(self.last)
-            sums, weights = ({n: v.new_zeros(rows, *v.shape[1:]) for n, v in tree.items()} for tree in uploads)
-            self.uploads = Upload(sums, weights)
-        for kept, new in zip(self.uploads, uploads, strict=True):
-            for name, value in new.items():
-                kept[name].index_copy_(0, moved(clients, value.device), value)
-        self.last[clients] = round
-
-    def local_prototypes(self) -> Tree:
-        """`local` (clients, C, d) and `held` (clients, C), its weights: zeros where a client never spoke of a class."""
-        if self.uploads is None or "prototypes" not in self.uploads.sums or "weight" not in self.uploads.weights:
-            return {}
-        sums, held = self.uploads.sums["prototypes"], self.uploads.weights["weight"]
-        if sums.numel() > LARGEST_LOCAL or held.shape != sums.shape[:-1]:
-            return {}
-        return {"local": torch.where(held[..., None] > 0, sums / held[..., None], 0), "held": held}
-
-    def recall(self) -> Upload | None:
-        """The last uploads of all who ever spoke."""
-        spoke = self.last > 0
-        if self.uploads is None or spoke.all():
-            return self.uploads
-        return rows_of(self.uploads, spoke.nonzero().flatten())
-
-
-@dataclass
-class Progress:
-    """All that a run is, apart from the clients' own states: kept in a checkpoint, continued from one."""
-
-    server: Tree
-    ledger: Ledger
-    memory: Memory
-    round: int = 0
-    smallest_loss: dict[str, float] = field(default_factory=dict)  # of each term, of all rounds so far: the mean
-    diverged: dict[int, int] = field(default_factory=dict)  # clients whose loss exploded, and when it first did
-
-    @classmethod
-    def start(cls, federation: Federation, algorithm: Algorithm) -> Progress:
-        clients = len(federation.members)
-        with errors_named(f"the server of {algorithm.name}, before round 1"):
-            server = _tree(algorithm.init(federation.members[0].initial, federation.task), "init")
-        return cls(server, Ledger(clients), Memory(clients))
-
-    def look_back(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Learn from the lines of earlier rounds how small the losses were, and whose exploded."""
-        self.smallest_loss = {}
-        self.diverged = {}
-        for line in lines:
-            self.note_losses(line["loss"])
-            for client in line.get("diverged", ()):
-                self.diverged.setdefault(client, line["round"])
-
-    def note_losses(self, means: dict[str, float]) -> None:
-        """Remember the smallest positive mean of each term."""
-        for name, mean in means.items():
-            if mean > 0:
-                self.smallest_loss[name] = min(mean, self.smallest_loss.get(name, mean))
-
-    def export(self) -> Tree:
-        tree = flat({"server": self.server}) | {"ledger": self.ledger.counts, "last": self.memory.last}
-        return tree if self.memory.uploads is None else tree | flat(self.memory.uploads._asdict())
-
-    def restore(self, tree: Tree, round: int) -> None:
-        """Take up what `export` gave; ValueError says what does not fit."""
-        parts = parted(tree)
-        self._refuse_misfits(tree, parts)
-        self.server = {name: value.to(self.server[name].device) for name, value in parts.get("server", {}).items()}
-        self.ledger.counts, self.memory.last, self.round = tree["ledger"], tree["last"], round
-        device = next((value.device for value in self.server.values()), torch.device("cpu"))
-        sums, weights = ({n: v.to(device) for n, v in parts.get(group, {}).items()} for group in Upload._fields)
-        self.memory.uploads = Upload(sums, weights) if sums else None
-
-    def _refuse_misfits(self, tree: Tree, parts: dict[str, Tree]) -> None:
-        """Refuse tensors of other names, shapes or types than this federation's."""
-        counts = {"ledger": self.ledger.counts, "last": self.memory.last}
-        found = {name: tree[name] for name in counts if name in tree}
-        odd = misfit(self.server, parts.get("server", {})) or misfit(counts, found)
-        strangers = parts.keys() - {"server", "client", *counts, *Upload._fields}
-        if strangers:
-            odd = f"it has no {shown(min(strangers), 80)}"
-        if odd is None:
-            odd = self._find_odd_upload(Upload(*(parts.get(group, {}) for group in Upload._fields)))
-        if odd is not None:
-            raise ValueError(odd)
-
-    def _find_odd_upload(self, uploads: Upload) -> str | None:
-        """What is wrong with remembered uploads: each has a row per client, like the server's own tensors."""
-        if not uploads.sums and not uploads.weights:
-            return None
-        if "weight" not in uploads.weights:
-            return "there is no weights.weight"
-        rows = uploads.weights["weight"].shape
-        for group, values in uploads._asdict().items():
-            for name, value in values.items():
-                wanted = (len(self.memory.last), *self.server[name].shape) if name in self.server else value.shape
-                fits = value.shape == wanted and value.shape[: len(rows)] == rows and value.dtype in FLOATS
-                if not fits or len(value) != len(self.memory.last):
-                    return f"{group}.{shown(name, 80)} is {tuple(value.shape)} of {value.dtype}"
-        return None
 
 
 @dataclass
@@ -316,34 +176,3 @@ class RoundAccumulator:
         what, client = wrong[0] if wrong else "its parameters or its upload are not finite", int(trained[position])
         message = f"round {self.round}, client {client}, training: {what}; the lr may be too high"
         raise DivergedError(message, self.round, client)
-
-
-def _tree(made: Any, function: str) -> Tree:
-    """The server's state; an algorithm from outside may return anything."""
-    if not isinstance(made, dict) or not all(isinstance(value, Tensor) for value in made.values()):
-        raise TypeError(f"{function} must return a dict of tensors by name, not {type(made).__name__}")
-    return made
-
-
-def draw(clients: int, schedule: Schedule, round: int) -> Cohort:
-    """Who takes part in a round, whose upload is lost, and who does half its steps."""
-
-    def some(purpose: str, of: Tensor, share: float, at_least: int) -> Tensor:
-        count = max(at_least, _nearest(share * len(of)))
-        if count in (0, len(of)):
-            return of[:count]
-        return of[rng.sample(rng.key(schedule.seed, purpose, round), len(of), count)]
-
-    picked = some("sample", torch.arange(clients), schedule.participation, at_least=1)
-    lost = some("lost uploads", picked, schedule.dropout, at_least=0)
-    return Cohort(picked, lost, slow=some("stragglers", picked, schedule.straggle, at_least=0))
-
-
-def _nearest(number: float) -> int:
-    """Rounded, halves up: python's round(0.5) is 0."""
-    return int(number + 0.5)
-
-
-def summary(clients: Tree) -> dict[str, dict[str, float]]:
-    """Mean and (population) standard deviation over clients of each accuracy."""
-    return {key: {"mean": float(v.mean()), "std": float(v.std(correction=0))} for key, v in clients.items()}

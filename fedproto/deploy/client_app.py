@@ -53,7 +53,9 @@ def _introduce(asked: Message, own: MemberSettings) -> Message:
     return Message({"member": own.name}, {})
 
 
-def _replied(message: FlowerMessage, context: Context, act: Callable[[Message, MemberSettings], Message]) -> FlowerMessage:
+def _replied(
+    message: FlowerMessage, context: Context, act: Callable[[Message, MemberSettings], Message]
+) -> FlowerMessage:
     """The reply to a message. Of an error only its code leaves: the rest is for the member's own log.
 
     Every exception is caught here, because Flower sends the text of what it catches itself to the server.

@@ -22,7 +22,7 @@ from fedproto.config import plugins
 from fedproto.config.options import words
 from fedproto.config.settings import AUTO, complete, one_part, resolve_auto
 from fedproto.core.class_names import is_plain
-from fedproto.core.federation import Federation, Member, assemble, placed_by_class
+from fedproto.core.federation import Federation, Member, placed_by_class
 from fedproto.core.files import explain_write_errors, hold_lock, read_tensors, write_atomically, write_tensors
 from fedproto.core.local_training import evaluate, train
 from fedproto.core.tensors import flat, parted
@@ -33,10 +33,11 @@ from fedproto.deploy.messages import Header, Message, of_upload, to_server
 from fedproto.deploy.settings import MemberSettings, TrainingTerms, checked
 from fedproto.errors import ConfigError, MessageError, RefusedByMember, RunFolderError, TrainingError
 from fedproto.inference.trained_client import Trained, made
-from fedproto.membership.membership import Prototypes
 from fedproto.partitions import PartitionRequest
 from fedproto.partitions.classes import classes as of_classes
-from fedproto.runs.experiment import device_of, settings
+from fedproto.runs.assemble import assemble
+from fedproto.runs.devices import device_of, settings
+from fedproto.runs.prototype_files import Prototypes
 
 STATE = "member.safetensors"
 FORMAT = "member state"
@@ -186,7 +187,9 @@ class _Seated:
         return {f"accuracy.{name}": value for name, value in found.items()}
 
 
-def _trained(parcel: Message, own: MemberSettings, terms: TrainingTerms, kept: MemberCheckpoint | None) -> MemberCheckpoint:
+def _trained(
+    parcel: Message, own: MemberSettings, terms: TrainingTerms, kept: MemberCheckpoint | None
+) -> MemberCheckpoint:
     seat, round = _seated(parcel, own, terms, kept), parcel.header["round"]
     received = seat.algorithm.send(seat.server, seat.federation.own_classes[0])
     told = seat.accuracies() if round > 1 else {}
@@ -228,7 +231,9 @@ def _seated(parcel: Message, own: MemberSettings, terms: TrainingTerms, kept: Me
 def _federation(own: MemberSettings, terms: TrainingTerms, known: tuple[str, ...]) -> Federation:
     """A federation of this one member, over the classes that all agree on and those it brings."""
     source = _source(own)
-    pool = PartitionRequest(source.train.y, source.test.y, source.classes, 1, source.shots, np.random.default_rng(0), "")
+    pool = PartitionRequest(
+        source.train.y, source.test.y, source.classes, 1, source.shots, np.random.default_rng(0), ""
+    )
     portion = of_classes(pool, names=own.classes)[0]
     model = one_part("model", own.model)
     if model.name == AUTO:

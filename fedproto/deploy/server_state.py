@@ -18,7 +18,6 @@ import torch
 from fedproto.config.options import PositiveInt, convert, words
 from fedproto.config.settings import complete, one_part
 from fedproto.core.class_names import merge_names
-from fedproto.core.federation import draw_model, state_of
 from fedproto.core.files import hold_lock, read_tensors, write_tensors
 from fedproto.core.tensors import flat, parted, stack, widened
 from fedproto.core.types import Algorithm, Batch, Step, Task, Tree, Upload, nothing
@@ -36,6 +35,7 @@ from fedproto.deploy.validation import (
 )
 from fedproto.errors import ConfigError, Refused, RunFolderError
 from fedproto.models import Fit
+from fedproto.runs.assemble import draw_model, state_of
 
 STATE = "server.safetensors"
 KIND = "server state"

@@ -18,7 +18,7 @@ from fedproto.core.engine import Engine, Shard
 from fedproto.core.federation import Federation, Member
 from fedproto.core.local_training import Training, steps_per_epoch
 from fedproto.core.types import Algorithm
-from fedproto.engines.distributed import engine as distributed
+from fedproto.engines.distributed import forked, torchrun
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.vectorised import architecture_groups
 from fedproto.engines.vectorised.architecture_groups import grouped
@@ -52,7 +52,7 @@ def resolve(
         plan = replace(plan, stack=_fitting_stack(config, federations, trainings))
     if config.precision == "bf16" and not stacked:
         raise ConfigError(f"precision bf16 needs the vectorised engine, but {notices[0] if notices else engine} it is")
-    ranks = distributed.ranks() if distributed.under_torchrun() else None
+    ranks = torchrun.ranks() if torchrun.under_torchrun() else None
     workers = ranks or ((config.workers or _cores()) if engine == "processes" else None)
     compile = "on" if plan.compile and stacked else "off"
     settled = {"engine": engine, "device": device, "compile": compile, "workers": workers, "stack": plan.stack}
@@ -65,7 +65,7 @@ def _engine(config: Config, federations: Sequence[Federation], trainings: Sequen
         return "vectorised"
     steps = config.rounds * config.epochs * config.participation * sum(map(sum, _steps(federations, trainings)))
     # Not where CUDA is: a process that has used its GPU must not be forked.
-    may_fork = not (torch.cuda.is_available() or distributed.under_torchrun() or distributed.is_daemon())
+    may_fork = not (torch.cuda.is_available() or torchrun.under_torchrun() or forked.is_daemon())
     several = max(len(each.members) for each in federations) > 1 and _cores() > 1
     return "processes" if steps >= LONG and several and may_fork else on_one_core(federations)
 
@@ -120,8 +120,8 @@ def _fitting_stack(config: Config, federations: Sequence[Federation], trainings:
     free = architecture_groups.free_memory(device)
     if free is None:
         return None
-    under_torchrun = distributed.under_torchrun()
-    groups = architecture_groups.grouped(federations, distributed.own_shard() if under_torchrun else Shard())
+    under_torchrun = torchrun.under_torchrun()
+    groups = architecture_groups.grouped(federations, torchrun.own_shard() if under_torchrun else Shard())
     for group in groups:  # where the models lie between rounds
         held = len(group) * _model_memory(group[0][1])
         if config.states == "device" or (config.states == "auto" and held < architecture_groups.Store.SPARE * free):
@@ -136,7 +136,7 @@ def _fitting_stack(config: Config, federations: Sequence[Federation], trainings:
         fitting.append(free // need)
     largest = max(len(group) for group in groups)
     stack = max(1, min(*fitting, largest))
-    return distributed.agree_on_smallest(stack, device) if under_torchrun else stack
+    return torchrun.agree_on_smallest(stack, device) if under_torchrun else stack
 
 
 def _model_memory(member: Member) -> int:
@@ -165,8 +165,8 @@ def build_engine(
 ) -> Engine:
     """The engine of a resolved configuration."""
     build = builder(plan, federations, algorithm, trainings)
-    if distributed.under_torchrun():
-        return distributed.join(build, algorithm, federations[0].device)
+    if torchrun.under_torchrun():
+        return torchrun.join(build, algorithm, federations[0].device)
     if config.engine == "processes":
-        return distributed.processes(build, algorithm, config.workers or 1)
+        return forked.processes(build, algorithm, config.workers or 1)
     return build(Shard())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedproto.core.federation import Member
 from fedproto.inference.trained_client import Trained, can_reject, halves, members_of, novelty, scores_of, threshold
-from fedproto.runs.experiment import settings
+from fedproto.runs.devices import settings
 
 Pair = tuple[Tensor, Tensor]
 

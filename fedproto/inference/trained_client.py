@@ -22,9 +22,10 @@ from fedproto.core.tensors import misfit
 from fedproto.core.types import Tree
 from fedproto.data.shared.preprocessing import Preparation
 from fedproto.errors import ConfigError, RunFolderError
-from fedproto.membership.membership import Prototypes, read_prototypes
-from fedproto.runs.experiment import Experiment, reopen, settings
+from fedproto.runs.devices import settings
+from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.prototype_files import Prototypes, read_prototypes
 
 CALIBRATED_ON = 1000  # held-out images at most
 ROUNDING = 1e-9  # of a product of a count and a share

@@ -12,14 +12,17 @@ from typing import Any, NamedTuple
 
 from fedproto.config.options import Part
 from fedproto.config.settings import Config
-from fedproto.core.federation import deal, placed_by_class
+from fedproto.core.federation import placed_by_class
 from fedproto.core.tensors import flat
 from fedproto.core.types import Tree
 from fedproto.data import Source
-from fedproto.membership.membership import START, Contribution, Membership, Prototypes, write_prototypes
+from fedproto.membership.membership import Contribution, Membership
 from fedproto.partitions.file import stamp
-from fedproto.runs.experiment import Experiment, in_runs, reopen
+from fedproto.runs.assemble import deal
+from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.from_settings import in_runs
+from fedproto.runs.prototype_files import START, Prototypes, write_prototypes
 
 
 class _Person(NamedTuple):

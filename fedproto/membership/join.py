@@ -16,9 +16,11 @@ from fedproto.core.rounds import RoundResult
 from fedproto.core.tensors import one_of
 from fedproto.data import Source
 from fedproto.errors import ConfigError
-from fedproto.membership.membership import UPLOAD, Contribution, read_prototypes
-from fedproto.runs.experiment import Experiment, OnRound, Result, hold_all
+from fedproto.membership.membership import Contribution
+from fedproto.runs.experiment import Experiment, OnRound, hold_all
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.prototype_files import UPLOAD, read_prototypes
+from fedproto.runs.result import Result
 
 Accuracies = dict[str, float]
 

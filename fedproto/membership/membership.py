@@ -8,15 +8,12 @@ RUN/upload.safetensors      what a newcomer would send, by class name
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from fedproto.config import plugins
 from fedproto.config.options import Part
@@ -27,87 +24,21 @@ from fedproto.core.tensors import FLOATS, flat, one_of, parted, spread, stack, w
 from fedproto.core.types import Tree, Upload
 from fedproto.errors import ConfigError, DataError, RunFolderError
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.prototype_files import (
+    MEMBERS,
+    PROTOTYPES,
+    PROTOTYPES_FORMAT,
+    START,
+    UPLOAD,
+    UPLOAD_FORMAT,
+    VERSION,
+    Prototypes,
+    read_class_names,
+    read_prototypes,
+)
 
-PROTOTYPES, MEMBERS, UPLOAD = "prototypes.safetensors", "members.safetensors", "upload.safetensors"
-START = "start.safetensors"
-#: The formats of these files. members.safetensors is a file of prototypes that says, too, whose they are.
-PROTOTYPES_FORMAT, UPLOAD_FORMAT = "prototypes", "upload"
-VERSION = 1
 #: Methods whose server needs no more than the sum of what it remembers.
 SUMMED = ("fedproto", "fedproto-mh")
-
-
-@dataclass(frozen=True)
-class Prototypes:
-    """C̄^(j) of each class by name; `known` is 0 where a class has none."""
-
-    classes: tuple[str, ...]
-    values: Tensor  # (C, d)
-    known: Tensor  # (C,)
-    weighting: str | None = None  # how members are weighed, where that is known: a newcomer must be weighed alike
-
-    def over(self, classes: tuple[str, ...]) -> Prototypes:
-        """The same for other classes, in their order; those that have no prototype here have none there."""
-        places = [(new, self.classes.index(name)) for new, name in enumerate(classes) if name in self.classes]
-        to, of = (torch.tensor(side, dtype=torch.long) for side in (zip(*places, strict=True) if places else ([], [])))
-        values, known = self.values.new_zeros(len(classes), self.values.shape[1]), self.known.new_zeros(len(classes))
-        placed = values.index_copy(0, to, self.values[of]), known.index_copy(0, to, self.known[of])
-        return Prototypes(classes, *placed, self.weighting)
-
-
-def read_prototypes(path: Path) -> Prototypes:
-    """Of a file, or of a folder (a run, or an exported member) that holds one."""
-    if path.is_dir():
-        held = [path / name for name in (MEMBERS, PROTOTYPES) if (path / name).exists()]
-        if not held:
-            raise DataError(f"{path} holds no {PROTOTYPES}: name a finished run of fedproto, or such a file")
-        path = held[0]
-    tensors, header = files.read_tensors(path, PROTOTYPES_FORMAT, VERSION, DataError)
-    classes = _names(header, path)
-    values, known = tensors.get("prototypes"), tensors.get("known")
-    if values is None or known is None or values.dim() != 2 or not len(classes) == len(values) == known.numel():
-        raise DataError(f"{path} holds no prototypes: `prototypes` (classes, values) and `known` (classes) are wanted")
-    for name, value in (("prototypes", values), ("known", known)):
-        if value.dtype not in FLOATS:
-            raise DataError(f"{path} holds {name} of type {value.dtype}, where floating-point numbers are wanted")
-    # As models see them: a number of float64 may be infinite in float32.
-    if not (torch.isfinite(values.float()).all() and torch.isin(known.float(), torch.tensor([0.0, 1.0])).all()):
-        raise DataError(f"{path} holds prototypes that are not finite, or a `known` that is neither 0 nor 1")
-    return Prototypes(classes, values, known, _weighting_beside(path))
-
-
-def write_prototypes(path: Path, tensors: Tree, classes: Sequence[str]) -> None:
-    """Write a file that `read_prototypes` reads: `prototypes` (classes, values), `known` (classes), and others."""
-    files.write_tensors(path, tensors, PROTOTYPES_FORMAT, VERSION, {"classes": list(classes)})
-
-
-def _weighting_beside(path: Path) -> str | None:
-    """That of the run whose folder the file lies in."""
-    config = path.parent / "config.toml"
-    weighting = read_run_toml(config).get("algorithm.weighting") if config.exists() else None
-    if weighting is not None and not isinstance(weighting, str):
-        raise DataError(f"{config} has a weighting that is not text")
-    return weighting
-
-
-def read_tensors(path: Path, what: str) -> tuple[Tree, dict[str, str]]:
-    """Tensors and metadata of a plain safetensors file; only the state files of `deploy` are still read so."""
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as a safetensors file of {what}: {error}") from error
-
-
-def _names(header: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-    """The names of the classes in a file's header."""
-    stated = header.get("classes")
-    names: tuple[str, ...] = ()
-    if isinstance(stated, list) and all(isinstance(name, str) for name in stated):
-        names = tuple(class_name(name, f"{path} has a class") for name in stated)
-    if not names or len(set(names)) < len(names):
-        raise DataError(f"{path} names no classes, or one twice: `classes` in its header must list different names")
-    return names
 
 
 @dataclass(frozen=True)
@@ -144,7 +75,7 @@ class Contribution:
         path = path / UPLOAD if path.is_dir() else path
         tensors, header = files.read_tensors(path, UPLOAD_FORMAT, VERSION, DataError)
         member = header.get("member") or path.parent.name
-        return cls(str(member), _names(header, path), _uploads_of(tensors))
+        return cls(str(member), read_class_names(header, path), _uploads_of(tensors))
 
     @classmethod
     def _resumed(cls, folder: RunFolder) -> Contribution:
@@ -216,7 +147,7 @@ class Membership:
         except (ValueError, IndexError, TypeError, ConfigError) as error:
             raise DataError(f"{path} is damaged: {error}") from error
         plugins.refuse_plugins({"algorithm": header["algorithm"]}, path)
-        classes = _names(header, path)
+        classes = read_class_names(header, path)
         base = Prototypes(classes, *base_values) if base_values else None
         bank = cls(classes, algorithm, members, base, changes)
         if not bank._is_sound():
@@ -344,7 +275,7 @@ class Membership:
 def _classes_of(path: Path) -> tuple[str, ...]:
     """The classes that a file of prototypes is about."""
     _, header = files.read_tensors(path, PROTOTYPES_FORMAT, VERSION, DataError)
-    return _names(header, path)
+    return read_class_names(header, path)
 
 
 def _algorithm_of(folder: RunFolder) -> Part:

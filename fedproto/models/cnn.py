@@ -5,7 +5,9 @@ from fedproto.errors import ConfigError
 from fedproto.models import Classifier, Fit, assemble
 
 
-def cnn(fit: Fit, *, channels: PositiveInt = 20, width: PositiveInt = 50, kernel: PositiveInt = 5, dropout: Fraction = 0.5) -> Classifier:
+def cnn(
+    fit: Fit, *, channels: PositiveInt = 20, width: PositiveInt = 50, kernel: PositiveInt = 5, dropout: Fraction = 0.5
+) -> Classifier:
     """The paper's network for MNIST and FEMNIST: two convolutions and two fully connected layers.
 
     Embeds: conv 10 - pool - relu - conv `channels` - dropout - pool - relu - fc `width` - relu; decides: dropout - fc.

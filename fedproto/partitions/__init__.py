@@ -37,7 +37,10 @@ class ClientRows(NamedTuple):
 
 
 def portions(
-    pool: PartitionRequest, trains: Sequence[np.ndarray], test_shots: int | None, tests: Sequence[np.ndarray] | None = None
+    pool: PartitionRequest,
+    trains: Sequence[np.ndarray],
+    test_shots: int | None,
+    tests: Sequence[np.ndarray] | None = None,
 ) -> list[ClientRows]:
     """The portions with these training rows, each with all test rows of its classes, or those of them in `tests`."""
     everybodys = _Everybodys(pool)
@@ -83,7 +86,9 @@ def _of_classes(pool: PartitionRequest, rows: np.ndarray, labels: np.ndarray) ->
     return [rows[found == label] for label in labels]
 
 
-def _test_rows(pool: PartitionRequest, labels: np.ndarray, candidates: list[np.ndarray], shots: int | None) -> np.ndarray:
+def _test_rows(
+    pool: PartitionRequest, labels: np.ndarray, candidates: list[np.ndarray], shots: int | None
+) -> np.ndarray:
     """All candidates, or a random `shots` of each class."""
     chosen = []
     for label, rows in zip(labels, candidates, strict=True):

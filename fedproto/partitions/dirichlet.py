@@ -8,7 +8,11 @@ TRIES = 100
 
 
 def dirichlet(
-    pool: PartitionRequest, *, alpha: PositiveFloat = 0.5, smallest: PositiveInt = 10, test_shots: PositiveInt | None = None
+    pool: PartitionRequest,
+    *,
+    alpha: PositiveFloat = 0.5,
+    smallest: PositiveInt = 10,
+    test_shots: PositiveInt | None = None,
 ) -> list[ClientRows]:
     """Each class is shared out by proportions drawn from Dirichlet(α, ..., α) (Hsu et al. 2019); all images are used.
 

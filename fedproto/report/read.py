@@ -16,8 +16,9 @@ from fedproto.config.settings import GOVERNED, flat, read_tables, require_record
 from fedproto.config.settings import VERSION as CONFIG_VERSION
 from fedproto.core.files import check_version, read_tensors
 from fedproto.errors import ConfigError, RunFolderError
-from fedproto.membership.membership import MEMBERS, PROTOTYPES, PROTOTYPES_FORMAT, VERSION, Membership
+from fedproto.membership.membership import Membership
 from fedproto.runs.folder import RunFolder, configs_below
+from fedproto.runs.prototype_files import MEMBERS, PROTOTYPES, PROTOTYPES_FORMAT, VERSION
 
 #: The ways to predict, as result.json calls them, and as people do.
 WAYS = {

@@ -15,7 +15,8 @@ from fedproto.core.local_training import embed, evaluate
 from fedproto.core.prototypes import class_means, nearest
 from fedproto.core.types import Tree
 from fedproto.errors import RunFolderError
-from fedproto.runs.experiment import Experiment, reopen, settings
+from fedproto.runs.devices import settings
+from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import VERSION, RunFolder
 
 EACH = 20  # test images a class and client whose embeddings are kept

@@ -29,12 +29,15 @@ from fedproto.config.options import Part, PositiveInt, convert
 from fedproto.config.settings import configure
 from fedproto.core import rng
 from fedproto.core.engine import Engine
-from fedproto.core.federation import Federation, Member, assemble
+from fedproto.core.federation import Federation, Member
 from fedproto.core.local_training import Training
-from fedproto.core.rounds import FederationRun, Progress, Schedule, run_rounds
+from fedproto.core.rounds import FederationRun, run_rounds
+from fedproto.core.sampling import Schedule
+from fedproto.core.server import Progress
 from fedproto.core.types import Algorithm
 from fedproto.data import DIGITS, DataFolders, Source, Split
-from fedproto.engines.distributed.engine import processes, refuse_torchrun
+from fedproto.engines.distributed.forked import processes
+from fedproto.engines.distributed.torchrun import refuse_torchrun
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.selection import builder, on_one_core
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, Data, Store
@@ -42,7 +45,8 @@ from fedproto.engines.vectorised.engine import VectorisedEngine
 from fedproto.engines.vectorised.stacks import Plan, Stack
 from fedproto.errors import ConfigError, DataError
 from fedproto.partitions import ClientRows
-from fedproto.runs.experiment import device_of, settings
+from fedproto.runs.assemble import assemble
+from fedproto.runs.devices import device_of, settings
 
 WAYS, SHOTS = 3, 100
 SAMPLE = 20  # clients of which the plain loop and the reference engine do a round; more are counted as so many more

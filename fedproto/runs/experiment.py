@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-import itertools
-import platform
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -15,62 +11,34 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 
 from fedproto.config import plugins
-from fedproto.config.options import Part, options_of
-from fedproto.config.settings import AUTO, Config, configure, read_run_toml, resolve_auto
+from fedproto.config.options import Part
+from fedproto.config.settings import Config, configure, read_run_toml
 from fedproto.core.class_names import alike
 from fedproto.core.engine import Engine
-from fedproto.core.federation import Federation, Member, assemble, deal, divide, options_from_data
+from fedproto.core.federation import Federation, Member
 from fedproto.core.files import hash_tensors
 from fedproto.core.interrupts import finish_round_on_interrupt
 from fedproto.core.local_training import Training
-from fedproto.core.rounds import FederationRun, Progress, RoundResult, Schedule, run_rounds, summary
+from fedproto.core.metrics import summary
+from fedproto.core.rounds import FederationRun, RoundResult, run_rounds
+from fedproto.core.sampling import Schedule
+from fedproto.core.server import Progress
 from fedproto.core.tensors import flat, misfit, parted
 from fedproto.core.types import Algorithm, Tree
-from fedproto.data import DataFolders, Source, from_clients
-from fedproto.engines.distributed.engine import follows, take_device
+from fedproto.data import Source
 from fedproto.engines.selection import build_engine, resolve
-from fedproto.errors import ConfigError, DataError, DivergedError, LostProcessError, RunFolderError
-from fedproto.membership.membership import PROTOTYPES, START, Prototypes, read_prototypes, write_prototypes
-from fedproto.partitions import ClientRows
+from fedproto.errors import DivergedError, LostProcessError, RunFolderError
 from fedproto.partitions.file import read as read_partition
+from fedproto.runs.devices import _machine, settings
 from fedproto.runs.folder import DIVERGED, RunFolder
-
-FROM_PYTHON = Part("python")  # stands in a configuration for arrays and modules that no file can name
+from fedproto.runs.from_settings import FROM_PYTHON, _federation, _start
+from fedproto.runs.prototype_files import PROTOTYPES, START, write_prototypes
+from fedproto.runs.result import Result
 
 OnRound = Callable[[RoundResult], None]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run found; `data` is the content of result.json, less its version and checksum."""
-
-    data: dict[str, Any] = field(repr=False)
-    metrics: list[dict[str, Any]] = field(repr=False)  # a line a round
-    prototypes: Tree = field(repr=False)  # the server's: `prototypes` (C, d) and `known` (C,), where it has them
-    states: list[Tree] = field(repr=False)  # each client's own parameters and buffers, by name
-    folder: Path | None = None
-
-    @property
-    def accuracy(self) -> dict[str, dict[str, float]]:
-        """`head`, `head_own`, `prototype`, `prototype_own`: mean and standard deviation over clients."""
-        return self.data["accuracy"]
-
-    @property
-    def clients(self) -> list[dict[str, Any]]:
-        return self.data["clients"]
-
-    @property
-    def communication(self) -> dict[str, Any]:
-        return self.data["communication"]
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{name} {a['mean']:.2%} ± {a['std']:.2%}" for name, a in self.accuracy.items())
-        return f"<{self.data['algorithm']} on {self.data['dataset']}, {self.data['rounds']} rounds: {shown}>"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -400,96 +368,6 @@ def _divergence_written(pairs: Sequence[tuple[Experiment, RunFolder | None]]) ->
         raise
 
 
-def run(
-    *,
-    algorithm: str = "fedproto",
-    dataset: Any = "mnist5k",
-    model: Any = None,
-    out: str | Path | None = None,
-    on_round: OnRound | None = None,
-    **options: Any,
-) -> Result:
-    """Run a federation and return what it found.
-
-    The keywords are the keys of the TOML file: `rounds=50`, `lam=0.1`, `ways=3`; for an ambiguous name, or a run's own
-    that a model has too, `**{"model.dropout": 0}`. `dataset` may be a list with one `(x, y)` or
-    `(x, y, x_test, y_test)` of arrays a client; `model` a module that returns (features, logits), or a list of one a
-    client. With `out` the run is written to a folder; `on_round` is called with each round's result.
-    """
-    experiment, folder = _begin(algorithm, dataset, model, out, options)
-    return experiment.execute(folder, on_round)
-
-
-def stream(
-    *,
-    algorithm: str = "fedproto",
-    dataset: Any = "mnist5k",
-    model: Any = None,
-    out: str | Path | None = None,
-    **options: Any,
-) -> Generator[RoundResult | Result]:
-    """Run a federation round by round: a generator of each `RoundResult` as it comes, and at the end of the `Result`.
-
-    The keywords are those of `run`. Nothing happens before the first result is asked for. A loop that is left early
-    ends the run; with `out`, `fedproto resume` continues it.
-    """
-    experiment, folder = _begin(algorithm, dataset, model, out, options)
-    interrupted = threading.Event()
-    with closing(proceed([experiment], [folder], interrupted)) as steps, _closed_at_exit(steps):
-        while True:
-            with _attended(experiment.config, interrupted):  # not between rounds, where the caller is at work
-                found = next(steps, None)
-            if found is None:
-                return
-            yield found[0]
-
-
-@contextmanager
-def _closed_at_exit(steps: Generator) -> Iterator[None]:
-    """A stream that its script still holds when it ends writes its checkpoint then: later, torch is gone."""
-    atexit.register(steps.close)
-    try:
-        yield
-    finally:
-        atexit.unregister(steps.close)
-
-
-def _begin(
-    algorithm: str, dataset: Any, model: Any, out: str | Path | None, options: dict[str, Any]
-) -> tuple[Experiment, RunFolder | None]:
-    """The experiment that the keywords of `run` describe, and its folder, once nothing can be refused any more."""
-    data = None if isinstance(dataset, str) else dataset
-    if data is not None and not (isinstance(data, Sequence) and len(data)):
-        raise DataError("dataset must be text, or a list of one (x, y) or (x, y, x_test, y_test) of arrays a client")
-    if data is not None:
-        _refuse_partition(options, len(data))
-    modules = None if model is None or isinstance(model, str) else model
-    settings = options | {"algorithm": algorithm}
-    settings |= {"dataset": dataset} if data is None else {"clients": len(data)}
-    settings |= {"model": model} if modules is None else {}
-    plugins.trust_chosen(settings)
-    configs = configure(settings)
-    if len(configs) != 1:
-        raise ConfigError(f"fedproto.run takes one algorithm, not {algorithm!r}")
-    if out is not None and not follows():
-        RunFolder.refuse_used(Path(out))
-    experiment = Experiment.prepare(configs[0], data, modules)
-    if follows():
-        follow([experiment])
-        raise SystemExit(0)
-    for notice in experiment.notices:
-        warnings.warn(notice, stacklevel=3)
-    return experiment, None if out is None else experiment.new_folder(out)
-
-
-def _refuse_partition(options: dict[str, Any], clients: int) -> None:
-    """A list of clients' arrays is its own partition; settings that would be passed over in silence are refused."""
-    shares = {"partition", *options_of(plugins.find("partition", "nway"))}
-    for key in options:
-        if key in shares or key.startswith("partition.") or (key == "clients" and options[key] != clients):
-            raise ConfigError(f"{key!r} has no meaning for a list of arrays, which says what each client has")
-
-
 def reopen(folder: RunFolder, loaded: dict[str, Source] | None = None) -> tuple[Experiment, RunFolder]:
     """The experiment of a run folder, standing where its checkpoint left it, and the folder."""
     path = folder.path
@@ -510,50 +388,6 @@ def reopen(folder: RunFolder, loaded: dict[str, Source] | None = None) -> tuple[
     return experiment, folder
 
 
-def _federation(
-    config: Config, algorithm: Algorithm, data: Any, modules: Any, loaded: dict[str, Source]
-) -> tuple[Federation, Config]:
-    """The federation a configuration describes, and the configuration with what was left open filled in."""
-    sources, portions, config = _given(data, config) if data is not None else _shared_out(config, loaded)
-    models, config = _models(modules, sources, algorithm, config)
-    given = _given_prototypes(config)
-    if given is not None and config.dim not in (None, given.values.shape[1]):
-        raise ConfigError(f"dim is {config.dim}, but the prototypes have {given.values.shape[1]} values: leave it out")
-    federation = assemble(
-        sources,
-        portions,
-        models,
-        dim=given.values.shape[1] if given else config.dim,
-        seed=config.seed,
-        device=device_of(config.device),
-        dtype=torch.float64 if config.precision == "float64" else torch.float32,
-        start=config.start,
-        known=given.classes if given else (),
-        weights=Path(config.initial) if config.initial else None,
-    )
-    _refuse_mixed(federation, algorithm)
-    _refuse_own_start(config.start, federation, algorithm)
-    from_data = options_from_data(sources, config.partition)
-    return replace(federation, from_data=from_data), config
-
-
-def _given_prototypes(config: Config) -> Prototypes | None:
-    return read_prototypes(Path(config.prototypes)) if config.prototypes is not None else None
-
-
-def _start(config: Config, federation: Federation, algorithm: Algorithm) -> Progress:
-    """Where a federation stands before its first round: at nothing, or at the prototypes it was given."""
-    progress, given = Progress.start(federation, algorithm), _given_prototypes(config)
-    if given is None:
-        return progress
-    if not {"prototypes", "known"} <= progress.server.keys():
-        raise ConfigError(f"{algorithm.name} has no prototypes to start from: `prototypes` is for fedproto")
-    placed, like = given.over(federation.classes), progress.server["prototypes"]
-    server = {"prototypes": placed.values.to(like), "known": placed.known.to(like)}
-    progress.server |= server | ({"given": server["known"]} if "given" in progress.server else {})
-    return progress
-
-
 def _hash_states(states: Sequence[Tree]) -> str:
     """Return one hash of all clients' states; clients of one architecture may share theirs."""
     different = {id(state): state for state in states}
@@ -572,123 +406,11 @@ def _meeting_names(federation: Federation) -> tuple[str, ...]:
     return federation.classes if len(datasets) > 1 or is_own else ()
 
 
-def _shared_out(config: Config, loaded: dict[str, Source]) -> tuple[list[Source], list[ClientRows], Config]:
-    """Each client's source and rows; a source that was loaded before is not read again."""
-    sources = []
-    for part in deal(config.dataset, config.clients, "dataset"):
-        if str(part) not in loaded:
-            loaded[str(part)] = plugins.build("dataset", part, DataFolders(config.data_dir))
-        sources.append(loaded[str(part)])
-    return sources, divide(sources, config.partition, config.seed), config
-
-
-def _given(data: Sequence, config: Config) -> tuple[list[Source], list[ClientRows], Config]:
-    """Each client's own arrays as a source of its own, all of whose rows it has."""
-    sources = from_clients(data)
-    whole = [ClientRows(np.arange(len(source.train.y)), np.arange(len(source.test.y))) for source in sources]
-    return sources, whole, replace(config, dataset=(FROM_PYTHON,), partition=FROM_PYTHON, clients=len(sources))
-
-
-def _models(
-    modules: Any, sources: list[Source], algorithm: Algorithm, config: Config
-) -> tuple[list[Part | nn.Module], Config]:
-    """One model a client: those given, those configured, or those its data names."""
-    if modules is not None:
-        given = [modules] * len(sources) if isinstance(modules, nn.Module) else modules
-        listed = isinstance(given, Sequence) and all(isinstance(module, nn.Module) for module in given)
-        if not listed or len(given) != len(sources):
-            raise ConfigError(f"model must be text, a module, or a list of {len(sources)} modules, one a client")
-        return list(given), replace(config, model=(FROM_PYTHON,))
-    parts = _parts_of_models(sources, algorithm, config)
-    return list(parts), replace(config, model=tuple(in_runs(parts)))
-
-
-def _parts_of_models(sources: list[Source], algorithm: Algorithm, config: Config) -> list[Part]:
-    parts = deal(config.model, len(sources), "model")
-    waiting: dict[tuple[Source, str], list[int]] = {}
-    for number, part in enumerate(parts):
-        if part.name == AUTO:
-            waiting.setdefault((sources[number], str(part)), []).append(number)
-    for (source, _), numbers in waiting.items():
-        name = source.mixed_model if algorithm.mixed else source.model
-        resolved = deal(resolve_auto(parts[numbers[0]], name), len(numbers), "model")
-        for number, part in zip(numbers, resolved, strict=True):
-            parts[number] = part
-    return parts
-
-
-def in_runs(parts: list[Part]) -> list[Part]:
-    """Equal neighbours as one part with a count, for the configuration file."""
-    runs = [(part, len(list(equal))) for part, equal in itertools.groupby(parts)]
-    return [runs[0][0]] if len(runs) == 1 else [replace(part, count=count) for part, count in runs]
-
-
-def _refuse_mixed(federation: Federation, algorithm: Algorithm) -> None:
-    """Weights can be averaged between equal architectures only."""
-    first = federation.members[0]
-    if not any(algorithm.shared(name) for name in first.initial):
-        return
-    for member in federation.members:
-        if _architecture(member) != _architecture(first):
-            one, other = (f"client {m.id} has {m.model} on {tuple(m.train.x.shape[1:])}" for m in (first, member))
-            raise ConfigError(
-                f"{algorithm.name} averages weights, so all clients need one architecture, but {one} and {other}: "
-                "use fedproto or local, or one model"
-            )
-
-
-def _refuse_own_start(start: str, federation: Federation, algorithm: Algorithm) -> None:
-    """Refuse own initial weights where clients adopt the server's before their first step: they would do nothing.
-
-    FedPer and FedRep are refused, too: only their personal layers would start apart.
-    """
-    travelling = [name for name in federation.members[0].initial if algorithm.shared(name)]
-    if start == "own" and travelling:
-        raise ConfigError(
-            f"start=own has no meaning for {algorithm.name}: every client begins with the server's weights; "
-            "leave start out, or use fedproto or local"
-        )
-
-
-def _architecture(member: Member) -> tuple[str, dict[str, torch.Size]]:
-    """What two members' models must have in common to be averaged: how they are built, and of what shapes."""
-    return repr(member.module), {name: value.shape for name, value in member.initial.items()}
-
-
 def follow(experiments: Sequence[Experiment]) -> None:
     """What a process that torchrun started beside the first one does: train its share of the clients when asked."""
     for each in experiments:
         with settings(each.config.threads, each.config.precision):
             each.engine.serve()  # type: ignore[attr-defined]
-
-
-def _machine(device: torch.device) -> dict[str, str]:
-    """What computed a run: with other versions or another device its last digits differ."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {"device": name, "torch": f"torch {torch.__version__}", "python": f"Python {platform.python_version()}"}
-
-
-def device_of(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but this machine has none: accepted here are cpu and auto")
-    chosen = torch.device("cuda" if name == "auto" and torch.cuda.is_available() else "cpu" if name == "auto" else name)
-    if chosen.type == "cuda":
-        take_device()
-    return chosen
-
-
-@contextmanager
-def settings(threads: int, precision: str) -> Iterator[None]:
-    """Sums come out differently with another number of threads, or rounded products, so a run states its own."""
-    before, products = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
-    convolutions = torch.backends.cudnn.allow_tf32
-    torch.set_num_threads(threads)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
 
 
 @contextmanager

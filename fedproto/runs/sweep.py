@@ -27,11 +27,12 @@ import torch
 from fedproto.config import plugin_trust, plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import AUTO, Config, as_asked, configure, flat, read_run_toml, read_tables
-from fedproto.core.federation import deal
 from fedproto.data import Source
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
 from fedproto.partitions.file import read as read_partition
-from fedproto.runs.experiment import Experiment, OnRound, device_of, execute, hold_all
+from fedproto.runs.assemble import deal
+from fedproto.runs.devices import device_of
+from fedproto.runs.experiment import Experiment, OnRound, execute, hold_all
 from fedproto.runs.folder import RunFolder
 
 #: How a run is computed, which may change between two goes at a sweep.

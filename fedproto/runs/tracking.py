@@ -11,7 +11,8 @@ from pathlib import Path
 
 from fedproto.core.rounds import RoundResult
 from fedproto.errors import need
-from fedproto.runs.experiment import OnRound, Result
+from fedproto.runs.experiment import OnRound
+from fedproto.runs.result import Result
 
 
 def scalars(found: RoundResult | Result) -> dict[str, float]:

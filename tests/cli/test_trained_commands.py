@@ -20,8 +20,9 @@ from fedproto.config.options import Part
 from fedproto.core.types import Upload
 from fedproto.data import DataFolders
 from fedproto.inference.open_set import rejections
-from fedproto.membership.membership import Contribution, Membership, read_prototypes
+from fedproto.membership.membership import Contribution, Membership
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.prototype_files import read_prototypes
 
 DIGITS = {"dataset": "digits", "clients": 4, "rounds": 5, "shots": 5, "lr": 0.1, "engine": "reference"}
 DIGITS |= {"model": "mlp(hidden=16,width=8)"}

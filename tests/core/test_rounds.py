@@ -14,10 +14,12 @@ from sklearn.datasets import load_digits
 from fedproto.config.settings import configure
 from fedproto.core import codec, local_training
 from fedproto.core.local_training import crop_and_flip
+from fedproto.core.metrics import summary
 from fedproto.core.rng import key, uniform
-from fedproto.core.rounds import Memory, Schedule, draw, summary
+from fedproto.core.sampling import Schedule, draw
 from fedproto.core.tensors import stack
 from fedproto.core.types import Task, Upload
+from fedproto.core.uploads import Memory
 from fedproto.errors import TrainingError
 from fedproto.runs.experiment import Experiment
 

@@ -24,7 +24,11 @@ def uploads(*weights: float) -> Upload:
 
 
 def test_groups_are_flattened_by_dots():
-    assert tensors.flat({"sums": {"a": 1, "b.c": 2}, "weights": {"a": 3}}) == {"sums.a": 1, "sums.b.c": 2, "weights.a": 3}
+    assert tensors.flat({"sums": {"a": 1, "b.c": 2}, "weights": {"a": 3}}) == {
+        "sums.a": 1,
+        "sums.b.c": 2,
+        "weights.a": 3,
+    }
     assert tensors.flat({}) == {} and tensors.flat({"sums": {}}) == {}
 
 

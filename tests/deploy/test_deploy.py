@@ -37,7 +37,8 @@ from fedproto.deploy.server_state import KIND, STATE, VERSION, MemberRecord, Ser
 from fedproto.deploy.settings import MemberSettings, ServerSettings, TrainingTerms, divided, read_member
 from fedproto.deploy.validation import check
 from fedproto.errors import ConfigError, FedProtoError, Refused, RunFolderError, TrainingError
-from fedproto.runs.experiment import _begin, proceed
+from fedproto.runs.api import _begin
+from fedproto.runs.experiment import proceed
 
 HELD = {"a": "012", "b": "234", "c": "450", "d": "16"}
 MIXED = {"a": "mlp(hidden=30)", "b": "mlp(hidden=20)", "c": "mlp(hidden=25)", "d": "mlp(hidden=10)"}
@@ -437,7 +438,9 @@ def test_strangers_and_second_answers_are_refused(tmp_path: Path) -> None:
     for name, asked in (("a", "b"), ("stranger", "ab"), ("c", "ab")):
         with pytest.raises(Refused, match="not asked"):
             hall.take(
-                name, Message(parcel("a").header | {"member": name}, parcel("b").arrays), hall.expected(frozenset(asked))
+                name,
+                Message(parcel("a").header | {"member": name}, parcel("b").arrays),
+                hall.expected(frozenset(asked)),
             )
     assert hall.answers == {"a": kept} and "stranger" not in hall.seats
 
@@ -648,7 +651,12 @@ def test_a_bad_member_changes_no_bit_of_a_federation(world: Any) -> None:
     def spoilt(name: str, reply: Message, round: int) -> list[Any]:
         if name != "b":
             return [reply]
-        return [WRONG[next(kinds)](Message(reply.header, reply.arrays)), reply, "no parcel", Message({"error": "x"}, {})]
+        return [
+            WRONG[next(kinds)](Message(reply.header, reply.arrays)),
+            reply,
+            "no parcel",
+            Message({"error": "x"}, {}),
+        ]
 
     one, other = world(where="1", quorum=2), world(where="2", quorum=2)
     bad = one.serve(rewrite=spoilt)
@@ -1296,7 +1304,8 @@ def test_members_are_called_what_they_are_registered_as(monkeypatch: pytest.Monk
     post = flower_post({1: ("a", "liar"), 2: ("", "b"), 3: ("", "a"), 4: ("", "b"), 5: ("", "")})
     assert sorted(post.present()) == ["a", "b"]
     found = {
-        name: reply.header["x"] for name, reply, _ in post.exchange("train", {n: Message({"x": n}, {}) for n in "ab"}, 1)
+        name: reply.header["x"]
+        for name, reply, _ in post.exchange("train", {n: Message({"x": n}, {}) for n in "ab"}, 1)
     }
     assert found == {"a": "a", "b": "b"} and set(post.sent()) == {"a", "b"} and min(post.sent().values()) > 0
 

@@ -396,7 +396,9 @@ def test_a_flipped_bit_in_a_members_state_is_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "flipped.safetensors"
-    kept = MemberCheckpoint(3, ("x", "y"), {"w": torch.ones(3)}, {}, Message({"round": 3}, {"sums": np.ones(2, np.float32)}))
+    kept = MemberCheckpoint(
+        3, ("x", "y"), {"w": torch.ones(3)}, {}, Message({"round": 3}, {"sums": np.ones(2, np.float32)})
+    )
     kept.save(path, "me")
     content = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))

@@ -44,7 +44,8 @@ from fedproto.deploy.server_state import STATE, ServerState, read_state
 from fedproto.deploy.status import read_status
 from fedproto.deploy.validation import Amounts, Limits, _medians_of_others, find_outliers
 from fedproto.errors import Refused, RunFolderError, TrainingError
-from fedproto.runs.experiment import _begin, proceed
+from fedproto.runs.api import _begin
+from fedproto.runs.experiment import proceed
 
 __all__ = ["files", "world"]  # fixtures
 

@@ -22,9 +22,11 @@ from torch import nn
 from fedproto.config.settings import configure
 from fedproto.core.engine import Engine, Shard
 from fedproto.core.local_training import Training
-from fedproto.core.rounds import RoundResult, draw, run_rounds
+from fedproto.core.rounds import RoundResult, run_rounds
+from fedproto.core.sampling import draw
 from fedproto.core.types import Tree
-from fedproto.engines.distributed.engine import Build, DistributedEngine, processes
+from fedproto.engines.distributed.engine import Build, DistributedEngine
+from fedproto.engines.distributed.forked import processes
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.vectorised.engine import VectorisedEngine
 from fedproto.engines.vectorised.stacks import Plan
@@ -442,13 +444,13 @@ def test_workers_never_clean_up_what_their_parent_left(tmp_path: Path) -> None:
 
 SCRIPT = """
 import os, sys, time
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {tests!r} + "/engines"]
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
 from helpers.tiny import experiment
 from test_distributed import *
-from fedproto.engines import distributed
+from fedproto.engines.distributed import torchrun
 folder = Path({folder!r})
 """
 
@@ -524,7 +526,7 @@ rank = int(os.environ["RANK"])
 cohorts.free_memory = lambda device: 2**40 if rank == 0 else 1
 run = experiment("fedavg", engine="vectorised", clients=6)
 assert run.config.stack == 1, run.config.stack
-if distributed.follows():
+if torchrun.follows():
     follow([run])
     sys.exit(0)
 run.execute(run.new_folder(folder / "run"))
@@ -539,12 +541,12 @@ print("done")
 def test_torchrun(tmp_path: Path) -> None:
     """Two methods one after the other, as the command line compares them; nobody but rank 0 says anything."""
     body = """
-assert distributed.under_torchrun()
+assert torchrun.under_torchrun()
 names = ("fedavg", "fesem")
 runs = [experiment(name, **FAULTS | RUNS[name]) for name in names]
 for run in runs:
-    run.engine = distributed.join(builder([run]), run.algorithm, torch.device("cpu"))
-if distributed.follows():
+    run.engine = torchrun.join(builder([run]), run.algorithm, torch.device("cpu"))
+if torchrun.follows():
     for run in runs:
         run.engine.serve()
     sys.exit(0)

@@ -139,7 +139,9 @@ def test_a_convolution_is_each_clients_own(case, outputs, with_bias):
     alone = torch.stack(
         [F.conv2d(x[n], weight[n], bias[n] if with_bias else None, stride, padding) for n in range(clients)]
     )
-    assert_close(outcome(window_convolutions.convolve(x, weight, bias, stride, padding), leaves), outcome(alone, leaves))
+    assert_close(
+        outcome(window_convolutions.convolve(x, weight, bias, stride, padding), leaves), outcome(alone, leaves)
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -436,12 +438,16 @@ def interpret():
             x, dy = (torch.randn(rows, values, dtype=dtype) * 3 + 1 for _ in "xy")
             weight, bias = torch.randn(2, rows, dtype=dtype)
             for mine, theirs in zip(
-                fused_passes._normalise(x, weight, bias, 1e-5), fused_passes._normalise_plain(x, weight, bias, 1e-5), strict=True
+                fused_passes._normalise(x, weight, bias, 1e-5),
+                fused_passes._normalise_plain(x, weight, bias, 1e-5),
+                strict=True,
             ):
                 close(mine, theirs, dtype)
             _, mean, variance = fused_passes._normalise_plain(x, weight, bias, 1e-5)
             given = dy.T.contiguous().T, x, weight, mean, variance, 1e-5  # a gradient may lie as it likes
-            for mine, theirs in zip(fused_passes._normalise_back(*given), fused_passes._normalise_back_plain(*given), strict=True):
+            for mine, theirs in zip(
+                fused_passes._normalise_back(*given), fused_passes._normalise_back_plain(*given), strict=True
+            ):
                 close(mine, theirs, dtype, 100)
         value, speed, gradient = torch.randn(3, 3, 30, 50, dtype=dtype)
         momentum, rate = torch.rand(2, 3, dtype=dtype)
@@ -464,9 +470,18 @@ def interpret():
     for n, b, c, h, w, o, (i, j) in [(2, 3, 2, 6, 5, 5, (3, 2)), (3, 2, 1, 4, 4, 26, (4, 4))]:
         x, weight, bias = torch.randn(n, b, c, h, w), torch.randn(n, o, c, i, j), torch.randn(n, o)
         for some in (bias, None):
-            close(implicit_convolutions._forward(x, weight, some), implicit_convolutions._forward_plain(x, weight, some), x.dtype)
+            close(
+                implicit_convolutions._forward(x, weight, some),
+                implicit_convolutions._forward_plain(x, weight, some),
+                x.dtype,
+            )
         dy = torch.randn(n, b, o, h - i + 1, w - j + 1)
-        close(implicit_convolutions._input_gradient(dy, weight, h, w), implicit_convolutions._input_gradient_plain(dy, weight, h, w), x.dtype, 10)
+        close(
+            implicit_convolutions._input_gradient(dy, weight, h, w),
+            implicit_convolutions._input_gradient_plain(dy, weight, h, w),
+            x.dtype,
+            10,
+        )
     print("implicit")  # but for the weights' gradient, whose loop the interpreter does not run
 
 

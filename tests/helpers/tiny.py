@@ -8,7 +8,8 @@ from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
 from fedproto.core.types import Algorithm, Batch, Step, Tree
-from fedproto.runs.experiment import Experiment, Result
+from fedproto.runs.experiment import Experiment
+from fedproto.runs.result import Result
 
 ALGORITHMS = plugins.names("algorithm")
 

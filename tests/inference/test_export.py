@@ -30,8 +30,8 @@ from fedproto.inference import export
 from fedproto.inference.classifier import Classifier
 from fedproto.inference.export import FILES, MANIFEST, read_member, write_member
 from fedproto.inference.trained_client import Trained, member_of, threshold
-from fedproto.membership.membership import Prototypes, read_prototypes, write_prototypes
 from fedproto.models import Fit
+from fedproto.runs.prototype_files import Prototypes, read_prototypes, write_prototypes
 
 SMALL = {"clients": 3, "rounds": 2, "shots": 4, "test_shots": 12}
 BATCHES = (1, 3, 17)

@@ -14,9 +14,10 @@ import fedproto
 from fedproto.errors import FedProtoError
 from fedproto.inference.trained_client import member_of
 from fedproto.membership.extend import extend
-from fedproto.membership.membership import Contribution, Membership, read_prototypes
+from fedproto.membership.membership import Contribution, Membership
 from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.prototype_files import read_prototypes
 
 DIGITS = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
 

@@ -19,10 +19,11 @@ from fedproto.config.options import Part
 from fedproto.core import files
 from fedproto.data import DataFolders
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
-from fedproto.membership.membership import Contribution, Membership, read_prototypes
+from fedproto.membership.membership import Contribution, Membership
 from fedproto.partitions import PartitionRequest
 from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.prototype_files import read_prototypes
 
 DIGITS = {"dataset": "digits", "clients": 4, "rounds": 15, "shots": 5, "lr": 0.1, "engine": "reference"}
 MODEL = "mlp(hidden=16,width=8)"

@@ -19,8 +19,9 @@ from fedproto.core import files
 from fedproto.core.class_names import alike
 from fedproto.core.types import Upload
 from fedproto.errors import DataError, FedProtoError, RunFolderError
-from fedproto.membership.membership import Contribution, Membership, Prototypes, read_prototypes
+from fedproto.membership.membership import Contribution, Membership
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.prototype_files import Prototypes, read_prototypes
 
 WEIGHTINGS = ("samples", "uniform", "eq6")
 DIGITS = {"dataset": "digits", "clients": 5, "rounds": 4, "shots": 5, "lr": 0.05, "engine": "reference"}

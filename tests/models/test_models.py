@@ -13,10 +13,10 @@ import fedproto
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure, parts_of
-from fedproto.core.federation import deal
 from fedproto.errors import ConfigError
 from fedproto.models import Fit
 from fedproto.models.resnet18 import Block
+from fedproto.runs.assemble import deal
 from fedproto.runs.experiment import Experiment
 
 WEIGHTS = Path(__file__).parents[3] / "shared/data/weights/resnet18-tiny-imagenet-32.safetensors"

@@ -29,8 +29,8 @@ from safetensors import safe_open
 import fedproto as package
 from fedproto.config.settings import flat
 from fedproto.core.files import write_atomically
-from fedproto.core.rounds import Memory
 from fedproto.core.types import Upload
+from fedproto.core.uploads import Memory
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.report import GENERATOR, ownership, write
 from fedproto.report.figures import End, pareto, size
@@ -147,7 +147,7 @@ def test_so_many_local_prototypes_that_a_file_would_be_large_are_not_written(mon
     assert found["held"].tolist() == [[0, 0, 0], [2, 0, 1]]
     assert found["local"][1, :, 0].tolist() == [0.5, 0, 1]
     assert torch.isfinite(found["local"]).all()
-    monkeypatch.setattr("fedproto.core.rounds.LARGEST_LOCAL", 23)
+    monkeypatch.setattr("fedproto.core.uploads.LARGEST_LOCAL", 23)
     assert memory.local_prototypes() == {}
 
 

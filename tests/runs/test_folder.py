@@ -26,10 +26,11 @@ from fedproto.inference.export import read_member, write_member
 from fedproto.inference.trained_client import member_of
 from fedproto.membership.extend import extend
 from fedproto.membership.join import join
-from fedproto.membership.membership import Contribution, Membership, read_prototypes
+from fedproto.membership.membership import Contribution, Membership
 from fedproto.reproduce.archive import pack, unpack
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder, is_taken
+from fedproto.runs.prototype_files import read_prototypes
 from fedproto.runs.sweep import read_sweep, run_sweep
 
 SMALL: dict[str, Any] = {"dataset": "digits", "clients": 3, "shots": 5, "rounds": 2, "model": "mlp(hidden=4)"}

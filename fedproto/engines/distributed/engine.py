@@ -10,189 +10,41 @@ The processes are forked here (`processes`), or started by torchrun, on one mach
 
 from __future__ import annotations
 
-import atexit
-import ctypes
-import gc
-import itertools
-import math
-import multiprocessing
-import os
-import pickle
-import shutil
-import signal
-import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import suppress
 from functools import cached_property
-from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from fedproto.core.engine import Chunk, Cohort, Engine, Shard
-from fedproto.core.interrupts import held_back, leave_to_parent
 from fedproto.core.tensors import append, total
 from fedproto.core.tensors import join as join_uploads
 from fedproto.core.types import Algorithm, Tree, Upload
+from fedproto.engines.distributed.exchange import (
+    LOST,
+    Layout,
+    Order,
+    _add_up,
+    _announce,
+    _bring_together,
+    _in_plain_words,
+    _in_step,
+    _layout,
+    _send_to_all,
+    _stack_up,
+)
 from fedproto.errors import ConfigError, KnownToAllError, LostProcessError, TrainingError
 
 Build = Callable[[Shard], Engine]  # the inner engine of the clients a rank holds
-Layout = tuple[tuple[str, tuple[int, ...], torch.dtype, str], ...]  # names, shapes, types and devices of a tree
-Did = TypeVar("Did")
-Said = TypeVar("Said")
-
-#: One rank may train for hours while the others wait. Who dies is noticed at once, by the connection that closes.
-PATIENCE = timedelta(days=7)
-JOINING = timedelta(minutes=1)  # until a process that was forked has found the others
-CUT_OFF = 3  # the exit code of a worker that lost the others: it was not the first to go
-LOST = "processes of this run were lost, and the states of their clients with them: resume from the last checkpoint"
-
-
-@contextmanager
-def _in_plain_words() -> Iterator[None]:
-    try:
-        yield
-    except KnownToAllError as failed:
-        raise failed.error from failed.error.__cause__
-
-
-class Order(NamedTuple):
-    """What all ranks are to do next; trees of the given layouts follow."""
-
-    method: str
-    arguments: tuple[Any, ...]
-    layouts: list[Layout]
 
 
 # --- trees as flat buffers: one message each, whatever they hold
 
 
-def _layout(tree: Tree) -> Layout:
-    return tuple((name, tuple(value.shape), value.dtype, value.device.type) for name, value in tree.items())
-
-
-def _union(layouts: Sequence[Layout]) -> Layout:
-    """Everything that any of the ranks has."""
-    found: dict[str, Any] = {}
-    for name, *rest in itertools.chain(*layouts):
-        found.setdefault(name, (name, *rest))
-    return tuple(found.values())
-
-
-def _flatten(layout: Layout, tree: Tree) -> list[Tensor]:
-    """The tree's values end to end, a buffer for each type and device; zeros for what the tree lacks."""
-    parts: dict[tuple[torch.dtype, str], list[Tensor]] = {}
-    for name, shape, dtype, device in layout:
-        value = tree[name] if name in tree else torch.zeros(shape, dtype=dtype, device=device)
-        parts.setdefault((dtype, device), []).append(value.detach().reshape(-1))
-    return [torch.cat(values) for values in parts.values()]
-
-
-def _unflatten(layout: Layout, buffers: list[Tensor]) -> Tree:
-    kinds = dict.fromkeys((dtype, device) for _, _, dtype, device in layout)
-    rest, tree = dict(zip(kinds, buffers, strict=True)), {}
-    for name, shape, dtype, device in layout:
-        buffer, length = rest[dtype, device], math.prod(shape)
-        tree[name], rest[dtype, device] = buffer[:length].view(shape), buffer[length:]
-    return tree
-
-
 # --- between the ranks
-
-
-@contextmanager
-def _connected() -> Iterator[None]:
-    """When another process is gone, torch says RuntimeError, with the address of a socket."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise LostProcessError(LOST) from error
-
-
-@_connected()
-def _announce(order: Order | None) -> Order | None:
-    """Rank 0's order, on all ranks; None: there will be no further."""
-    box = [order]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-@_connected()
-def _exchange(mine: Any) -> list[Any]:
-    """What every rank says, by rank."""
-    heard: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(heard, mine)
-    return heard
-
-
-@_connected()
-def _send_to_all(layout: Layout, tree: Tree) -> Tree:
-    """Rank 0's tree, on all ranks. As bytes, since not every backend knows every type."""
-    buffers = _flatten(layout, tree)
-    for buffer in buffers:
-        dist.broadcast(buffer.view(torch.uint8), src=0)
-    return _unflatten(layout, buffers)
-
-
-@_connected()
-def _add_up(layouts: Sequence[Layout], tree: Tree) -> Tree:
-    """The sum of all ranks' trees; a rank that lacks something adds zeros."""
-    layout = _union(layouts)
-    buffers = _flatten(layout, tree)
-    for buffer in buffers:
-        dist.all_reduce(buffer)
-    return _unflatten(layout, buffers)
-
-
-@_connected()
-def _bring_together(layouts: Sequence[Layout], tree: Tree) -> list[Tree]:
-    """Every rank's tree, by rank, on rank 0; nothing elsewhere. Each sends as much as it has, to nobody else."""
-    if dist.get_rank() == 0:
-        return [tree, *(_receive(rank, layout) for rank, layout in enumerate(layouts) if rank)]
-    for buffer in _flatten(layouts[dist.get_rank()], tree):
-        dist.send(buffer.view(torch.uint8), dst=0)
-    return []
-
-
-def _stack_up(layouts: Sequence[Layout], tree: Tree) -> Tree:
-    """The rows of every rank's tree, by rank, on rank 0."""
-    return append(_bring_together(layouts, tree))
-
-
-def _receive(rank: int, layout: Layout) -> Tree:
-    buffers = _flatten(layout, {})
-    for buffer in buffers:
-        dist.recv(buffer.view(torch.uint8), src=rank)
-    return _unflatten(layout, buffers)
-
-
-def _in_step(work: Callable[[], Did], report: Callable[[Did], Said]) -> tuple[Did, list[Said]]:
-    """Do one's share and hear every rank's report of its own; an error on any rank is raised on all."""
-    said = own = None
-    try:
-        did = work()
-        said = report(did)
-    except Exception as error:
-        own = error
-    heard = _exchange((said, own and _portable(own)))
-    errors = [error for _, error in heard if error]
-    if errors:
-        raise KnownToAllError(own or errors[0])
-    return did, [said for said, _ in heard]
-
-
-def _portable(error: Exception) -> Exception:
-    """An error as it can be sent: itself, or, where it cannot be copied, its sentence."""
-    try:
-        return pickle.loads(pickle.dumps(error))
-    except Exception:
-        return TrainingError(f"{type(error).__name__}: {error}")
 
 
 # --- what all ranks do together; only rank 0 looks at what comes of it
@@ -444,248 +296,4 @@ class DistributedEngine:
 # --- processes forked on this machine
 
 
-def processes(build: Build, algorithm: Algorithm, workers: int) -> DistributedEngine:
-    """An engine over that many processes of this machine, this one included."""
-    return DistributedEngine(build, algorithm, _Forked(build, algorithm, workers))
-
-
-class _Forked:
-    """Forked, so that data, modules and functions need no copying and a start takes milliseconds."""
-
-    def __init__(self, build: Build, algorithm: Algorithm, size: int) -> None:
-        self.build, self.algorithm, self.size = build, algorithm, size
-        self.workers: list[BaseProcess] = []
-        self.joined = False
-
-    def open(self) -> None:
-        _refuse_to_fork()
-        atexit.register(self.kill)  # before multiprocessing sends SIGTERM, which they ignore, and waits for them
-        folder = tempfile.mkdtemp(prefix="fedproto-")
-        _rest_threads()
-        gc.collect()  # process groups of earlier runs: their threads do not live on in a fork
-        try:
-            for rank in range(1, self.size):
-                self._fork(rank, f"{folder}/store")
-            _meet(f"{folder}/store", 0, self.size)
-            self.joined = True
-            _exchange(None)  # all have come, and the file has served
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _fork(self, rank: int, path: str) -> None:
-        arguments = self.build, self.algorithm, path, rank, self.size, torch.get_num_threads(), os.getpid()
-        worker = multiprocessing.get_context("fork").Process(target=_work, args=arguments, daemon=True)
-        with held_back():
-            worker.start()
-        self.workers.append(worker)
-
-    def close(self, orderly: bool) -> None:
-        for worker in self.workers:
-            if orderly:
-                worker.join(timeout=10)
-            worker.kill()
-            worker.join()
-            worker.close()
-        if self.joined:
-            dist.destroy_process_group()
-        self.workers, self.joined = [], False
-        atexit.unregister(self.kill)
-
-    def kill(self) -> None:
-        """End the workers at once, as when the program ends while they run."""
-        for worker in self.workers:
-            worker.kill()
-
-    def obituary(self) -> str:
-        """The others end on their own when one is gone; it was the first that did not."""
-        for rank, worker in enumerate(self.workers, start=1):
-            worker.join(timeout=1)
-            if worker.exitcode not in (None, 0, CUT_OFF):
-                code = worker.exitcode or 0
-                how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-                return f"worker process {rank} {how}, and its clients' states are lost: resume from the last checkpoint"
-        return LOST
-
-
-def is_daemon() -> bool:
-    """Whether this process may not have children, as a worker of a multiprocessing pool."""
-    return multiprocessing.current_process().daemon
-
-
-def _refuse_to_fork() -> None:
-    if "fork" not in multiprocessing.get_all_start_methods():
-        raise ConfigError("engine processes needs an operating system that can fork: use another engine, or torchrun")
-    if torch.cuda.is_initialized():
-        raise ConfigError(
-            "engine processes forks, but this process uses CUDA: take device cpu, or torchrun with a process a GPU"
-        )
-    if is_daemon():
-        raise ConfigError("engine processes cannot start processes inside a daemonic one, as of a pool: use vectorised")
-    if dist.is_initialized():
-        raise ConfigError("engine processes needs torch.distributed for itself, but this process is in a group already")
-
-
-def _rest_threads() -> None:
-    """GNU's OpenMP hangs in a fork of a process where it has run several threads, unless it was told to end them."""
-    if sys.platform == "linux":
-        mapped = Path("/proc/self/maps").read_text().splitlines()
-        for library in {line.split(maxsplit=5)[-1] for line in mapped if "libgomp" in line}:
-            with suppress(OSError, AttributeError):
-                ctypes.CDLL(library).omp_pause_resource_all(2)  # hard: they start anew when needed
-
-
-def _work(build: Build, algorithm: Algorithm, path: str, rank: int, size: int, threads: int, parent: int) -> None:
-    """The life of a forked process."""
-    gc.freeze()  # what it inherits is the parent's to clean up: the end of a process group waits for its threads
-    _die_with(parent)
-    leave_to_parent()
-    torch.set_num_threads(threads)
-
-    def checked(shard: Shard) -> Engine:
-        _refuse_dead_autograd()
-        return build(shard)
-
-    try:
-        _join_and_serve(path, rank, size, checked, algorithm)
-    except LostProcessError:
-        sys.exit(CUT_OFF)
-
-
-def _join_and_serve(path: str, rank: int, size: int, build: Build, algorithm: Algorithm) -> None:
-    _meet(path, rank, size)
-    _exchange(None)
-    serve(build, algorithm)
-    dist.destroy_process_group()
-
-
-def _die_with(parent: int) -> None:
-    """Whatever ends the parent ends this process. A busy worker would notice only when it is done."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(CUT_OFF)
-
-
-def _refuse_dead_autograd() -> None:
-    """With a GPU in the machine, a process that has taken gradients has threads for it, which no fork survives."""
-    try:
-        one = torch.ones((), requires_grad=True)
-        torch.autograd.grad(one * one, one)
-    except RuntimeError as error:
-        raise ConfigError(
-            "engine processes forks, but this one has trained beside a GPU before: set CUDA_VISIBLE_DEVICES to nothing"
-        ) from error
-
-
-@_connected()
-def _meet(path: str, rank: int, size: int) -> None:
-    store = dist.FileStore(path, size)
-    store.set_timeout(JOINING)
-    with _loopback():
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
-
-
-@contextmanager
-def _loopback() -> Iterator[None]:
-    """Talk through this machine's own interface: its name may not resolve, and nobody else need listen."""
-    name, before = "GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME")
-    os.environ[name] = "lo" if sys.platform == "linux" else "lo0"
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-        os.environ.update({name: before} if before is not None else {})
-
-
 # --- processes started by torchrun
-
-
-def under_torchrun() -> bool:
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def refuse_torchrun(command: str) -> None:
-    if under_torchrun():
-        raise ConfigError(f"fedproto {command} does not share its work out over ranks: torchrun takes run and resume")
-
-
-def ranks() -> int:
-    """How many processes torchrun started."""
-    return int(os.environ["WORLD_SIZE"])
-
-
-def follows() -> bool:
-    """Whether another process runs the rounds, and writes and says all there is to write and say."""
-    return under_torchrun() and int(os.environ["RANK"]) > 0
-
-
-def own_shard() -> Shard:
-    """The clients of this process among those that torchrun started."""
-    return Shard(int(os.environ["RANK"]), ranks())
-
-
-def agree_on_smallest(value: int, device: torch.device) -> int:
-    """The smallest of all ranks' values, on all of them."""
-    _Torchrun(device).open()
-    return min(_exchange(value))
-
-
-def take_device() -> None:
-    """Make the GPU that is this process's share the one that `cuda` means; before anything is put there."""
-    if under_torchrun():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-
-
-def join(build: Build, algorithm: Algorithm, device: torch.device) -> DistributedEngine | Follower:
-    """The engine of this process among those that torchrun started: rank 0's, or one that can only `serve`."""
-    group = _Torchrun(device)
-    return Follower(build, algorithm, group) if follows() else DistributedEngine(build, algorithm, group)
-
-
-class _Torchrun:
-    """One group for as long as the process lives, since torchrun's store can bring one together only once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-
-    def open(self) -> None:
-        if not dist.is_initialized():
-            dist.init_process_group(self.backend, timeout=PATIENCE)
-            atexit.register(dist.destroy_process_group)
-
-    def close(self, orderly: bool) -> None:
-        """torchrun ends the others if this process fails."""
-
-    def obituary(self) -> str:
-        return LOST
-
-
-class Follower:
-    """The engine of the other ranks: it does what rank 0's orders, in `serve`, and nothing on its own."""
-
-    def __init__(self, build: Build, algorithm: Algorithm, group: Group) -> None:
-        self.build, self.algorithm, self.group = build, algorithm, group
-
-    def serve(self) -> None:
-        """Returns when rank 0 has closed its engine."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 finishes its round
-        self.group.open()
-        serve(self.build, self.algorithm)
-
-    def restore(self, federation: int, tree: Tree) -> None:
-        """Rank 0 sends what it has restored."""
-
-    def close(self) -> None:
-        pass
-
-    def train(self, round: int, servers: Sequence[Tree], lots: Sequence[Cohort]) -> Iterator[Chunk]:
-        raise self._refusal()
-
-    def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
-        raise self._refusal()
-
-    def export(self, federation: int) -> Tree:
-        raise self._refusal()
-
-    def _refusal(self) -> ConfigError:
-        return ConfigError("only rank 0 runs the rounds: call serve() in the other processes")

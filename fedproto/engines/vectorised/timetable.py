@@ -26,7 +26,9 @@ class Timetable:
     slot    (m, steps, batch)   where the embeddings of a step are collected, if they are (`collecting`)
     """
 
-    def __init__(self, cohort: ArchitectureGroup, phases: Sequence[Phase], training: Training, collecting: bool) -> None:
+    def __init__(
+        self, cohort: ArchitectureGroup, phases: Sequence[Phase], training: Training, collecting: bool
+    ) -> None:
         self.cohort, self.phases, self.training, self.collecting = cohort, phases, training, collecting
         self.longest_epoch = int(cohort.per_epoch.max())
 

@@ -45,9 +45,9 @@ from fedproto.inference.export.manifest import (
 )
 from fedproto.inference.export.models import built, close, tried, without_files
 from fedproto.inference.trained_client import WAYS, Trained, rows_needed, threshold, why_not_rejecting
-from fedproto.membership.membership import PROTOTYPES, read_prototypes, write_prototypes
 from fedproto.models import Fit
 from fedproto.runs.folder import is_taken, whole_folder
+from fedproto.runs.prototype_files import PROTOTYPES, read_prototypes, write_prototypes
 
 WEIGHTS_FORMAT = "model"
 CALIBRATION_FORMAT = "calibration"

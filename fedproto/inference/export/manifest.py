@@ -12,7 +12,7 @@ from typing import Any
 from fedproto.core.class_names import is_plain
 from fedproto.data.shared.feature_encoding import ENCODING, is_count, read_json
 from fedproto.errors import DataError, shown
-from fedproto.membership.membership import PROTOTYPES
+from fedproto.runs.prototype_files import PROTOTYPES
 
 MANIFEST, WEIGHTS, CALIBRATION, ONNX = "manifest.json", "model.safetensors", "calibration.safetensors", "model.onnx"
 FILES = (WEIGHTS, PROTOTYPES, CALIBRATION, ENCODING, ONNX)
