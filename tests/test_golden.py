@@ -38,8 +38,8 @@ CASES |= {
     "lost uploads and stragglers": {
         "dataset": "digits",
         "participation": 0.6,
-        "dropout": 0.3,
-        "straggle": 0.3,
+        "lost_uploads": 0.3,
+        "stragglers": 0.3,
     },
     "dirichlet": {"dataset": "digits", "partition": "dirichlet"},
     "iid": {"dataset": "digits", "partition": "iid"},

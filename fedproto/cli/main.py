@@ -86,8 +86,8 @@ def run(
     participation: Annotated[
         str | None, _flag("participation", "X", "share of the clients sampled each round [1]")
     ] = None,
-    dropout: Annotated[str | None, _flag("dropout", "X", "share of the uploads lost [0]")] = None,
-    straggle: Annotated[str | None, _flag("straggle", "X", "share of the clients that does half its steps [0]")] = None,
+    lost_uploads: Annotated[str | None, _flag("lost-uploads", "X", "share of the uploads lost [0]")] = None,
+    stragglers: Annotated[str | None, _flag("stragglers", "X", "share of clients that do half their steps [0]")] = None,
     seed: Annotated[str | None, _flag("seed", "N", "of partition, weights, shuffles, samples [0]")] = None,
     engine: Annotated[str | None, _flag("engine", "NAME", "reference, vectorised, processes or auto [auto]")] = None,
     device: Annotated[str | None, _flag("device", "NAME", "cpu, cuda or auto [auto]")] = None,
@@ -157,7 +157,7 @@ def sweep(
     """Run all combinations of some settings, many federations at once; run again, it goes on where it stopped.
 
     The file alone says what is run: dataset = "mnist5k", then [sweep], seed = [0, 1, 2], ways = [3, 4]. Federations
-    that differ in seed, partition, clients, lr, momentum, participation, dropout or straggle are trained together.
+    that differ in seed, partition, clients, lr, momentum, participation, lost_uploads or stragglers run together.
     """
     from fedproto.cli.console import sweep_bar, sweep_table
     from fedproto.engines.distributed.torchrun import refuse_torchrun

@@ -57,8 +57,8 @@ class Config:
     initial: File | None = None  # weights of the models' bodies to start from, instead of drawn ones
     prototypes: File | None = None  # global prototypes to start from: a file, or a run folder that holds one
     participation: PositiveFraction = 1.0
-    dropout: Fraction = 0.0
-    straggle: Fraction = 0.0
+    lost_uploads: Fraction = 0.0
+    stragglers: Fraction = 0.0
     seed: Seed = 0
     engine: Literal["auto", "reference", "vectorised", "processes"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

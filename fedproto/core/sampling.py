@@ -15,8 +15,8 @@ from fedproto.core.engine import Cohort
 class Schedule:
     rounds: int
     participation: float = 1.0  # share of the clients sampled each round
-    dropout: float = 0.0  # share of the uploads lost on their way
-    straggle: float = 0.0  # share of the sampled clients that does half its steps
+    lost_uploads: float = 0.0  # share of the uploads lost on their way
+    stragglers: float = 0.0  # share of the sampled clients that does half its steps
     eval_every: int = 10
     seed: int = 0
 
@@ -31,8 +31,8 @@ def draw(clients: int, schedule: Schedule, round: int) -> Cohort:
         return of[rng.sample(rng.key(schedule.seed, purpose, round), len(of), count)]
 
     picked = some("sample", torch.arange(clients), schedule.participation, at_least=1)
-    lost = some("lost uploads", picked, schedule.dropout, at_least=0)
-    return Cohort(picked, lost, slow=some("stragglers", picked, schedule.straggle, at_least=0))
+    lost = some("lost uploads", picked, schedule.lost_uploads, at_least=0)
+    return Cohort(picked, lost, slow=some("stragglers", picked, schedule.stragglers, at_least=0))
 
 
 def _nearest(number: float) -> int:

@@ -25,8 +25,8 @@ from fedproto.runs.result import Result
 Accuracies = dict[str, float]
 
 #: Settings that are a newcomer's by being one.
-SETTLED = {"absent", "algorithm", "clients", "dataset", "dropout", "eval_every", "fixed", "initial", "model"}
-SETTLED |= {"participation", "profile", "prototypes", "rounds", "straggle"}
+SETTLED = {"absent", "algorithm", "clients", "dataset", "lost_uploads", "eval_every", "fixed", "initial", "model"}
+SETTLED |= {"participation", "profile", "prototypes", "rounds", "stragglers"}
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class Experiment:
 
     def course(self) -> FederationRun:
         c = self.config
-        schedule = Schedule(c.rounds, c.participation, c.dropout, c.straggle, c.eval_every, c.seed)
+        schedule = Schedule(c.rounds, c.participation, c.lost_uploads, c.stragglers, c.eval_every, c.seed)
         return FederationRun(self.federation, schedule, self.progress)
 
     def _write_round(self, folder: RunFolder, result: RoundResult) -> None:

@@ -38,7 +38,7 @@ from fedproto.runs.folder import RunFolder
 #: How a run is computed, which may change between two goes at a sweep.
 COMPUTED = ("engine", "device", "compile", "workers", "stack", "states", "checkpoint_every", "data_dir")
 #: In what federations of one stack may differ.
-STACKED = ("seed", "partition", "clients", "lr", "momentum", "participation", "dropout", "straggle")
+STACKED = ("seed", "partition", "clients", "lr", "momentum", "participation", "lost_uploads", "stragglers")
 
 
 class Cell(NamedTuple):

@@ -10,7 +10,7 @@ from fedproto.core.engine import Cohort
 
 ALMOST = 1e-12  # float64, where (n * w) / n need not be w to the last bit
 
-FAULTS = {"participation": 0.5, "dropout": 0.3, "straggle": 0.5}
+FAULTS = {"participation": 0.5, "lost_uploads": 0.3, "stragglers": 0.5}
 
 IDENTITIES = [
     ("fedprox(mu=0)", "fedavg", {}),
@@ -26,7 +26,7 @@ IDENTITIES = [
     ('fedrep(personal="body,head")', "local", {}),
     ("fedproto-mh", "fedproto", {}),
     ("fedproto(absent=remember)", "fedproto(absent=drop)", {}),
-    ("fedproto(absent=remember)", "fedproto(absent=drop)", {"straggle": 0.5}),
+    ("fedproto(absent=remember)", "fedproto(absent=drop)", {"stragglers": 0.5}),
     ("fedproto(distance=l2,regularise=class)", "fedproto(distance=l2)", {"batch": 1}),
     ("fedproto(weighting=samples)", "fedproto(weighting=uniform)", {"clients": 1}),
     ("fedproto(weighting=samples)", "fedproto(weighting=eq6)", {"clients": 1}),

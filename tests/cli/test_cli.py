@@ -303,8 +303,8 @@ def test_the_released_profile_reaches_the_run() -> None:
 
 def test_every_flag_is_a_key_of_the_file() -> None:
     """Flags are written to config.toml under their own names, so that none is forgotten when a run is repeated."""
-    flags = "--batch 4 --lr 0.1 --dropout 0.2 --straggle 0.2 --seed 7 --eval-every 3 --checkpoint-every 0 --stdev 1"
-    more = "--engine reference --device cpu --shots-stdev 2 --test-shots 9 --ways 4 --data-dir . --participation 0.9"
+    flags = "--participation 0.9 --batch 4 --lr 0.1 --lost-uploads 0.2 --stragglers 0.2 --seed 7 --eval-every 3 --checkpoint-every 0"
+    more = "--stdev 1 --engine reference --device cpu --shots-stdev 2 --test-shots 9 --ways 4 --data-dir ."
     succeed("run", *SMALL, *flags.split(), *more.split(), "--out", "out")
     settings = settings_of()
     words = flags.split() + more.split()
@@ -603,8 +603,8 @@ BAD_VALUES = {
     "lr": ("0", "-0.1", "fast", "nan", "inf", "1e999"),
     "stdev": ("-1", "wide", "nan", "inf"),
     "participation": ("0", "-0.5", "1.1", "half", "nan", "inf"),
-    "dropout": ("-0.1", "1.1", "some", "nan", "inf"),
-    "straggle": ("-0.1", "1.1", "some", "nan", "inf"),
+    "lost-uploads": ("-0.1", "1.1", "some", "nan", "inf"),
+    "stragglers": ("-0.1", "1.1", "some", "nan", "inf"),
     "seed": ("-1", "1.5", "lucky", "nan", "inf", str(2**63)),
 }
 

@@ -440,7 +440,7 @@ def test_join_refuses_before_it_writes(changes, message, run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "setting", ["absent=drop", "profile=released", "dropout=1", "eval_every=2", "participation=0.1"]
+    "setting", ["absent=drop", "profile=released", "lost_uploads=1", "eval_every=2", "participation=0.1"]
 )
 def test_join_with_settings_of_a_federation_does_it_wholly_or_not_at_all(setting, run, tmp_path):
     answer = command("join", "--prototypes", run, *NEWCOMER, "--set", setting, "--out", tmp_path / "new")

@@ -21,6 +21,7 @@ from fedproto.config.options import (
     convert,
     parse,
 )
+from fedproto.config.plugin_trust import trust_plugins
 from fedproto.config.settings import RUN_FIELDS, Config, configure, read_assignment, read_toml, resolve_auto
 from fedproto.errors import ConfigError, unknown
 
@@ -235,22 +236,29 @@ def test_a_bare_name_goes_to_whoever_alone_has_it() -> None:
     assert config.lr == 0.1
 
 
-def test_an_ambiguous_assignment_is_refused_with_both_ways_to_write_it() -> None:
-    with pytest.raises(ConfigError, match=r"'dropout' is ambiguous: write model.dropout or run.dropout"):
-        only({"model": "cnn"}, {"dropout": "0.1"})
+@pytest.fixture
+def model_with_lr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model of somebody's own with an option that the run has, too."""
+    (tmp_path / "with_lr.py").write_text("def with_lr(fit, *, lr: float = 0.5):\n    ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trust_plugins("with_lr:with_lr")
+    return "with_lr:with_lr"
 
 
-@pytest.mark.parametrize(
-    ("key", "of_the_run", "of_the_model"), [("model.dropout", 0.0, 0.1), ("run.dropout", 0.1, 0.5)]
-)
-def test_a_dotted_name_says_whose_it_is(key: str, of_the_run: float, of_the_model: float) -> None:
-    config = only({"model": "cnn"}, {key: "0.1"})
-    assert (config.dropout, config.model[0].options["dropout"]) == (of_the_run, of_the_model)
+def test_an_ambiguous_assignment_is_refused_with_both_ways_to_write_it(model_with_lr: str) -> None:
+    with pytest.raises(ConfigError, match=r"'lr' is ambiguous: write model.lr or run.lr"):
+        only({"model": model_with_lr}, {"lr": "0.1"})
 
 
-def test_a_key_of_a_file_that_the_run_has_is_the_runs() -> None:
-    config = only({"model": "cnn", "dropout": 0.1})
-    assert (config.dropout, config.model[0].options["dropout"]) == (0.1, 0.5)
+@pytest.mark.parametrize(("key", "of_the_run", "of_the_model"), [("model.lr", 0.01, 0.1), ("run.lr", 0.1, 0.5)])
+def test_a_dotted_name_says_whose_it_is(key: str, of_the_run: float, of_the_model: float, model_with_lr: str) -> None:
+    config = only({"model": model_with_lr}, {key: "0.1"})
+    assert (config.lr, config.model[0].options["lr"]) == (of_the_run, of_the_model)
+
+
+def test_a_key_of_a_file_that_the_run_has_is_the_runs(model_with_lr: str) -> None:
+    config = only({"model": model_with_lr, "lr": 0.1})
+    assert (config.lr, config.model[0].options["lr"]) == (0.1, 0.5)
 
 
 def test_what_is_assigned_wins_over_every_other_way_to_write_it() -> None:

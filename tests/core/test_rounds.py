@@ -25,12 +25,12 @@ from fedproto.runs.experiment import Experiment
 
 
 @given(st.integers(1, 40), st.floats(0.01, 1), st.floats(0, 1), st.floats(0, 1), st.integers(1, 5))
-def test_as_many_are_drawn_as_the_shares_say(clients, participation, dropout, straggle, round):
-    schedule = Schedule(9, participation, dropout, straggle)
+def test_as_many_are_drawn_as_the_shares_say(clients, participation, lost_uploads, stragglers, round):
+    schedule = Schedule(9, participation, lost_uploads, stragglers)
     picked, lost, slow = (numbers.tolist() for numbers in draw(clients, schedule, round))
     assert len(picked) == len(set(picked)) == max(1, math.floor(participation * clients + 0.5))
-    assert len(lost) == math.floor(dropout * len(picked) + 0.5)
-    assert len(slow) == math.floor(straggle * len(picked) + 0.5)
+    assert len(lost) == math.floor(lost_uploads * len(picked) + 0.5)
+    assert len(slow) == math.floor(stragglers * len(picked) + 0.5)
     assert set(lost) | set(slow) <= set(picked) <= set(range(clients))
     assert [picked, lost, slow] == [numbers.tolist() for numbers in draw(clients, schedule, round)]
 
@@ -99,7 +99,7 @@ def test_result_tells_how_old_each_upload_is():
 
 
 def test_a_lost_upload_was_trained_and_sent_but_does_not_count():
-    run, result = finished("fedavg", rounds=1, dropout=1.0)
+    run, result = finished("fedavg", rounds=1, lost_uploads=1.0)
     member, state = run.federation.members[0], run.engine.states[0][0]
     assert not torch.equal(state["head.fc3.weight"], member.initial["head.fc3.weight"])
     assert torch.equal(run.progress.server["head.fc3.weight"], member.initial["head.fc3.weight"])
@@ -300,7 +300,7 @@ def test_a_last_step_that_diverges_is_noticed():
 
 
 def test_without_any_prototype_nothing_is_predicted_right():
-    _, result = finished("fedproto", rounds=1, dropout=1.0)
+    _, result = finished("fedproto", rounds=1, lost_uploads=1.0)
     assert result.accuracy["prototype"]["mean"] == 0
     assert "no class has a prototype yet" in result.metrics[0]["notes"][0]
 

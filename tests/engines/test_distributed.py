@@ -35,7 +35,7 @@ from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import RunFolder
 
 ALMOST = 1e-10
-FAULTS = {"clients": 6, "participation": 0.7, "dropout": 0.3, "straggle": 0.5, "eval_every": 2}
+FAULTS = {"clients": 6, "participation": 0.7, "lost_uploads": 0.3, "stragglers": 0.5, "eval_every": 2}
 EXACT = ("fesem", "fedproto(absent=remember)", "local")  # nothing is added in another order
 RUNS: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("local", "fedavg", "fedprox", "fedper", "fedrep", "fedproto(absent=drop)")},
@@ -150,8 +150,8 @@ def test_one_process_is_a_group_too() -> None:
 
 
 def test_a_round_of_which_nothing_arrives() -> None:
-    expected = everything(single(experiment("fedavg", dropout=1)))[0]
-    assert_alike(everything(parallel(experiment("fedavg", dropout=1), 2))[0], expected, 0)
+    expected = everything(single(experiment("fedavg", lost_uploads=1)))[0]
+    assert_alike(everything(parallel(experiment("fedavg", lost_uploads=1), 2))[0], expected, 0)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fesem", "fedproto(absent=remember)"])

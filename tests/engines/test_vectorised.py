@@ -38,7 +38,7 @@ from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
 
 #: Everything that can go wrong in a round, and more than one epoch of it.
-TROUBLE = {"clients": 6, "epochs": 2, "participation": 0.6, "straggle": 0.5, "dropout": 0.3}
+TROUBLE = {"clients": 6, "epochs": 2, "participation": 0.6, "stragglers": 0.5, "lost_uploads": 0.3}
 #: Sizes that no batch of four divides; none leaves a last batch of one, which BatchNorm refuses.
 RAGGED = (10, 7, 15, 3, 12)
 FULL = (12, 8, 12, 4, 4)
@@ -237,11 +237,11 @@ def test_prototypes_collected_during_training_with_dropout_are_the_reference_eng
 
 
 def test_momentum_and_participation_of_a_single_client_change_nothing():
-    assert_engines_agree("fedavg", momentum=0.9, participation=0.25, straggle=1.0)
+    assert_engines_agree("fedavg", momentum=0.9, participation=0.25, stragglers=1.0)
 
 
 def test_a_round_in_which_every_upload_is_lost():
-    assert_engines_agree("fedproto", dropout=1.0)
+    assert_engines_agree("fedproto", lost_uploads=1.0)
 
 
 @pytest.mark.parametrize("algorithm", ["fedproto-mh", "fedproto", "local"])
@@ -403,7 +403,7 @@ def test_a_client_alone_is_what_it_is_among_larger_ones(build):
 
 @pytest.mark.parametrize("stack", [1, 2, 3])
 def test_the_size_of_a_stack_does_not_matter(stack):
-    settings = {"modules": with_dropout(), "data": clients_of(RAGGED), "epochs": 2, "straggle": 0.4}
+    settings = {"modules": with_dropout(), "data": clients_of(RAGGED), "epochs": 2, "stragglers": 0.4}
     for algorithm in ("fedproto", "fedproto(absent=drop)", "fesem(clusters=2)"):
         runs = [prepared(algorithm, "vectorised", stack=size, **settings) for size in (None, stack)]
         assert runs[1].engine.stacks[0].room == stack
@@ -802,7 +802,7 @@ def test_warming_up_never_runs_past_the_last_step():
 def test_a_phase_may_have_another_order_of_steps_than_the_first():
     """Half of 5 steps is 3, as many as the next client's whole 3; half of 10 is 5, less than its 6."""
     data = clients_of((20, 12, 20, 12), tests=(4,) * 4)
-    assert_engines_agree("fedrep(head_epochs=1,body_epochs=2)", data=data, straggle=0.5, rounds=4)
+    assert_engines_agree("fedrep(head_epochs=1,body_epochs=2)", data=data, stragglers=0.5, rounds=4)
 
 
 # --- one step for all
@@ -1071,7 +1071,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("algorithm", ["fedproto", "fedavg", "fesem(clusters=2)", "fedrep"])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(algorithm, tmp_path):
-    settings = {"rounds": 6, "checkpoint_every": 3, "participation": 0.5, "straggle": 0.5, "clients": 6, "stack": 2}
+    settings = {"rounds": 6, "checkpoint_every": 3, "participation": 0.5, "stragglers": 0.5, "clients": 6, "stack": 2}
     whole = prepared(algorithm, "vectorised", **settings)
     expected = whole.execute()
     run = prepared(algorithm, "vectorised", **settings)

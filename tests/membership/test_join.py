@@ -381,7 +381,7 @@ def test_a_newcomer_is_one_and_learns_by_prototypes(options, run, tmp_path):
     [
         {"absent": "drop"},  # a server that remembers no upload has none to give
         {"profile": "released"},  # which says the same
-        {"dropout": 1},  # its only upload is lost
+        {"lost_uploads": 1},  # its only upload is lost
         {"eval_every": 3},
         {"participation": 0.1},
         {"checkpoint_every": 0},

@@ -206,7 +206,7 @@ def test_hyper_parameters_are_the_papers(target, weights_somewhere):
     for p in planned_of(target):
         config, options = p.cell.config, p.cell.config.algorithm.options
         batch = 32 if target == "table-cifar10" and p.row.name != "FedProto, batch 8" else 8
-        assert (config.clients, config.participation, config.dropout, config.straggle) == (20, 1.0, 0.0, 0.0)
+        assert (config.clients, config.participation, config.lost_uploads, config.stragglers) == (20, 1.0, 0.0, 0.0)
         assert (config.batch, config.lr, config.momentum, config.epochs) == (batch, 0.01, 0.5, 1)
         assert config.partition.options["shots"] == 100
         assert config.partition.options["noise"] == "uniform"

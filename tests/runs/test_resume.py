@@ -28,17 +28,17 @@ Files = dict[str, Any]
 DIGITS = {"dataset": "digits", "clients": 6, "shots": 5, "rounds": 9, "checkpoint_every": 3, "eval_every": 4}
 SETUPS: dict[str, dict[str, Any]] = {
     # Who was absent, and what each said last, is part of the state.
-    "fedproto": DIGITS | {"participation": 0.5, "dropout": 0.3, "straggle": 0.3},
+    "fedproto": DIGITS | {"participation": 0.5, "lost_uploads": 0.3, "stragglers": 0.3},
     "fesem": DIGITS | {"algorithm": "fesem"},
     "fedavg": DIGITS | {"algorithm": "fedavg", "participation": 0.5},
     # Heads that live on at the client, and dropout inside the model, whose draws must repeat.
     "fedrep": DIGITS | {"algorithm": "fedrep", "dataset": "mnist5k", "clients": 2, "rounds": 5, "checkpoint_every": 2},
     # Most have not trained when the first checkpoint is written, so that their models are one and the same tensors.
     "rarely present": DIGITS | {"algorithm": "fedavg", "participation": 0.2, "checkpoint_every": 1, "rounds": 4},
-    "never heard": DIGITS | {"algorithm": "fedavg", "dropout": 1, "checkpoint_every": 1, "rounds": 2},
+    "never heard": DIGITS | {"algorithm": "fedavg", "lost_uploads": 1, "checkpoint_every": 1, "rounds": 2},
     "mixed": DIGITS | {"algorithm": "fedproto-mh", "dataset": "digits*4,mnist5k*2", "dim": 20, "rounds": 4},
     # Long enough to be hit by a signal, and small enough to be killed at every step it takes.
-    "long": DIGITS | {"participation": 0.5, "dropout": 0.3, "straggle": 0.3, "rounds": 30},
+    "long": DIGITS | {"participation": 0.5, "lost_uploads": 0.3, "stragglers": 0.3, "rounds": 30},
     "short": DIGITS | {"rounds": 4, "checkpoint_every": 2, "clients": 3},
 }
 

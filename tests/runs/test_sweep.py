@@ -174,7 +174,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         ({"seed": [0, 1, 2]}, [3]),
         ({"seed": [0, 1], "ways": [2, 3], "lr": [0.1, 0.2]}, [8]),
         ({"clients": [3, 4], "momentum": [0.0, 0.9], "participation": [0.5, 1.0]}, [8]),
-        ({"dropout": [0.0, 0.5], "straggle": [0.0, 0.5]}, [4]),
+        ({"lost_uploads": [0.0, 0.5], "stragglers": [0.0, 0.5]}, [4]),
         ({"partition": ["nway", "iid"]}, [2]),
         ({"algorithm": ["local", "fedavg"], "seed": [0, 1, 2]}, [3, 3]),
         ({"seed": [0, 1, 2], "algorithm": ["local", "fedavg"]}, [3, 3]),
@@ -210,9 +210,9 @@ def test_what_can_be_trained_together_is(swept, sizes, tmp_path):
 STACKS = {
     "fedproto": {"seed": [0, 7], "ways": [2, 4], "lr": [0.05, 0.02]},
     "fedavg": {"seed": [0, 7], "clients": [3, 5], "participation": [0.5, 1.0]},
-    "fesem(clusters=2)": {"seed": [0, 7], "ways": [2, 4], "straggle": [0.0, 0.5]},
+    "fesem(clusters=2)": {"seed": [0, 7], "ways": [2, 4], "stragglers": [0.0, 0.5]},
     "local": {"seed": [0, 7], "momentum": [0.0, 0.9], "ways": [2, 4]},
-    "fedrep(head_epochs=2)": {"seed": [0, 7], "lr": [0.05, 0.02], "dropout": [0.0, 0.5]},
+    "fedrep(head_epochs=2)": {"seed": [0, 7], "lr": [0.05, 0.02], "lost_uploads": [0.0, 0.5]},
     "fedproto(absent=drop,collect=during)": {"seed": [0, 7], "participation": [0.5, 1.0], "stdev": [0, 2]},
 }
 
