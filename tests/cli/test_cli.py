@@ -303,8 +303,9 @@ def test_the_released_profile_reaches_the_run() -> None:
 
 def test_every_flag_is_a_key_of_the_file() -> None:
     """Flags are written to config.toml under their own names, so that none is forgotten when a run is repeated."""
-    flags = "--participation 0.9 --batch 4 --lr 0.1 --lost-uploads 0.2 --stragglers 0.2 --seed 7 --eval-every 3 --checkpoint-every 0"
+    flags = "--batch 4 --lr 0.1 --lost-uploads 0.2 --stragglers 0.2 --seed 7 --eval-every 3 --checkpoint-every 0"
     more = "--stdev 1 --engine reference --device cpu --shots-stdev 2 --test-shots 9 --ways 4 --data-dir ."
+    more += " --participation 0.9"
     succeed("run", *SMALL, *flags.split(), *more.split(), "--out", "out")
     settings = settings_of()
     words = flags.split() + more.split()
