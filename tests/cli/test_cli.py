@@ -501,7 +501,6 @@ ASSIGNMENTS = {
     "no equals sign": ("--set lam", "KEY=VALUE", "'lam'"),
     "no key": ("--set =3", "KEY=VALUE"),
     "no value": ("--set lam=", "lam", "a number"),
-    "ambiguous": ("--set dropout=0.1", "ambiguous", "model.dropout", "run.dropout"),
 }
 DATA = {
     "corrupt npz": ("--dataset npz:{inputs}/half.npz", "half.npz", "damaged"),

@@ -18,7 +18,7 @@ import pytest
 from helpers.command_line import fedproto
 from PIL import Image
 from test_data import BATCHES, batch
-from test_fetch import tgz, zipped
+from test_download import tgz, zipped
 from test_formats import META, SYMBOLS, idx, images, leaf_file, png, write
 from test_sources import as_npy, as_npz, encoded
 

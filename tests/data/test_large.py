@@ -13,12 +13,13 @@ from fedproto import data
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
-from fedproto.core import federation, rng
+from fedproto.core import rng
 from fedproto.data import Source, Split, check
 from fedproto.data.shared.lazy_images import Lazy
 from fedproto.errors import DataError, FedProtoError
 from fedproto.partitions import PartitionRequest, grouped, portions
 from fedproto.partitions.nway import _deal
+from fedproto.runs import assemble
 from fedproto.runs.experiment import Experiment
 
 MILLION, CLASSES = 1_000_000, 62
@@ -61,7 +62,7 @@ def test_a_million_images_are_not_read_before_they_are_used(million):
 def test_a_million_images_are_divided_in_little_memory(million, partition):
     source = build(f"npy:{million}")
     part = configure({"partition": partition, "clients": 1000})[0].partition
-    found, peak = peak_of(lambda: federation.divide([source] * 1000, part, 0))
+    found, peak = peak_of(lambda: assemble.divide([source] * 1000, part, 0))
     assert len(found) == 1000
     assert peak < 200 * MEGABYTE
 

@@ -19,11 +19,11 @@ import fedproto
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
-from fedproto.core import federation as federations
 from fedproto.data import DataFolders, few, hold_out
 from fedproto.data.mnist5k import _splits
 from fedproto.data.shared.lazy_images import Images, Lazy
 from fedproto.errors import ConfigError, FedProtoError, MissingExtra
+from fedproto.runs import assemble
 
 NORMAL = {"mean": 0.1307, "std": 0.3081}
 
@@ -164,10 +164,10 @@ def test_thirty_images_of_two_classes_are_enough_for_the_defaults(form, tmp_path
     source = build(FORMS[form](tmp_path, (x, y), (x, y)))
     source = source if len(source.classes) == 2 else replace(source, classes=("0", "1"))  # as_hf and as_pfllib say ten
     for seed in range(50):
-        portions = federations.divide([source] * 20, Part("nway"), seed)
+        portions = assemble.divide([source] * 20, Part("nway"), seed)
         assert all(len(np.unique(source.train.y[portion.train])) == 2 for portion in portions)
     with pytest.raises(ConfigError, match="class '0' has 30 training images, but 100 are wanted: lower shots"):
-        federations.divide([source] * 20, Part("nway", {"shots": 5, "stdev": 0}), 0)
+        assemble.divide([source] * 20, Part("nway", {"shots": 5, "stdev": 0}), 0)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 19, 20, 39, 60, 99, 100, 120, 1000, 2040, 100_000])
@@ -376,7 +376,7 @@ def write_pfllib(root, clients=3, change=None):
 
 
 def divided(source, clients, seed=0):
-    return federations.divide([source] * clients, Part("natural"), seed)
+    return assemble.divide([source] * clients, Part("natural"), seed)
 
 
 @pytest.mark.parametrize("clients", [3, 12])
@@ -648,7 +648,7 @@ def test_flower_options_are_written_as_any_others():
     text = "flower:PathologicalPartitioner(num_classes_per_partition=2)"
     config = configure({"dataset": "digits", "clients": 4, "partition": text, "test_shots": 5})[0]
     source = build("digits")
-    for portion in federations.divide([source] * 4, config.partition, 0):
+    for portion in assemble.divide([source] * 4, config.partition, 0):
         labels = np.unique(source.train.y[portion.train])
         assert len(labels) == 2 and len(portion.test) == 5 * len(labels)
 

@@ -489,11 +489,11 @@ PROCESS = """
 import sys
 from pathlib import Path
 import numpy as np
-from fedproto.deploy.hall import Hall
+from fedproto.deploy.server_state import ServerState
 from fedproto.deploy.member import answer
-from fedproto.deploy.settings import MemberSettings, ServerSettings, Terms
+from fedproto.deploy.settings import MemberSettings, ServerSettings, TrainingTerms
 data, state, server, count = sys.argv[1:]
-hall = Hall(ServerSettings(state=server, classes="x,y", quorum=1), Terms(dim=4))
+hall = ServerState(ServerSettings(state=server, classes="x,y", quorum=1), TrainingTerms(dim=4))
 hall.load()
 own = MemberSettings("a", data, state, "mlp(hidden=3)")
 for _ in range(int(count)):

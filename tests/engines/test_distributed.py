@@ -499,7 +499,7 @@ print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
 
 def test_an_interrupt_of_all_processes_finishes_the_round(tmp_path: Path) -> None:
     body = """
-from fedproto.experiment import Interrupted
+from fedproto.runs.experiment import Interrupted
 run = parallel(experiment("fedavg", rounds=100000, checkpoint_every=100000), 2)
 try:
     run.execute(run.new_folder(folder / "run"), lambda result: print(result.round, flush=True))
@@ -520,10 +520,10 @@ except Interrupted:
 def test_ranks_agree_on_the_size_of_their_stacks(tmp_path: Path) -> None:
     """Each looks at the free memory of its own GPU; all use what the fullest one leaves, and write that down."""
     body = """
-from fedproto.engines import cohorts
-from fedproto.experiment import follow
+from fedproto.engines.vectorised import architecture_groups
+from fedproto.runs.experiment import follow
 rank = int(os.environ["RANK"])
-cohorts.free_memory = lambda device: 2**40 if rank == 0 else 1
+architecture_groups.free_memory = lambda device: 2**40 if rank == 0 else 1
 run = experiment("fedavg", engine="vectorised", clients=6)
 assert run.config.stack == 1, run.config.stack
 if torchrun.follows():

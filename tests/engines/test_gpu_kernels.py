@@ -399,9 +399,9 @@ def test_the_kernels_are_their_plain_forms():
     if folder is None and importlib.util.find_spec("triton") is None:
         pytest.skip("there is no Triton here: FEDPROTO_TRITON may name a folder that holds it")
     here = Path(__file__).parents[1]
-    paths = [str(here), str(here.parent), *([folder] if folder else [])]
+    paths = [str(here), str(here / "engines"), str(here.parent), *([folder] if folder else [])]
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-c", "import test_windows; test_windows.interpret()"]
+    command = [sys.executable, "-c", "import test_gpu_kernels; test_gpu_kernels.interpret()"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == ["windows", "passes", "implicit"]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
-from fedproto.core import federation as federations
 from fedproto.core import rng
 from fedproto.data import DataFolders
 from fedproto.errors import ConfigError, DataError, FedProtoError
 from fedproto.partitions import PartitionRequest
 from fedproto.partitions.file import stamp
+from fedproto.runs import assemble
 from fedproto.runs.experiment import Experiment
 
 CLASSES, WRITERS = 6, 12
@@ -584,4 +584,4 @@ def test_embedded_data_is_enough_for_the_defaults(name):
     """Whatever the seed, the most wanted class of 20 clients must not run out."""
     source = plugins.build("dataset", Part(name), DataFolders())
     for seed in range(200):
-        assert len(federations.divide([source] * 20, Part("nway"), seed)) == 20
+        assert len(assemble.divide([source] * 20, Part("nway"), seed)) == 20

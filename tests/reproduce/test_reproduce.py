@@ -25,13 +25,12 @@ from torch.func import functional_call
 
 from fedproto.config import plugins
 from fedproto.config.options import Part
-from fedproto.core import federation
 from fedproto.data import DataFolders
 from fedproto.errors import ConfigError, DataError, RunFolderError
 from fedproto.reproduce import archive as archives
 from fedproto.reproduce import make, plan, probes, tables
 from fedproto.reproduce.plan import Narrowed, read_spec
-from fedproto.runs import sweep
+from fedproto.runs import assemble, sweep
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
 
@@ -60,7 +59,7 @@ def source_of(dataset):
 
 def shared_out(config):
     (part,) = config.dataset
-    return federation.divide([source_of(part.name)] * config.clients, config.partition, config.seed)
+    return assemble.divide([source_of(part.name)] * config.clients, config.partition, config.seed)
 
 
 # --- the specs
