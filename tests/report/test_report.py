@@ -430,7 +430,7 @@ def test_the_smallest_run_there_is_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_nobody_else_waits_for_matplotlib() -> None:
-    code = "import sys, fedproto.cli, fedproto.experiment, fedproto.report; print(*sys.modules)"
+    code = "import sys, fedproto.cli.main, fedproto.runs.experiment, fedproto.report; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "fedproto.report" in loaded
     assert "matplotlib" not in loaded
