@@ -96,6 +96,7 @@ def test_everyone_speaking_is_nobody_absent():
     assert run.progress.memory.last.tolist() == [3] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_method_learns(name):
     """Well above the 1/ways of guessing on its own classes, after a minute's worth of rounds for a tiny model."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.command_line import SMALL, fedproto, only_line
+from helpers.command_line import SMALL, fedproto, only_line
 
 import fedproto as package
 from fedproto.config import plugin_trust, plugins

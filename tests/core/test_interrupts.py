@@ -35,7 +35,7 @@ LONG: dict[str, Any] = {
     "engine": "processes",
     "workers": 2,
 }
-SIGNALS = [signal.SIGTERM, signal.SIGINT]
+SIGNALS = [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 
 
 def toml(settings: dict[str, Any]) -> str:
@@ -102,7 +102,7 @@ def processes_of_session(session: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("stop", SIGNALS, ids=lambda stop: stop.name)
+@pytest.mark.parametrize("stop", SIGNALS, ids=["SIGTERM", "SIGINT"])
 def test_a_signal_to_the_group_of_a_run_loses_no_round(stop: signal.Signals, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(toml(LONG))
@@ -121,7 +121,7 @@ def test_a_signal_to_the_group_of_a_run_loses_no_round(stop: signal.Signals, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", SIGNALS, ids=lambda stop: stop.name)
+@pytest.mark.parametrize("stop", SIGNALS, ids=["SIGTERM", "SIGINT"])
 def test_a_signal_to_the_group_of_a_sweep_stops_it(stop: signal.Signals, tmp_path: Path) -> None:
     """Neither is the batch halved, as if memory had run out, nor does the next one start."""
     config = tmp_path / "sweep.toml"

@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-import flower
+from helpers import flower
 from helpers.flower import CLASSES, MODELS, Deployed, Run, deployed, digits, replayed, same, server_of, until
 
 import fedproto

@@ -739,8 +739,8 @@ def test_the_gpus_convolution_has_the_gradients_of_the_columns():
 # --- the step, traced
 
 
-@pytest.mark.parametrize("algorithm", ["fedproto", "fedavg"])
-@pytest.mark.parametrize("strides", ["2,2", "1,4"])
+@pytest.mark.parametrize("algorithm", ["fedproto", pytest.param("fedavg", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strides", ["2,2", pytest.param("1,4", marks=pytest.mark.slow)])
 def test_a_resnet_by_the_gpus_windows_and_rows_is_the_reference_engines(strides, algorithm, monkeypatch):
     """Its convolutions and BatchNorm as on a GPU, their kernels' arithmetic done by torch; the last layers' images are
     one pixel, so batches are not small: over four values BatchNorm's gradient is noise."""
