@@ -1,0 +1,75 @@
+"""The pages in docs/, run as a reader would: every command and Python block, from an empty folder."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.command_line import fedproto
+
+from fedproto.runs.sweep import batches, read_sweep
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+BLOCK = re.compile(r"^```(\w*)(?: title=\"(.+?)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: str) -> list[tuple[str, str, str]]:
+    """Language, file name and text of each code block of a page."""
+    return BLOCK.findall((DOCS / page).read_text())
+
+
+def runnable_pages() -> list[str]:
+    """The pages with blocks that a reader is meant to run."""
+    return [page for page in PAGES if any(language == "sh" for language, _, _ in blocks(page))]
+
+
+@pytest.mark.parametrize("page", runnable_pages())
+def test_everything_on_a_page_runs_in_an_empty_folder(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order: files with a title are written, commands and Python are run; plain blocks are only shown."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for language, title, text in blocks(page):
+        if title:
+            Path(title).write_text(text)
+        elif language == "python":
+            exec(compile(text, page, "exec"), names)
+        elif language == "sh":
+            run_commands(text, page)
+
+
+def run_commands(text: str, page: str) -> None:
+    for line in text.replace("\\\n", " ").splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "fedproto", f"{page}: {line}"
+        done = fedproto(*arguments)
+        assert done.code == 0, f"{page}: {line}\n{done.err}"
+
+
+def shown_commands() -> list[str]:
+    """The commands in blocks that are shown but not run, because they need hours or a second machine."""
+    texts = [text for page in PAGES for language, _, text in blocks(page) if not language]
+    lines = [line for text in texts for line in text.splitlines()]
+    return sorted({line for line in lines if line.startswith("fedproto ")})
+
+
+@pytest.mark.parametrize("command", shown_commands())
+def test_a_command_that_is_only_shown_has_known_flags(command: str) -> None:
+    _, *words = shlex.split(command, comments=True)
+    name = words[:2] if words[0] in ("deploy", "data") else words[:1]
+    answer = fedproto(*name, "--help")
+    assert answer.code == 0, command
+    flags = [word for word in words if word.startswith("--")]
+    missing = [flag for flag in flags if flag not in answer.out]
+    assert not missing, command
+
+
+def test_the_sweep_of_the_guide_is_one_stack_per_algorithm(tmp_path: Path) -> None:
+    (text,) = [text for _, title, text in blocks("sweeps-and-reports.md") if title == "sweep.toml"]
+    (tmp_path / "sweep.toml").write_text(text)
+    cells = read_sweep(tmp_path / "sweep.toml")
+    assert len(cells) == 2 * 3 * 2
+    assert [len(batch) for batch in batches(cells, tmp_path / "out")] == [6, 6]
