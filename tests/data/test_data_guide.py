@@ -230,7 +230,7 @@ def smaller(kind, words):
 
 @pytest.mark.parametrize("title", [title for title in SECTIONS if commands(SECTIONS[title])])
 def test_every_command_of_the_guide_does_what_it_says(title, publish, monkeypatch, tmp_path):
-    for extra in re.findall(r"pip install 'fedproto\[(\w+)\]'", SECTIONS[title]):
+    for extra in re.findall(r"pip install '\.\[(\w+)\]'", SECTIONS[title]):
         pytest.importorskip(MODULES[extra])
         monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     for number, words in enumerate(commands(SECTIONS[title])):
