@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Real MNIST and friends, where they lie beside the checkout; tests that need them are skipped elsewhere.
 export FEDPROTO_DATA ?= $(abspath $(wildcard ../shared/data))
 
-.PHONY: setup run test test-all check mutants clean
+.PHONY: setup run test test-all check docs mutants clean
 
 setup: .venv/installed
 
@@ -27,6 +27,12 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mkdocs build --strict --quiet
+
+# The reference pages are made from the code; the site goes to site/.
+docs: setup
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict --quiet
 
 # Hours. Goes on where it stopped; `rm -r mutants` starts anew. MUTANTS="fedproto.trees*" takes some only.
 mutants: setup
@@ -34,4 +40,4 @@ mutants: setup
 	$(BIN)/python tests/mutants.py
 
 clean:
-	rm -rf .venv runs mutants
+	rm -rf .venv runs mutants site

@@ -1,6 +1,7 @@
-"""The pages in docs/, run as a reader would: every command and Python block, from an empty folder."""
+"""The pages in docs/, run as a reader would: every command and Python block, in an empty folder."""
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def runnable_pages() -> list[str]:
 def test_everything_on_a_page_runs_in_an_empty_folder(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In order: files with a title are written, commands and Python are run; plain blocks are only shown."""
+    """Files with a title are written, commands and Python are run; plain blocks are only shown."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for language, title, text in blocks(page):
@@ -50,7 +51,7 @@ def run_commands(text: str, page: str) -> None:
 
 
 def shown_commands() -> list[str]:
-    """The commands in blocks that are shown but not run, because they need hours or a second machine."""
+    """The commands that are shown but not run, because they need hours or a second machine."""
     texts = [text for page in PAGES for language, _, text in blocks(page) if not language]
     lines = [line for text in texts for line in text.splitlines()]
     return sorted({line for line in lines if line.startswith("fedproto ")})
@@ -73,3 +74,35 @@ def test_the_sweep_of_the_guide_is_one_stack_per_algorithm(tmp_path: Path) -> No
     cells = read_sweep(tmp_path / "sweep.toml")
     assert len(cells) == 2 * 3 * 2
     assert [len(batch) for batch in batches(cells, tmp_path / "out")] == [6, 6]
+
+
+@pytest.mark.parametrize("page", ["configuration.md", "api.md"])
+def test_the_reference_pages_are_what_the_code_says(page: str) -> None:
+    """If this fails: `python docs/generate.py`."""
+    generator = runpy.run_path(str(DOCS / "generate.py"))
+    assert (DOCS / page).read_text() == generator["PAGES"][page]()
+
+
+def test_every_page_is_in_the_index_and_in_the_navigation() -> None:
+    index = (DOCS / "index.md").read_text()
+    navigation = (DOCS.parent / "mkdocs.yml").read_text()
+    others = [page for page in PAGES if page != "index.md"]
+    assert [page for page in others if f"({page})" not in index] == []
+    assert [page for page in others if f": {page}\n" not in navigation] == []
+
+
+def test_links_lead_somewhere() -> None:
+    """From the README and the pages to files of the repository."""
+    for page in (
+        DOCS.parent / "README.md",
+        DOCS.parent / "CONTRIBUTING.md",
+        *(DOCS / name for name in PAGES),
+    ):
+        targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+        missing = [target for target in targets if not (page.parent / target).exists()]
+        assert not missing, page.name
+
+
+def test_no_page_speaks_of_a_package_on_pypi() -> None:
+    for page in (DOCS.parent / "README.md", *(DOCS / name for name in PAGES)):
+        assert "pip install 'fedproto[" not in page.read_text(), page.name

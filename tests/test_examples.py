@@ -127,7 +127,10 @@ def test_the_mixed_input_table_of_the_results_is_the_committed_one(monkeypatch):
     page = (ROOT / "results" / "README.md").read_text()
     halves = list(found["halves"])
     assert "| alone (head) | " + " | ".join(mean("alone, head", half) for half in halves) + " |" in page
-    for words, way in (("all 20 together", "together"), ("each half a federation of its own", "each half apart")):
+    for words, way in (
+        ("all 20 together", "together"),
+        ("each half a federation of its own", "each half apart"),
+    ):
         pairs = [f"{mean(f'{way}, head', half)} / {mean(f'{way}, prototype', half)}" for half in halves]
         assert f"| FedProto, {words} (head / prototype) | {' | '.join(pairs)} |" in page
 
@@ -137,7 +140,16 @@ def test_the_mnist_table_of_the_results_is_the_committed_one():
     content = json.loads((ROOT / "results" / "table-mnist.json").read_text())
     cells = {(cell["method"], cell["column"]): cell for cell in content["cells"]}
     page = (ROOT / "results" / "README.md").read_text()
-    for method in ("Local", "FeSEM", "FedProx", "FedPer", "FedAvg", "FedRep", "FedProto", "FedProto-mh"):
+    for method in (
+        "Local",
+        "FeSEM",
+        "FedProx",
+        "FedPer",
+        "FedAvg",
+        "FedRep",
+        "FedProto",
+        "FedProto-mh",
+    ):
         (line,) = re.findall(rf"^\| \**{method}\**(?: \(.*\))? \| .*\|$", page, re.MULTILINE)
         numbers = [number.strip(" *") for number in line.split("|")[2:6]]
         expected = []

@@ -1,0 +1,338 @@
+"""Write docs/configuration.md and docs/api.md from the code.
+
+python docs/generate.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any, ForwardRef, Literal, Union
+
+import fedproto
+from fedproto.config import plugins
+from fedproto.config.options import Bounds, FilePath, options_of
+from fedproto.config.settings import DEFAULTS, Config
+
+DOCS = Path(__file__).resolve().parent
+
+#: Keys of a run: what each means.
+RUN_MEANINGS = {
+    "dataset": "the data set, or several with counts: `mnist5k*10,digits*10`",
+    "algorithm": "the algorithm; several with commas are compared over the same clients",
+    "model": "the model, or several with counts: `cnn*7,mlp*13`; `auto` is the data set's own",
+    "partition": "how the data set is divided among clients",
+    "profile": "follow the paper's text, or its released code, where they differ",
+    "clients": "number of clients",
+    "rounds": "number of communication rounds",
+    "batch": "samples per training step",
+    "lr": "learning rate",
+    "momentum": "momentum of SGD",
+    "epochs": "local epochs per round",
+    "last_batch": "keep or drop the partial batch at the end of an epoch; "
+    "`auto` drops it for models with batch normalisation",
+    "dim": "length of the prototypes, to which other embeddings are projected; none: the models' own",
+    "start": "initial weights: one draw per architecture, or one per client",
+    "initial": "file with weights of the models' bodies to start from",
+    "prototypes": "file or run folder with global prototypes to start from",
+    "participation": "fraction of the clients sampled each round",
+    "lost_uploads": "fraction of the uploads that are lost",
+    "stragglers": "fraction of the clients that do half of their steps",
+    "seed": "seed of partition, initial weights, shuffles and samples",
+    "engine": "how clients are trained: see [engines](engines.md)",
+    "device": "where clients are trained; `auto` takes a GPU if there is one",
+    "precision": "floating-point type; `tf32` rounds products on a GPU, `bf16` needs stacks",
+    "threads": "threads of torch on a CPU, per process",
+    "workers": "processes of the engine `processes`; none: one per core",
+    "stack": "clients trained at a time; none: what suits the device",
+    "states": "where clients' models are kept between rounds",
+    "compile": "fuse the kernels of a step on a GPU",
+    "eval_every": "evaluate every so many rounds, and in the last",
+    "checkpoint_every": "write a checkpoint every so many rounds; 0: never",
+    "data_dir": "folder with data files; none: `$FEDPROTO_DATA`, then `~/.cache/fedproto`",
+}
+
+_IMAGE_OPTIONS = {
+    "mean": "mean per channel, of values in [0, 1], separated by commas",
+    "std": "standard deviation per channel, of values in [0, 1], separated by commas",
+    "augment": "random crop and flip in training",
+    "size": "resize images to size x size; none: all must have one size",
+    "grey": "one channel (true) or three (false); none: one if every file has one",
+}
+
+#: Options of plug-ins, by kind: what each means. Options of the same name in one kind mean the same.
+OPTION_MEANINGS = {
+    "algorithm": {
+        "lam": "λ, the weight of the distance to the prototypes",
+        "distance": "distance between an embedding and its prototype in the loss",
+        "weighting": "weight of a client in a class: its samples, equal, or Eq. 6 as printed",
+        "regularise": "distance of every sample, or of the batch's class means (Eq. 8)",
+        "collect": "prototypes from the trained model, or from the batches of the last epoch",
+        "absent": "whether the last upload of a client outside the cohort still counts",
+        "fixed": "keep the prototypes that the run starts from",
+        "mu": "μ, the weight of the distance to the global model",
+        "personal": "layers that stay with the client, separated by commas",
+        "head_epochs": "epochs per round for the head",
+        "body_epochs": "epochs per round for the body",
+        "clusters": "number of clusters",
+    },
+    "dataset": {
+        **_IMAGE_OPTIONS,
+        "coarse": "the 20 groups instead of the 100 classes",
+        "form": "which of the three published forms to read",
+        "subset": "configuration of the data set on the hub",
+        "image": "column of images; none: found by its type",
+        "label": "column of classes; none: found by its name",
+        "client": "column of clients, for the partition `natural`; none: found by its name",
+        "ignore": "columns to leave out, separated by commas",
+        "keep": "text columns to keep although nearly every row differs, separated by commas",
+        "encoding": "`encoding.json` for rows or words; none: made from the training rows",
+        "vocabulary": "number of the most frequent training words that are known",
+        "length": "words to which a text is cut or padded",
+    },
+    "model": {
+        "channels": "channels of the second convolution",
+        "width": "length of the embedding",
+        "kernel": "side of the convolutions' kernels",
+        "dropout": "probability of dropout",
+        "hidden": "units of the hidden layer",
+        "strides": "strides of conv1 and of the max-pool",
+        "weights": "file with torchvision's weights; none: random weights",
+        "fresh": "layers that are not read from `weights`, separated by commas",
+        "words": "number of words with a vector of their own",
+        "embedding": "length of the word vectors",
+        "filters": "convolutions per width",
+    },
+    "partition": {
+        "ways": "classes per client (mean); none: 3, or all if there are fewer",
+        "shots": "training samples per class (mean); none: the data set's number, or all",
+        "stdev": "spread of `ways`",
+        "shots_stdev": "spread of `shots`; none: `stdev`",
+        "noise": "of the spread: whole numbers within ± stdev, or a rounded Gaussian",
+        "test_shots": "test samples per class; none: all",
+        "names": "classes to use, separated by commas; empty: all",
+        "alpha": "concentration of the Dirichlet distribution; small: few classes per client",
+        "smallest": "samples that every client has at least",
+    },
+}
+
+FLOWER_OPTION = "option of Flower's partitioner of the same name"
+
+
+def configuration_page() -> str:
+    """Return the configuration reference: the keys of a run, and the options of every plug-in."""
+    lines = [
+        "# Configuration",
+        "",
+        "<!-- Made by `python docs/generate.py`; do not edit. -->",
+        "",
+        "Every key can be written in a TOML file (`fedproto run FILE.toml`), set on the command line",
+        "(`--set KEY=VALUE`; many keys also have a flag, see `fedproto run --help`), or passed to",
+        "`fedproto.run(KEY=VALUE)` in Python. `--set` wins over flags, and flags win over the file.",
+        "",
+        "```toml",
+        'dataset = "mnist5k"',
+        "clients = 10",
+        "rounds = 50",
+        "[algorithm]",
+        'name = "fedproto"',
+        "lam = 0.5",
+        "```",
+        "",
+        "## Keys of a run",
+        "",
+        *_table(_run_rows()),
+    ]
+    for kind in plugins.FOLDERS:
+        lines += ["", f"## Options of `{kind}`", "", *_syntax(kind)]
+        for name in plugins.names(kind):
+            lines += _plugin_section(kind, name)
+    return "\n".join(lines) + "\n"
+
+
+def _syntax(kind: str) -> list[str]:
+    return [
+        "Options are written in parentheses behind the name, with `--set OPTION=VALUE`",
+        f"(`--set {kind}.OPTION=VALUE` if the name alone is ambiguous), or in a table `[{kind}]` of the",
+        "file, which has the key `name`.",
+    ]
+
+
+def _run_rows() -> list[tuple[str, str, str, str]]:
+    hints = typing.get_type_hints(Config, include_extras=True)
+    rows = []
+    for field in fields(Config):
+        if field.name in plugins.FOLDERS:
+            type_text = "name, with options"
+            default = DEFAULTS[field.name]
+        else:
+            assert field.default is not MISSING
+            type_text = describe_type(hints[field.name])
+            default = field.default
+        rows.append((field.name, type_text, _default(default), RUN_MEANINGS[field.name]))
+    return rows
+
+
+def _plugin_section(kind: str, name: str) -> list[str]:
+    function = plugins.find(kind, name)
+    summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+    lines = ["", f"### `{name}`", "", summary]
+    rows = [
+        (
+            option.name,
+            describe_type(option.kind),
+            _default(option.default),
+            _meaning(kind, name, option.name),
+        )
+        for option in options_of(function).values()
+    ]
+    return [*lines, "", *_table(rows)] if rows else lines
+
+
+def _meaning(kind: str, plugin: str, option: str) -> str:
+    if plugin == "flower" and option != "test_shots":
+        return FLOWER_OPTION
+    return OPTION_MEANINGS[kind][option]
+
+
+def _table(rows: list[tuple[str, str, str, str]]) -> list[str]:
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for key, type_text, default, meaning in rows:
+        lines.append(f"| `{key}` | {type_text} | {default} | {meaning} |")
+    return lines
+
+
+def _default(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return "`" + ",".join(map(str, value)) + "`"
+    return f"`{value}`" if value != "" else "empty"
+
+
+def describe_type(kind: Any) -> str:
+    """Return a type of an option in words, such as "whole number of at least 1"."""
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
+    if origin is Annotated:
+        base, mark = arguments
+        if isinstance(mark, FilePath):
+            return "path"
+        assert isinstance(mark, Bounds)
+        return describe_type(base) + str(mark)
+    if origin in (Union, types.UnionType):
+        (inner,) = [argument for argument in arguments if argument is not type(None)]
+        return describe_type(inner) + ", or none"
+    if origin is Literal:
+        return ", ".join(f"`{word}`" for word in arguments)
+    if origin is tuple:
+        return f"list of {describe_type(arguments[0])}"
+    return {int: "whole number", float: "number", bool: "true or false", str: "text"}[kind]
+
+
+def api_page() -> str:
+    """Return the API reference: the signature and docstring of every public name."""
+    lines = [
+        "# Python API",
+        "",
+        "<!-- Made by `python docs/generate.py`; do not edit. -->",
+        "",
+        "The public names of the package `fedproto`. `run`, `stream` and `join` take every key of the",
+        "[configuration](configuration.md) as a keyword.",
+    ]
+    functions_first = sorted(fedproto.__all__, key=lambda name: (name[0].isupper(), name))
+    for name in functions_first:
+        lines += ["", f"## {name}", "", *_api_section(name, getattr(fedproto, name))]
+    return "\n".join(lines) + "\n"
+
+
+def _api_section(name: str, value: Any) -> list[str]:
+    if name == "Tree":
+        return [
+            "```text",
+            "Tree = dict[str, torch.Tensor]",
+            "```",
+            "",
+            "Tensors by name: a model, or what travels.",
+        ]
+    if inspect.isclass(value) and issubclass(value, Exception):
+        return [f"Exception, subclass of `{value.__base__.__name__}`. {_own_docstring(value)}".rstrip()]
+    lines = ["```text", *_signature(name, value), "```"]
+    documentation = _own_docstring(value)
+    if documentation:
+        lines += ["", "```text", *documentation.splitlines(), "```"]
+    if inspect.isclass(value):
+        lines += _methods(value)
+    return lines
+
+
+def _own_docstring(value: Any) -> str:
+    """Return a docstring that was written for this very object, cleaned; "" where there is none."""
+    written = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
+    text = inspect.cleandoc(written or "")
+    return "" if text.startswith(f"{value.__name__}(") else text
+
+
+def _signature(name: str, value: Callable) -> list[str]:
+    """Return one line per parameter, without the addresses that reprs of functions hold."""
+    signature = inspect.signature(value)
+    lines = [f"{name}("]
+    star_is_due = True
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            star_is_due = False
+        if parameter.kind is parameter.KEYWORD_ONLY and star_is_due:
+            lines.append("    *,")
+            star_is_due = False
+        lines.append(f"    {_parameter(parameter)},")
+    returned = signature.return_annotation
+    ending = "" if inspect.isclass(value) or returned is inspect.Signature.empty else f" -> {_type_text(returned)}"
+    return [*lines, f"){ending}"]
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    text = stars + parameter.name
+    if parameter.annotation is not parameter.empty:
+        text += f": {_type_text(parameter.annotation)}"
+    if parameter.default is parameter.empty:
+        return text
+    is_plain = parameter.default is None or isinstance(parameter.default, (bool, int, float, str))
+    return f"{text} = {parameter.default!r}" if is_plain else f"{text} = ..."
+
+
+def _type_text(annotation: Any) -> str:
+    if isinstance(annotation, ForwardRef):
+        return annotation.__forward_arg__
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _methods(value: type) -> list[str]:
+    """Return a table of the public methods and properties that this class itself documents."""
+    rows = []
+    for name, member in vars(value).items():
+        function = getattr(member, "__func__", getattr(member, "fget", member))
+        documentation = getattr(function, "__doc__", None)
+        if name.startswith("_") or not inspect.isfunction(function) or not documentation:
+            continue
+        first = inspect.cleandoc(documentation).split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+        rows.append(f"| `{name}` | {first} |")
+    return ["", "| member | |", "|---|---|", *rows] if rows else []
+
+
+PAGES = {"configuration.md": configuration_page, "api.md": api_page}
+
+
+def main() -> None:
+    for name, make in PAGES.items():
+        (DOCS / name).write_text(make())
+
+
+if __name__ == "__main__":
+    main()
