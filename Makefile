@@ -4,6 +4,8 @@ BIN := .venv/bin
 # Real MNIST and friends, where they lie beside the checkout; tests that need them are skipped elsewhere.
 export FEDPROTO_DATA ?= $(abspath $(wildcard ../shared/data))
 
+export NO_MKDOCS_2_WARNING := 1
+
 .PHONY: setup run test test-all check docs mutants clean
 
 setup: .venv/installed

@@ -35,7 +35,7 @@ RUN_MEANINGS = {
     "epochs": "local epochs per round",
     "last_batch": "keep or drop the partial batch at the end of an epoch; "
     "`auto` drops it for models with batch normalisation",
-    "dim": "length of the prototypes, to which other embeddings are projected; none: the models' own",
+    "dim": "length of the prototypes; other embeddings are projected; none: the models' own",
     "start": "initial weights: one draw per architecture, or one per client",
     "initial": "file with weights of the models' bodies to start from",
     "prototypes": "file or run folder with global prototypes to start from",
@@ -57,14 +57,14 @@ RUN_MEANINGS = {
 }
 
 _IMAGE_OPTIONS = {
-    "mean": "mean per channel, of values in [0, 1], separated by commas",
-    "std": "standard deviation per channel, of values in [0, 1], separated by commas",
+    "mean": "mean per channel, of values in [0, 1]",
+    "std": "standard deviation per channel, of values in [0, 1]",
     "augment": "random crop and flip in training",
     "size": "resize images to size x size; none: all must have one size",
     "grey": "one channel (true) or three (false); none: one if every file has one",
 }
 
-#: Options of plug-ins, by kind: what each means. Options of the same name in one kind mean the same.
+#: Options of plug-ins: what each means. Within a kind, a name has one meaning.
 OPTION_MEANINGS = {
     "algorithm": {
         "lam": "λ, the weight of the distance to the prototypes",
@@ -130,9 +130,9 @@ def configuration_page() -> str:
         "",
         "<!-- Made by `python docs/generate.py`; do not edit. -->",
         "",
-        "Every key can be written in a TOML file (`fedproto run FILE.toml`), set on the command line",
-        "(`--set KEY=VALUE`; many keys also have a flag, see `fedproto run --help`), or passed to",
-        "`fedproto.run(KEY=VALUE)` in Python. `--set` wins over flags, and flags win over the file.",
+        "Write a key in a TOML file (`fedproto run FILE.toml`), set it on the command line",
+        "(`--set KEY=VALUE`; many keys also have a flag, see `fedproto run --help`), or pass it to",
+        "`fedproto.run` in Python. `--set` wins over flags, and flags win over the file.",
         "",
         "```toml",
         'dataset = "mnist5k"',
@@ -157,8 +157,8 @@ def configuration_page() -> str:
 def _syntax(kind: str) -> list[str]:
     return [
         "Options are written in parentheses behind the name, with `--set OPTION=VALUE`",
-        f"(`--set {kind}.OPTION=VALUE` if the name alone is ambiguous), or in a table `[{kind}]` of the",
-        "file, which has the key `name`.",
+        f"(`--set {kind}.OPTION=VALUE` if the name alone is ambiguous), or in a table",
+        f"`[{kind}]` of the file, which has the key `name`.",
     ]
 
 
@@ -232,7 +232,7 @@ def describe_type(kind: Any) -> str:
     if origin is Literal:
         return ", ".join(f"`{word}`" for word in arguments)
     if origin is tuple:
-        return f"list of {describe_type(arguments[0])}"
+        return f"{describe_type(arguments[0])}; several with commas"
     return {int: "whole number", float: "number", bool: "true or false", str: "text"}[kind]
 
 
@@ -243,8 +243,8 @@ def api_page() -> str:
         "",
         "<!-- Made by `python docs/generate.py`; do not edit. -->",
         "",
-        "The public names of the package `fedproto`. `run`, `stream` and `join` take every key of the",
-        "[configuration](configuration.md) as a keyword.",
+        "The public names of the package `fedproto`. `run`, `stream` and `join` take every key of",
+        "the [configuration](configuration.md) as a keyword.",
     ]
     functions_first = sorted(fedproto.__all__, key=lambda name: (name[0].isupper(), name))
     for name in functions_first:
@@ -262,7 +262,8 @@ def _api_section(name: str, value: Any) -> list[str]:
             "Tensors by name: a model, or what travels.",
         ]
     if inspect.isclass(value) and issubclass(value, Exception):
-        return [f"Exception, subclass of `{value.__base__.__name__}`. {_own_docstring(value)}".rstrip()]
+        sentence = f"Exception, subclass of `{value.__base__.__name__}`. {_own_docstring(value)}"
+        return [sentence.rstrip()]
     lines = ["```text", *_signature(name, value), "```"]
     documentation = _own_docstring(value)
     if documentation:
@@ -292,8 +293,9 @@ def _signature(name: str, value: Callable) -> list[str]:
             star_is_due = False
         lines.append(f"    {_parameter(parameter)},")
     returned = signature.return_annotation
-    ending = "" if inspect.isclass(value) or returned is inspect.Signature.empty else f" -> {_type_text(returned)}"
-    return [*lines, f"){ending}"]
+    if inspect.isclass(value) or returned is inspect.Signature.empty:
+        return [*lines, ")"]
+    return [*lines, f") -> {_type_text(returned)}"]
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
@@ -321,8 +323,9 @@ def _methods(value: type) -> list[str]:
         documentation = getattr(function, "__doc__", None)
         if name.startswith("_") or not inspect.isfunction(function) or not documentation:
             continue
-        first = inspect.cleandoc(documentation).split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-        rows.append(f"| `{name}` | {first} |")
+        paragraph = inspect.cleandoc(documentation).split("\n\n")[0]
+        cell = paragraph.replace("\n", " ").replace("|", "\\|")
+        rows.append(f"| `{name}` | {cell} |")
     return ["", "| member | |", "|---|---|", *rows] if rows else []
 
 

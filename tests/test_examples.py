@@ -48,7 +48,7 @@ def test_mixed_inputs(monkeypatch, capsys):
 
 
 def test_the_algorithm_of_the_plugin_guide(monkeypatch, tmp_path, capsys):
-    """With two holders a class the (lower) median is one of them, so it must differ from the mean."""
+    """The (lower) median of two holders is one of them, so it must differ from the mean."""
     page = (ROOT / "docs" / "plugins.md").read_text()
     (code,) = re.findall(r'```python title="mymethods.py"\n(.*?)```', page, re.DOTALL)
     (tmp_path / "contributed_method.py").write_text(code)
@@ -92,7 +92,7 @@ def test_every_command_in_the_readme_is_accepted(command, monkeypatch, tmp_path)
     if words[0] == "reproduce":
         assert words[1] in (*targets(), "all") and set(words[2:]) <= {"--quick"}
     if words[0] != "run":
-        # Those for a trained federation are run in test_docs.py, those for real machines in test_deploy.py.
+        # test_docs.py runs those for a trained federation, test_deploy.py those for machines.
         after = ("predict", "join", "members", "extend", "export", "deploy")
         assert words[0] in ("list", "sweep", "bench", "report", "reproduce", *after)
         return
