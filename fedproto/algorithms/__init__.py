@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedproto.config.options import words
-from fedproto.core.tensors import mean, weighted
+from fedproto.core.tensors import make_upload, weighted_mean
 from fedproto.core.types import Algorithm, Step, Task, Tree, Upload
 from fedproto.errors import ConfigError
 
@@ -71,7 +71,7 @@ def sharing(name: str, shared: Callable[[str], bool]) -> Algorithm:
 
     def upload(step: Step) -> Upload:
         values = travelling(step.params, shared)
-        return weighted(values, samples(step)) if values else Upload({}, {})
+        return make_upload(values, samples(step)) if values else Upload({}, {})
 
     return Algorithm(
         name=name,
@@ -81,7 +81,7 @@ def sharing(name: str, shared: Callable[[str], bool]) -> Algorithm:
         adopt=overwrite,
         loss=supervised,
         upload=upload,
-        aggregate=mean,
+        aggregate=weighted_mean,
         predict=by_head,
     )
 

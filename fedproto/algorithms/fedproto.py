@@ -6,7 +6,7 @@ from torch import Tensor
 from fedproto.algorithms import masked_mean, supervised
 from fedproto.config.options import NonNegativeFloat
 from fedproto.core.prototypes import DISTANCES, class_means, scores
-from fedproto.core.tensors import mean, weighted
+from fedproto.core.tensors import make_upload, weighted_mean
 from fedproto.core.types import Algorithm, Step, Task, Tree, Upload
 
 
@@ -49,12 +49,12 @@ def fedproto(
     def upload(step: Step) -> Upload:
         means, counts = _local_prototypes(step)
         held = (counts > 0).to(counts.dtype)
-        sums, weights = weighted({"prototypes": means}, held if weighting == "uniform" else counts)
+        sums, weights = make_upload({"prototypes": means}, held if weighting == "uniform" else counts)
         return Upload(sums, weights | ({"holders": held} if weighting == "eq6" else {}))
 
     def aggregate(server: Tree, uploads: Upload) -> Tree:
         spoken = uploads.weights["weight"].sum(0) > 0
-        prototypes = mean(server, uploads)["prototypes"]
+        prototypes = weighted_mean(server, uploads)["prototypes"]
         if weighting == "eq6":
             holders = uploads.weights["holders"].sum(0).clamp(min=1)
             prototypes = torch.where(spoken[:, None], prototypes / holders[:, None], prototypes)

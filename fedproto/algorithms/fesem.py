@@ -5,7 +5,7 @@ from torch import Tensor
 from fedproto.algorithms import by_head, samples, supervised, trainable, travelling
 from fedproto.config.options import PositiveInt
 from fedproto.core import rng
-from fedproto.core.tensors import mean, over_rows, weighted
+from fedproto.core.tensors import align_axes, make_upload, weighted_mean
 from fedproto.core.types import Algorithm, Step, Task, Tree, Upload, everything
 from fedproto.errors import ConfigError
 
@@ -40,7 +40,7 @@ def fesem(*, clusters: PositiveInt = 3) -> Algorithm:
     def upload(step: Step) -> Upload:
         slot = torch.arange(clusters, device=samples(step).device) == _nearest(step.params, step.received)
         values = {name: step.params[name].expand(clusters, *step.params[name].shape) for name in step.received}
-        return weighted(values, slot * samples(step))
+        return make_upload(values, slot * samples(step))
 
     def aggregate(server: Tree, uploads: Upload) -> Tree:
         seeded = server["seeded"]
@@ -49,7 +49,7 @@ def fesem(*, clusters: PositiveInt = 3) -> Algorithm:
         elif not seeded:  # too few spoke to tell clusters apart: every centre follows the mean of those who did
             uploads = _assign(uploads, torch.ones_like(uploads.weights["weight"]))
         state = {"seeded": seeded, "sizes": uploads.weights["weight"].sum(0).cpu(), "seed": server["seed"]}
-        return mean(server, uploads) | state
+        return weighted_mean(server, uploads) | state
 
     def notes(server: Tree) -> list[str]:
         empty = (server["sizes"] == 0).nonzero().flatten().tolist()
@@ -83,7 +83,7 @@ def _seed(uploads: Upload, seed: int) -> Upload:
     """k-means++ on the speakers' weights: the uploads again, each in the slot of its nearest seed."""
     weight = uploads.weights["weight"].sum(1)
     sums = trainable(uploads.sums).values()
-    points = torch.cat([(s.sum(1) / over_rows(weight, s[:, 0])).flatten(1) for s in sums], dim=1)
+    points = torch.cat([(s.sum(1) / align_axes(weight, s[:, 0])).flatten(1) for s in sums], dim=1)
     clusters = uploads.weights["weight"].shape[1]
     _, rows = kmeans_plusplus(points.double().cpu().numpy(), clusters, random_state=seed)
     chosen = torch.cdist(points.double(), points[rows.tolist()].double()).argmin(1)
@@ -93,7 +93,7 @@ def _seed(uploads: Upload, seed: int) -> Upload:
 def _assign(uploads: Upload, slots: Tensor) -> Upload:
     """The same uploads, moved from whatever slots they were in to those marked in `slots` (speakers, clusters)."""
     moved = {
-        name: over_rows(slots, value) * value.sum(1, keepdim=True).expand_as(value)
+        name: align_axes(slots, value) * value.sum(1, keepdim=True).expand_as(value)
         for name, value in uploads.sums.items()
     }
     return Upload(moved, {"weight": slots * uploads.weights["weight"].sum(1, keepdim=True)})

@@ -65,7 +65,7 @@ def _find_flaw(name: str) -> str | None:
     return None
 
 
-def alike(names: Iterable[str]) -> list[str]:
+def describe_similar_names(names: Iterable[str]) -> list[str]:
     """Return a sentence for each group of names that differ only in case, spaces, hyphens or underscores.
 
     They stay different classes, since somebody may mean it: `a` and `A` are two of the 62 characters.

@@ -48,7 +48,7 @@ def decode(message: bytes) -> dict[str, np.ndarray]:
         raise ValueError(f"it is not a safetensors message: {error}") from error
 
 
-def pack(values: Tree, extras: Tree, rows: Tensor | None) -> bytes:
+def encode_parts(values: Tree, extras: Tree, rows: Tensor | None) -> bytes:
     """The message of `parts`."""
     return save(parts(values, extras, rows))
 
@@ -76,28 +76,28 @@ def unpack(message: bytes, rows: int | None) -> tuple[Tree, Tree]:
     return split["value"], split["extra"]
 
 
-def spoken(weight: Tensor) -> Tensor | None:
+def rows_with_weight(weight: Tensor) -> Tensor | None:
     """The rows a weight speaks of; None where there is one weight for everything."""
     return weight.nonzero().flatten() if weight.dim() else None
 
 
-def of_upload(upload: Upload) -> bytes:
+def encode_upload(upload: Upload) -> bytes:
     return save(upload_parts(upload))
 
 
 def upload_parts(upload: Upload) -> Tree:
     """The tensors of an upload's message."""
-    return parts(upload.sums, upload.weights, spoken(upload.weights["weight"]))
+    return parts(upload.sums, upload.weights, rows_with_weight(upload.weights["weight"]))
 
 
-def of_download(received: Tree) -> bytes:
+def encode_download(received: Tree) -> bytes:
     return save(download_parts(received))
 
 
 def download_parts(received: Tree) -> Tree:
     """The tensors of the message that brings a client what it receives."""
     values = {name: value for name, value in received.items() if name != "known"}
-    return parts(values, {}, spoken(received["known"]) if "known" in received else None)
+    return parts(values, {}, rows_with_weight(received["known"]) if "known" in received else None)
 
 
 def upload_size(upload: Upload) -> Size:
@@ -156,4 +156,4 @@ def _measured(values: Layout, extras: Layout, rows: int | None) -> Size:
     )
     which = None if rows is None else torch.arange(rows)
     count = sum(value.numel() if rows is None else value[:rows].numel() for value in payload.values())
-    return Size(count, len(pack(payload, beside, which)))
+    return Size(count, len(encode_parts(payload, beside, which)))

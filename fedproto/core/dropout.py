@@ -90,7 +90,7 @@ def _seen_at_dropout(module: nn.Module, batch: Tensor) -> dict[str, list[tuple[i
             layer.register_forward_hook(
                 lambda layer, args, out, name=name: seen.setdefault(name, []).append(tuple(out.shape))
             )
-    with rng.torchs_own_put_aside(batch.device):
+    with rng.preserve_torch_generators(batch.device):
         module.train()(batch)
     return seen
 

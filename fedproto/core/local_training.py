@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from fedproto.core import dropout, rng
 from fedproto.core.federation import Examples, Member
+from fedproto.core.metrics import mark_correct
 from fedproto.core.types import Algorithm, Batch, Phase, Step, Tree, Upload
 
 CROP = 4  # pixels of border around an image from which a crop of its own size is cut
@@ -46,7 +47,7 @@ def train(
     state = algorithm.adopt(own, received)
     seen: list[tuple[Step, Tree]] = []
     epoch = 0
-    with draws_of_its_own(training.seed, round, member.id, member.train.x.device):
+    with seed_module_draws(training.seed, round, member.id, member.train.x.device):
         for phase in algorithm.phases:
             parameters = member.module.named_parameters()
             names = [name for name, value in parameters if value.requires_grad and phase.trains(name)]
@@ -60,14 +61,14 @@ def train(
 
 
 @contextmanager
-def draws_of_its_own(seed: int, round: int, client: int, device: torch.device) -> Iterator[None]:
+def seed_module_draws(seed: int, round: int, client: int, device: torch.device) -> Iterator[None]:
     """What a module draws for itself, as by calling `F.dropout`, depends on seed, round and client: runs repeat."""
-    with rng.torchs_own_put_aside(device):
+    with rng.preserve_torch_generators(device):
         torch.manual_seed(int(rng.key(seed, "a module's own", round, client)))
         yield
 
 
-def normalises(module: nn.Module) -> bool:
+def has_batch_norm(module: nn.Module) -> bool:
     """Whether it has BatchNorm."""
     return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
 
@@ -79,7 +80,7 @@ def steps_per_epoch(member: Member, training: Training) -> int:
     image do not exist). A client with less than a full batch keeps what it has.
     """
     full, rest = divmod(len(member.train), training.batch)
-    drop = training.last_batch == "drop" or (training.last_batch == "auto" and normalises(member.module))
+    drop = training.last_batch == "drop" or (training.last_batch == "auto" and has_batch_norm(member.module))
     return full if not rest or (drop and full) else full + 1
 
 
@@ -212,12 +213,8 @@ def evaluate(member: Member, algorithm: Algorithm, own: Tree, received: Tree) ->
     """The share of test images predicted right by each score, over all classes and over the client's own."""
     state = algorithm.adopt(own, received)
     step = Step(state, *_evaluation_pass(member.module, state, member.test, received))
-    accuracy = {}
-    for name, scores in algorithm.predict(step).items():
-        foreign = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
-        foreign[list(member.classes)] = False
-        for key, allowed in ((name, scores), (f"{name}_own", scores.masked_fill(foreign, -torch.inf))):
-            best, predicted = allowed.max(1)
-            right = (predicted == step.batch.y) & (best > -torch.inf)  # where nothing has a score, nothing is right
-            accuracy[key] = float(right.double().mean())
-    return accuracy
+    scores = algorithm.predict(step)
+    own_classes = torch.zeros(step.logits.shape[1], dtype=torch.bool, device=step.logits.device)
+    own_classes[list(member.classes)] = True
+    correct = mark_correct(scores, step.batch.y, own_classes)
+    return {name: float(values.double().mean()) for name, values in correct.items()}

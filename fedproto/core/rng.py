@@ -80,7 +80,7 @@ def sample(key: Tensor, population: int, count: int) -> Tensor:
     return bits(key, population).topk(count, largest=False, sorted=False).indices.sort().values
 
 
-def torchs_own_put_aside(device: torch.device) -> AbstractContextManager[None]:
+def preserve_torch_generators(device: torch.device) -> AbstractContextManager[None]:
     """Within it torch's own generators may be seeded and asked; afterwards they are as before."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 

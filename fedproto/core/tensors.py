@@ -10,7 +10,7 @@ from fedproto.core.types import Tree, Upload
 from fedproto.errors import shown
 
 
-def moved(index: Tensor, device: torch.device) -> Tensor:
+def move_index(index: Tensor, device: torch.device) -> Tensor:
     """Row numbers on another device, without waiting for what that device is doing."""
     if index.device == device or device.type != "cuda":
         return index.to(device)
@@ -20,12 +20,12 @@ def moved(index: Tensor, device: torch.device) -> Tensor:
 T = TypeVar("T")
 
 
-def flat(groups: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+def flatten_groups(groups: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
     """Groups of named values as one, for a file or a message: `{"sums": {"a": x}}` is `{"sums.a": x}`."""
     return {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
 
 
-def parted(values: Mapping[str, T]) -> dict[str, dict[str, T]]:
+def split_groups(values: Mapping[str, T]) -> dict[str, dict[str, T]]:
     """The same back, by what stands before the first dot; of a name without one, the rest is empty."""
     groups: dict[str, dict[str, T]] = {}
     for key, value in values.items():
@@ -38,7 +38,7 @@ def parted(values: Mapping[str, T]) -> dict[str, dict[str, T]]:
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def misfit(wanted: Tree, found: Tree) -> str | None:
+def find_mismatch(wanted: Tree, found: Tree) -> str | None:
     """Return the first thing that tells the tensors that were found from those wanted, or None."""
     for name in sorted(wanted.keys() ^ found.keys()):
         return f"there is no {name}" if name in wanted else f"it has no {shown(name, 80)}"
@@ -49,17 +49,17 @@ def misfit(wanted: Tree, found: Tree) -> str | None:
     return None
 
 
-def one_of(uploads: Upload, place: int) -> Upload:
+def take_one(uploads: Upload, place: int) -> Upload:
     """A single speaker's upload, without the axis over speakers."""
     return Upload(*({name: value[place] for name, value in tree.items()} for tree in uploads))
 
 
-def widened(value: Tensor, rows: int) -> Tensor:
+def pad_rows(value: Tensor, rows: int) -> Tensor:
     """With rows of zeros at its end, so that there are so many."""
     return torch.cat([value, value.new_zeros(rows - len(value), *value.shape[1:])])
 
 
-def spread(upload: Upload, places: Tensor, rows: int) -> Upload:
+def scatter_rows(upload: Upload, places: Tensor, rows: int) -> Upload:
     """An upload's rows in these places among so many, of whose others it says nothing."""
     return Upload(
         *(
@@ -69,22 +69,22 @@ def spread(upload: Upload, places: Tensor, rows: int) -> Upload:
     )
 
 
-def rows_of(uploads: Upload, rows: Tensor) -> Upload:
+def select_rows(uploads: Upload, rows: Tensor) -> Upload:
     """The uploads of some of the speakers."""
-    return Upload(*({name: value[moved(rows, value.device)] for name, value in tree.items()} for tree in uploads))
+    return Upload(*({name: value[move_index(rows, value.device)] for name, value in tree.items()} for tree in uploads))
 
 
-def over_rows(weight: Tensor, like: Tensor) -> Tensor:
+def align_axes(weight: Tensor, like: Tensor) -> Tensor:
     """`weight` with trailing axes of size 1, so that it multiplies `like`, of whose shape its own is a prefix."""
     return weight.reshape(weight.shape + (1,) * (like.dim() - weight.dim()))
 
 
-def weighted(values: Tree, weight: Tensor) -> Upload:
+def make_upload(values: Tree, weight: Tensor) -> Upload:
     """The upload that says `values` with `weight`."""
-    return Upload({name: over_rows(weight, value) * value for name, value in values.items()}, {"weight": weight})
+    return Upload({name: align_axes(weight, value) * value for name, value in values.items()}, {"weight": weight})
 
 
-def stack(uploads: Sequence[Upload]) -> Upload:
+def stack_uploads(uploads: Sequence[Upload]) -> Upload:
     """Single uploads as one, with a leading axis over the speakers."""
 
     def stacked(trees: Sequence[Tree]) -> Tree:
@@ -93,18 +93,18 @@ def stack(uploads: Sequence[Upload]) -> Upload:
     return Upload(stacked([u.sums for u in uploads]), stacked([u.weights for u in uploads]))
 
 
-def append(trees: Sequence[Tree]) -> Tree:
+def concatenate_rows(trees: Sequence[Tree]) -> Tree:
     """Rows of trees after each other; a tree may be empty."""
     some = [tree for tree in trees if tree]
     return {name: torch.cat([tree[name] for tree in some]) for name in some[0]} if some else {}
 
 
-def join(uploads: Sequence[Upload]) -> Upload:
+def join_uploads(uploads: Sequence[Upload]) -> Upload:
     """Uploads with a leading axis over speakers as one, with all of them."""
-    return Upload(*(append(trees) for trees in zip(*uploads, strict=True)))
+    return Upload(*(concatenate_rows(trees) for trees in zip(*uploads, strict=True)))
 
 
-def total(uploads: Upload) -> Upload:
+def sum_uploads(uploads: Upload) -> Upload:
     """The sum over the speakers' axis, which stays, with length 1: a sum of uploads is again uploads."""
 
     def summed(tree: Tree) -> Tree:
@@ -113,16 +113,16 @@ def total(uploads: Upload) -> Upload:
     return Upload(summed(uploads.sums), summed(uploads.weights))
 
 
-def mean(old: Tree, uploads: Upload) -> Tree:
+def weighted_mean(old: Tree, uploads: Upload) -> Tree:
     """Σ weight·value / Σ weight for each tensor, row by row; the old value where nobody spoke."""
     if not uploads.sums:
         return {}
-    added = total(uploads)
+    added = sum_uploads(uploads)
     weight = added.weights["weight"][0]
     spoken = weight > 0
     divisor = torch.where(spoken, weight, 1)
     return {
-        name: torch.where(over_rows(spoken, value[0]), value[0] / over_rows(divisor, value[0]), old[name])
+        name: torch.where(align_axes(spoken, value[0]), value[0] / align_axes(divisor, value[0]), old[name])
         for name, value in added.sums.items()
     }
 
