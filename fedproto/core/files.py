@@ -1,9 +1,9 @@
 """Files that survive crashes and strangers: atomic writes, checked reads, one writer at a time.
 
-Every file that holds tensors is a safetensors file with one metadata entry, `fedproto`. It is a JSON
-object with the file's `format` and `version`, a `sha256` over everything else, and whatever header the
-format needs. A single entry keeps equal states equal to the byte: safetensors writes several entries in
-no fixed order.
+Every file that holds tensors is a safetensors file with one metadata entry, `fedproto`. It is a
+JSON object with the file's `format` and `version`, a `sha256` over everything else, and whatever
+header the format needs. A single entry keeps equal states equal to the byte: safetensors writes
+several entries in no fixed order.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of writers that were killed. Call this while holding the folder's lock."""
+    """Delete the temporary files of killed writers; the caller holds the folder's lock."""
     for path in folder.glob(f".*{_TEMPORARY_ENDING}"):
         path.unlink(missing_ok=True)
 
@@ -89,14 +89,17 @@ def hold_lock(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise RunFolderError(f"{folder} is in use by {_read_holder(holder)}: wait for it, or stop it") from error
+        user = _read_holder(holder)
+        raise RunFolderError(f"{folder} is in use by {user}: wait for it, or stop it") from error
     except OSError as error:
-        raise WriteError(f"{folder} cannot be locked for writing: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise WriteError(f"{folder} cannot be locked for writing: {reason}") from error
     try:
         with explain_write_errors(holder):
             remove_leftovers(folder)
             started = time.strftime("%Y-%m-%d %H:%M:%S")
-            write_atomically(holder, f"process {os.getpid()} on {socket.gethostname()} since {started}".encode())
+            process = f"process {os.getpid()} on {socket.gethostname()} since {started}"
+            write_atomically(holder, process.encode())
         yield
     finally:
         try:
