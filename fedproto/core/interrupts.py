@@ -22,7 +22,7 @@ def handle_sigterm() -> None:
 
 
 def _stop(signum: int, frame: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end what the first one began
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the first
     if _attended is None:
         raise KeyboardInterrupt
     _attended.set()

@@ -72,7 +72,10 @@ def _l1(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _emd(a: Tensor, b: Tensor) -> Tensor:
-    """Return the earth mover's distance, in one dimension, of the vectors' values of mass 1/d each."""
+    """Return the one-dimensional earth mover's distance.
+
+    It is between the values of the two vectors, each of mass 1/d.
+    """
     difference = a.sort(-1).values - b.sort(-1).values
     return _unless_noise(difference, a, b).abs().mean(-1)
 
