@@ -213,7 +213,18 @@ def test_the_version_is_that_of_the_project() -> None:
     assert fedproto.__version__ == project["version"]
 
 
-@pytest.mark.parametrize("module", ["config.options", "core.rng"])
+#: Modules whose docstrings have examples.
+WITH_EXAMPLES = [
+    "algorithms",
+    "config.options",
+    "core.class_names",
+    "core.engine",
+    "core.rng",
+    "core.tensors",
+]
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
 def test_the_examples_in_docstrings_are_true(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"fedproto.{module}"))
     assert result.attempted > 0

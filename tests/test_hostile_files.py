@@ -24,7 +24,7 @@ import fedproto
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure, read_tables
-from fedproto.core.class_names import alike, class_name, is_plain, normalise_name
+from fedproto.core.class_names import class_name, describe_similar_names, is_plain, normalise_name
 from fedproto.core.types import Tree, Upload
 from fedproto.data import DataFolders, Source, Split, from_arrays
 from fedproto.data.cifar10 import read_batch
@@ -281,7 +281,10 @@ def test_names_that_differ_in_case_are_told_before_the_run(tmp_path):
 
 def test_few_sentences_are_said_about_many_names():
     names = [*"abcdefgh", *"ABCDEFGH"]
-    assert len(alike(names)) == 6 and alike(names)[-1] == "so do 3 more groups of classes"
+    assert (
+        len(describe_similar_names(names)) == 6
+        and describe_similar_names(names)[-1] == "so do 3 more groups of classes"
+    )
 
 
 # --- numbers that a cast spoils, and tensors of other names and kinds

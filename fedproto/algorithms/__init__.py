@@ -5,7 +5,7 @@
 | local | nothing | own | CE | - | - | head |
 | fedavg | all | global | CE | weights | mean by samples | head |
 | fedprox | all | global | CE + μ/2 ||w − w_g||² | weights | mean by samples | head |
-| fesem | all | its cluster's centre | CE | weights in its cluster's slot | mean per cluster | head |
+| fesem | all | nearest centre | CE | weights, to one cluster | mean per cluster | head |
 | fedper | body | global body, own head | CE | body | mean by samples | head |
 | fedrep | body | global body, own head | CE: head, then body | body | mean by samples | head |
 | fedproto(-mh) | class means | own | CE + λ d(f(x), C_y) | class means | mean per class | nearest prototype, head |
@@ -18,60 +18,70 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedproto.config.options import words
-from fedproto.core.tensors import mean, weighted
+from fedproto.core.tensors import make_upload, weighted_mean
 from fedproto.core.types import Algorithm, Step, Task, Tree, Upload
 from fedproto.errors import ConfigError
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the samples of a batch that are not padding."""
+    """Return the mean over the samples of a batch that are not padding."""
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def supervised(step: Step) -> Tree:
-    """L_S: the cross-entropy of the head, mean over the batch."""
+    """Return L_S: the cross-entropy of the head, as a mean over the batch."""
     # F.cross_entropy is the same, but vmap takes it apart in Python, at every step.
-    losses = -F.log_softmax(step.logits, -1).gather(-1, step.batch.y[:, None])[:, 0]
+    log_probabilities = F.log_softmax(step.logits, -1)
+    losses = -log_probabilities.gather(-1, step.batch.y[:, None])[:, 0]
     return {"supervised": masked_mean(losses, step.batch.mask)}
 
 
 def by_head(step: Step) -> Tree:
+    """Return the head's logits as the only score."""
     return {"head": step.logits}
 
 
 def receive_all(server: Tree, classes: Tensor) -> Tree:
+    """Return all of the server's state, for every client."""
     return dict(server)
 
 
 def overwrite(own: Tree, received: Tree) -> Tree:
-    """The client's model with every received tensor in the place of its own."""
+    """Return the client's model with every received tensor in the place of its own."""
     return own | received
 
 
 def travelling(params: Tree, shared: Callable[[str], bool]) -> Tree:
-    """The tensors of a model that travel. BatchNorm's whole-number step counter never does."""
-    return {name: value for name, value in params.items() if shared(name) and value.is_floating_point()}
+    """Return the tensors of a model that travel; BatchNorm's integer step counter never does."""
+    floats = {name: value for name, value in params.items() if value.is_floating_point()}
+    return {name: value for name, value in floats.items() if shared(name)}
 
 
 def trainable(params: Tree) -> Tree:
-    """Without BatchNorm's running statistics, which have no gradient."""
-    return {name: value for name, value in params.items() if not name.endswith(("running_mean", "running_var"))}
+    """Return a model without BatchNorm's running statistics, which have no gradient."""
+    statistics = ("running_mean", "running_var")
+    return {name: value for name, value in params.items() if not name.endswith(statistics)}
 
 
 def samples(step: Step) -> Tensor:
-    """|D_i|: how many samples the client has."""
+    """Return |D_i|, the number of the client's samples."""
     return step.batch.mask.sum()
 
 
 def sharing(name: str, shared: Callable[[str], bool]) -> Algorithm:
-    """Average the parameters that `shared` names, weighted by samples: w ← Σ |D_i| w_i / Σ |D_i|."""
+    """Return an algorithm that averages some parameters: w ← Σ |D_i| w_i / Σ |D_i|.
+
+    `shared` says of a parameter's name whether it is averaged; the others stay with the client.
+    """
 
     def init(params: Tree, task: Task) -> Tree:
         return travelling(params, shared)
 
     def upload(step: Step) -> Upload:
         values = travelling(step.params, shared)
-        return weighted(values, samples(step)) if values else Upload({}, {})
+        if not values:
+            return Upload({}, {})
+        return make_upload(values, samples(step))
 
     return Algorithm(
         name=name,
@@ -81,27 +91,39 @@ def sharing(name: str, shared: Callable[[str], bool]) -> Algorithm:
         adopt=overwrite,
         loss=supervised,
         upload=upload,
-        aggregate=mean,
+        aggregate=weighted_mean,
         predict=by_head,
     )
 
 
 def named_layers(layers: str) -> Callable[[str], bool]:
-    """Whether a parameter belongs to one of the comma-separated layers: `head`, `fc1,fc2`, `body.conv1`."""
+    """Return a function that says whether a parameter belongs to one of the layers.
+
+    `layers` are separated by commas: `head`, `fc1,fc2`, `body.conv1`.
+
+    >>> is_head = named_layers("head")
+    >>> is_head("head.fc3.weight"), is_head("body.conv1.weight")
+    (True, False)
+    """
     wanted = words(layers)
-    return lambda name: any(f".{layer}." in f".{name}." for layer in wanted)
+
+    def is_named(parameter: str) -> bool:
+        return any(f".{layer}." in f".{parameter}." for layer in wanted)
+
+    return is_named
 
 
 def keeping(name: str, personal: str) -> Algorithm:
-    """Average all parameters but those of the layers named in `personal`, which stay with each client."""
+    """Return an algorithm that averages all parameters but those of the `personal` layers."""
     is_personal = named_layers(personal)
     algorithm = sharing(name, lambda parameter: not is_personal(parameter))
 
     def init(params: Tree, task: Task) -> Tree:
         for layer in words(personal):
             if not any(map(named_layers(layer), params)):
-                accepted = sorted({".".join(parameter.split(".")[:-1]) for parameter in params})
-                raise ConfigError(f"personal layer {layer!r} is not in the model, whose layers are {accepted}")
+                accepted = sorted({parameter.rpartition(".")[0] for parameter in params})
+                problem = f"personal layer {layer!r} is not in the model"
+                raise ConfigError(f"{problem}, whose layers are {accepted}")
         return algorithm.init(params, task)
 
     return replace(algorithm, init=init)

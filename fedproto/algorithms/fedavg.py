@@ -3,5 +3,5 @@ from fedproto.core.types import Algorithm, everything
 
 
 def fedavg() -> Algorithm:
-    """Average the whole model: w ← Σ_i |D_i|/N · w_i (McMahan et al. 2017; Eq. 1 of the FedProto paper)."""
+    """Average the whole model: w ← Σ_i |D_i|/N · w_i (McMahan et al. 2017; FedProto, Eq. 1)."""
     return sharing("fedavg", shared=everything)

@@ -6,7 +6,7 @@ from torch import Tensor
 from fedproto.algorithms import masked_mean, supervised
 from fedproto.config.options import NonNegativeFloat
 from fedproto.core.prototypes import DISTANCES, class_means, scores
-from fedproto.core.tensors import mean, weighted
+from fedproto.core.tensors import make_upload, weighted_mean
 from fedproto.core.types import Algorithm, Step, Task, Tree, Upload
 
 
@@ -22,23 +22,34 @@ def fedproto(
 ) -> Algorithm:
     """Exchange class means instead of weights (Tan et al. 2022, Algorithm 1).
 
-    Client, Eq. 7: min L_S + λ L_R with L_R = mean over the batch of d(f(φ; x), C̄^(y)), or (`regularise="class"`, Eq. 8)
-    the sum over the batch's classes of d(batch mean, C̄^(j)); 0 for a class that has no global prototype yet.
-    It uploads C_i^(j), Eq. 3. Server: C̄^(j) = Σ_i |D_ij|/N_j · C_i^(j) (`samples`), the plain mean over the holders
-    of a class (`uniform`), or Eq. 6 as printed, which divides by the number of holders once more (`eq6`).
-    Prediction, Eq. 4: the prototype nearest in L2, whatever `distance` is; the head is kept beside it.
+    Client, Eq. 7: min L_S + λ L_R with L_R = mean over the batch of d(f(φ; x), C̄^(y)), or
+    (`regularise="class"`, Eq. 8) the sum over the batch's classes of d(batch mean, C̄^(j)); 0 for
+    a class that has no global prototype yet. It uploads C_i^(j), Eq. 3.
 
-    `collect="during"` takes the embeddings as they pass in the last epoch instead of after training. Absent members
-    still count with their last upload (`absent="remember"`) or do not (`"drop"`); a class of which nobody speaks
-    keeps its prototype. With `fixed`, the prototypes a run starts from stay as they are, as for somebody who joins a
-    federation; only classes that had none get theirs from the uploads.
+    Server: C̄^(j) = Σ_i |D_ij|/N_j · C_i^(j) (`samples`), the plain mean over the holders of a
+    class (`uniform`), or Eq. 6 as printed, which divides by the number of holders once more
+    (`eq6`).
+
+    Prediction, Eq. 4: the prototype nearest in L2, whatever `distance` is; the head is evaluated,
+    too.
+
+    `collect="during"` takes the embeddings as they pass in the last epoch instead of after
+    training. Absent clients still count with their latest upload (`absent="remember"`) or do not
+    (`"drop"`); a class that is in no upload keeps its prototype. With `fixed`, the prototypes a
+    run starts from stay as they are, as for a newcomer to a federation; only classes that had
+    none get theirs from the uploads.
     """
-    penalty = {"sample": _of_samples, "class": _of_classes}[regularise]
+    penalty = {"sample": _sample_penalty, "class": _class_penalty}[regularise]
 
     def init(params: Tree, task: Task) -> Tree:
         like = next(value for value in params.values() if value.is_floating_point())
-        given = {"given": like.new_zeros(task.classes)} if fixed else {}
-        return {"prototypes": like.new_zeros(task.classes, task.dim), "known": like.new_zeros(task.classes)} | given
+        server = {
+            "prototypes": like.new_zeros(task.classes, task.dim),
+            "known": like.new_zeros(task.classes),  # 1 where a class has a prototype
+        }
+        if fixed:
+            server["given"] = like.new_zeros(task.classes)  # 1 where the run started with one
+        return server
 
     def send(server: Tree, classes: Tensor) -> Tree:
         return {"prototypes": server["prototypes"], "known": server["known"] * classes}
@@ -49,18 +60,23 @@ def fedproto(
     def upload(step: Step) -> Upload:
         means, counts = _local_prototypes(step)
         held = (counts > 0).to(counts.dtype)
-        sums, weights = weighted({"prototypes": means}, held if weighting == "uniform" else counts)
-        return Upload(sums, weights | ({"holders": held} if weighting == "eq6" else {}))
+        weight = held if weighting == "uniform" else counts
+        own = make_upload({"prototypes": means}, weight)
+        if weighting == "eq6":
+            own.weights["holders"] = held
+        return own
 
     def aggregate(server: Tree, uploads: Upload) -> Tree:
         spoken = uploads.weights["weight"].sum(0) > 0
-        prototypes = mean(server, uploads)["prototypes"]
+        prototypes = weighted_mean(server, uploads)["prototypes"]
         if weighting == "eq6":
             holders = uploads.weights["holders"].sum(0).clamp(min=1)
             prototypes = torch.where(spoken[:, None], prototypes / holders[:, None], prototypes)
         if fixed:
-            prototypes = torch.where(server["given"][:, None] > 0, server["prototypes"], prototypes)
-        return server | {"prototypes": prototypes, "known": torch.where(spoken, 1, server["known"])}
+            is_given = server["given"][:, None] > 0
+            prototypes = torch.where(is_given, server["prototypes"], prototypes)
+        known = torch.where(spoken, 1, server["known"])
+        return server | {"prototypes": prototypes, "known": known}
 
     def predict(step: Step) -> Tree:
         received = step.received
@@ -70,7 +86,9 @@ def fedproto(
         }
 
     def notes(server: Tree) -> list[str]:
-        return [] if server["known"].any() else ["fedproto: no class has a prototype yet, so none is predicted"]
+        if server["known"].any():
+            return []
+        return ["fedproto: no class has a prototype yet, so none is predicted"]
 
     return Algorithm(
         name="fedproto",
@@ -89,19 +107,25 @@ def fedproto(
 
 
 def _local_prototypes(step: Step) -> tuple[Tensor, Tensor]:
-    """C_i^(j) and |D_ij| of the samples in the step."""
-    return class_means(step.features, step.batch.y, step.batch.mask, len(step.received["known"]))
+    """Return C_i^(j) and |D_ij| of the samples in the step."""
+    classes = len(step.received["known"])
+    return class_means(step.features, step.batch.y, step.batch.mask, classes)
 
 
-def _of_samples(step: Step, distance: str) -> Tensor:
-    """Mean over the batch of d(f(φ; x), C̄^(y)); 0 where the class has no global prototype."""
-    y, received = step.batch.y, step.received
-    apart = DISTANCES[distance](step.features, received["prototypes"][y])
-    return masked_mean(apart * received["known"][y], step.batch.mask)
+def _sample_penalty(step: Step, distance: str) -> Tensor:
+    """Return the mean over the batch of d(f(φ; x), C̄^(y)); 0 where C̄^(y) does not exist."""
+    y = step.batch.y
+    distances = DISTANCES[distance](step.features, step.received["prototypes"][y])
+    is_known = step.received["known"][y]
+    return masked_mean(distances * is_known, step.batch.mask)
 
 
-def _of_classes(step: Step, distance: str) -> Tensor:
-    """Eq. 8: Σ_j d(C_i^(j) of the batch, C̄^(j)), over the classes that are in the batch and have a prototype."""
+def _class_penalty(step: Step, distance: str) -> Tensor:
+    """Return Eq. 8: Σ_j d(C_i^(j) of the batch, C̄^(j)).
+
+    The sum is over the classes that are in the batch and have a global prototype.
+    """
     means, counts = _local_prototypes(step)
-    apart = DISTANCES[distance](means, step.received["prototypes"])
-    return (apart * ((counts > 0) & (step.received["known"] > 0))).sum()
+    distances = DISTANCES[distance](means, step.received["prototypes"])
+    in_both = (counts > 0) & (step.received["known"] > 0)
+    return (distances * in_both).sum()

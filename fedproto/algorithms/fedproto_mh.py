@@ -11,6 +11,7 @@ def fedproto_mh(**options: Any) -> Algorithm:
     return replace(fedproto(**options), name="fedproto-mh", mixed=True)
 
 
-fedproto_mh.__doc__ = (
-    "FedProto over a mix of architectures: the data set's `-mh` preset, unless `--model` names another."
-)
+fedproto_mh.__doc__ = """FedProto over a mix of architectures.
+
+The mix is the data set's `-mh` preset, unless `--model` names another.
+"""

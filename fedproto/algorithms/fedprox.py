@@ -8,7 +8,10 @@ from fedproto.core.types import Algorithm, Step, Tree
 
 
 def fedprox(*, mu: NonNegativeFloat = 0.1) -> Algorithm:
-    """FedAvg that holds each client near the global model: min L_S(w) + μ/2 ||w − w_g||² (Li et al. 2020, Eq. 2)."""
+    """FedAvg that holds each client near the global model (Li et al. 2020, Eq. 2).
+
+    min L_S(w) + μ/2 ||w − w_g||².
+    """
 
     def loss(step: Step) -> Tree:
         distance = squared_distance(trainable(step.received), step.params)

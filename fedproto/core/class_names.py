@@ -1,7 +1,7 @@
-"""Classes are names: members that number theirs differently still federate, as long as they spell them alike.
+"""Names of classes, which identify them: members that number theirs differently can still federate.
 
-This is the one place where names are normalised. Whatever comes from outside (data, uploads, prototype
-files, settings) goes through `class_name` or `merge_names`.
+This is the one place where names are normalised. All names from outside (data, uploads, prototype
+files, settings) go through `class_name` or `merge_names`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Iterable, Sequence
 
 from fedproto.errors import DataError, shown
 
-#: Characters that turn the direction of the text around them: one name could be shown as another.
-_TURNING = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_CONTROL = ("Cc", "Zl", "Zp")  # Unicode's categories of control characters and of line breaks
-_INVISIBLE = ("Cf", "Cn", "Co", "Zs")  # of those that join others, of none, of private ones, and of spaces
+#: Characters that change the direction of the text around them: a name could look like another.
+_DIRECTIONAL = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+#: Unicode's categories of control characters and line breaks.
+_CONTROL = ("Cc", "Zl", "Zp")
+#: Unicode's categories of format, unassigned and private characters, and of spaces.
+_INVISIBLE = ("Cf", "Cn", "Co", "Zs")
 MAX_SENTENCES = 5  # about names that look alike
 
 
@@ -24,12 +26,14 @@ def normalise_name(name: str) -> str:
 
 
 def is_plain(name: str) -> bool:
-    """Return whether a name is one that `class_name` returns."""
+    """Return whether a name is usable and already normalised, as `class_name` returns it."""
     return name == normalise_name(name) and _find_flaw(name) is None
 
 
 def class_name(raw: str, where: str) -> str:
-    """Return the normalised name of a class; `where` begins the sentence that refuses an unusable one.
+    """Return the normalised name of a class.
+
+    Raises DataError if the name is unusable; `where` begins its sentence.
 
     >>> class_name(" cafe\u0301 ", "the data has a class")
     'café'
@@ -42,47 +46,49 @@ def class_name(raw: str, where: str) -> str:
 
 
 def merge_names(raw: Sequence[str], where: str) -> tuple[tuple[str, ...], list[int]]:
-    """Return the different normalised names in order, and the place among them of each raw name."""
+    """Return the distinct normalised names in order, and the position of each raw name in them."""
     names = [class_name(each, where) for each in raw]
-    different = tuple(dict.fromkeys(names))
-    place = {name: number for number, name in enumerate(different)}
-    return different, [place[name] for name in names]
+    distinct = tuple(dict.fromkeys(names))
+    position = {name: number for number, name in enumerate(distinct)}
+    return distinct, [position[name] for name in names]
 
 
 def _find_flaw(name: str) -> str | None:
-    """Return what makes a normalised name unusable in files of a name per line, tables and sentences."""
+    """Return why a normalised name is unusable in lists, tables and sentences, or None."""
     if not name:
         return "is empty: every class needs a name"
     try:
         name.encode()
-    except UnicodeEncodeError:  # half an emoji of JSON, or a stray byte of a file name
+    except UnicodeEncodeError:  # half an emoji in JSON, or a stray byte in a file name
         return "holds half a character and cannot be written in UTF-8"
     for letter in name:
-        if unicodedata.category(letter) in _CONTROL or letter in _TURNING:
+        if unicodedata.category(letter) in _CONTROL or letter in _DIRECTIONAL:
             return "holds a line break or another control character: names are single lines of text"
     if all(unicodedata.category(letter) in _INVISIBLE for letter in name):
         return "holds nothing that can be seen"
     return None
 
 
-def alike(names: Iterable[str]) -> list[str]:
-    """Return a sentence for each group of names that differ only in case, spaces, hyphens or underscores.
+def describe_similar_names(names: Iterable[str]) -> list[str]:
+    """Return a warning per group of names that differ only in case, spaces, hyphens, underscores.
 
-    They stay different classes, since somebody may mean it: `a` and `A` are two of the 62 characters.
+    They stay different classes, which may be intended: `a` and `A` are two of the 62 characters.
     """
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
-        groups.setdefault(_plain(name), []).append(name)
+        groups.setdefault(_fold(name), []).append(name)
     several = [group for group in groups.values() if len(group) > 1]
     sentences = []
     for group in several[:MAX_SENTENCES]:
         listed = ", ".join(map(repr, group))
-        sentences.append(f"classes {listed} differ only in case, spaces or hyphens, and are different classes here")
+        difference = "differ only in case, spaces or hyphens"
+        sentences.append(f"classes {listed} {difference}, and are different classes here")
     if len(several) > MAX_SENTENCES:
         sentences.append(f"so do {len(several) - MAX_SENTENCES} more groups of classes")
     return sentences
 
 
-def _plain(name: str) -> str:
+def _fold(name: str) -> str:
+    """Return a name without what similar names may differ in."""
     folded = unicodedata.normalize("NFKC", name).casefold()
     return "".join(folded.split()).replace("_", "").replace("-", "")

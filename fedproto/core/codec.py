@@ -1,7 +1,8 @@
-"""What really travels: a safetensors message that holds only the rows somebody has something to say about.
+"""The messages that travel, in safetensors format; they hold only the rows that have a weight.
 
-The simulator's ledger counts these messages, and a deployed federation sends them. In a message `value.NAME` are the
-values, `extra.NAME` the weights, and `extra.rows` the numbers of the rows, where only some travel.
+The simulator's ledger counts these messages, and a deployed federation sends them. In a message,
+`value.NAME` are the values, `extra.NAME` the weights, and `extra.rows` the numbers of the rows if
+only some of them travel.
 """
 
 from __future__ import annotations
@@ -19,56 +20,72 @@ from torch import Tensor
 
 from fedproto.core.types import Tree, Upload
 
-LARGEST_DESCRIPTION = 2**20  # bytes of a message's names and shapes
+LARGEST_DESCRIPTION_BYTES = 2**20  # of a message's names and shapes
 
 
 class Size(NamedTuple):
-    values: int  # numbers of the payload; weights and row numbers are not counted, as in the paper
-    bytes: int  # length of the message
+    """The size of a message."""
+
+    values: int  # without weights and row numbers, which the paper does not count either
+    bytes: int  # the length of the whole message
 
 
 def encode(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The message of these arrays; no arrays are no message."""
-    contiguous = {name: np.ascontiguousarray(value).reshape(value.shape) for name, value in arrays.items()}
-    return safetensors.numpy.save(contiguous) if contiguous else b""
+    """Return the message of these arrays; it is empty if there are none."""
+    if not arrays:
+        return b""
+    contiguous = {}
+    for name, value in arrays.items():
+        # `ascontiguousarray` makes a single number an array of one, hence the `reshape`.
+        contiguous[name] = np.ascontiguousarray(value).reshape(value.shape)
+    return safetensors.numpy.save(contiguous)
 
 
 def decode(message: bytes) -> dict[str, np.ndarray]:
-    """The arrays of a message that may come from anybody; ValueError where it is none.
+    """Return the arrays of a message, which may come from anybody.
 
-    It takes about as much memory as the message has bytes.
+    Raises ValueError if it is not a valid message. Needs about as much memory as the message.
     """
     if not message:
         return {}
-    if int.from_bytes(message[:8], "little") > LARGEST_DESCRIPTION:
-        raise ValueError(f"its names and shapes take more than {LARGEST_DESCRIPTION} bytes")
+    if int.from_bytes(message[:8], "little") > LARGEST_DESCRIPTION_BYTES:
+        raise ValueError(f"its names and shapes take more than {LARGEST_DESCRIPTION_BYTES} bytes")
     try:
         return safetensors.numpy.load(message)
-    except (SafetensorError, KeyError, TypeError) as error:  # of a type that numpy does not have, too
+    except (SafetensorError, KeyError, TypeError) as error:  # also for a type numpy lacks
         raise ValueError(f"it is not a safetensors message: {error}") from error
 
 
-def pack(values: Tree, extras: Tree, rows: Tensor | None) -> bytes:
-    """The message of `parts`."""
+def encode_parts(values: Tree, extras: Tree, rows: Tensor | None) -> bytes:
+    """Return the message of the tensors that `parts` returns."""
     return save(parts(values, extras, rows))
 
 
 def parts(values: Tree, extras: Tree, rows: Tensor | None) -> Tree:
-    """Values and extras (weights), reduced to the given rows, whose numbers travel along; None: all of them, whole."""
+    """Return the tensors of a message: values and extras (weights), by their names in it.
+
+    With `rows`, only these rows of each tensor travel, and their numbers with them.
+    """
     if rows is not None:
         values = {name: value[rows] for name, value in values.items()}
-        extras = {name: value[rows] for name, value in extras.items()} | {"rows": rows.to(torch.int32)}
+        extras = {name: value[rows] for name, value in extras.items()}
+        extras["rows"] = rows.to(torch.int32)
     named_values = {f"value.{name}": value.contiguous() for name, value in values.items()}
-    return named_values | {f"extra.{name}": value for name, value in extras.items()}
+    named_extras = {f"extra.{name}": value for name, value in extras.items()}
+    return named_values | named_extras
 
 
 def unpack(message: bytes, rows: int | None) -> tuple[Tree, Tree]:
-    """The values and extras of a message; where it is of rows, zeros for those of the `rows` that did not travel."""
+    """Return the values and the extras of a message.
+
+    If only some rows travelled, the tensors have `rows` rows, zero where none travelled.
+    """
     tensors = load(message)
-    where = tensors.pop("extra.rows", None)
-    if where is not None:
+    places = tensors.pop("extra.rows", None)
+    if places is not None:
         for name, value in tensors.items():
-            tensors[name] = value.new_zeros(rows or 0, *value.shape[1:]).index_copy(0, where.long(), value)
+            zeros = value.new_zeros(rows or 0, *value.shape[1:])
+            tensors[name] = zeros.index_copy(0, places.long(), value)
     split: dict[str, Tree] = {"value": {}, "extra": {}}
     for name, value in tensors.items():
         kind, _, rest = name.partition(".")
@@ -76,84 +93,114 @@ def unpack(message: bytes, rows: int | None) -> tuple[Tree, Tree]:
     return split["value"], split["extra"]
 
 
-def spoken(weight: Tensor) -> Tensor | None:
-    """The rows a weight speaks of; None where there is one weight for everything."""
+def rows_with_weight(weight: Tensor) -> Tensor | None:
+    """Return the numbers of the rows with a weight, or None if one weight is for everything."""
     return weight.nonzero().flatten() if weight.dim() else None
 
 
-def of_upload(upload: Upload) -> bytes:
+def encode_upload(upload: Upload) -> bytes:
+    """Return the message in which a client sends its upload."""
     return save(upload_parts(upload))
 
 
 def upload_parts(upload: Upload) -> Tree:
-    """The tensors of an upload's message."""
-    return parts(upload.sums, upload.weights, spoken(upload.weights["weight"]))
+    """Return the tensors of an upload's message."""
+    return parts(upload.sums, upload.weights, rows_with_weight(upload.weights["weight"]))
 
 
-def of_download(received: Tree) -> bytes:
+def encode_download(received: Tree) -> bytes:
+    """Return the message in which the server sends a client what it receives."""
     return save(download_parts(received))
 
 
 def download_parts(received: Tree) -> Tree:
-    """The tensors of the message that brings a client what it receives."""
+    """Return the tensors of a download's message; `known` only says which rows travel."""
     values = {name: value for name, value in received.items() if name != "known"}
-    return parts(values, {}, spoken(received["known"]) if "known" in received else None)
+    rows = rows_with_weight(received["known"]) if "known" in received else None
+    return parts(values, {}, rows)
 
 
 def upload_size(upload: Upload) -> Size:
-    """The size of `of_upload(upload)`, without building it."""
-    one = Upload(*({name: value[None] for name, value in tree.items()} for tree in upload))
-    return Size(*upload_sizes(one, 1)[0].tolist())
+    """Return the size of `encode_upload(upload)`, without building it."""
+    sums = {name: value[None] for name, value in upload.sums.items()}
+    weights = {name: value[None] for name, value in upload.weights.items()}
+    sizes = upload_sizes(Upload(sums, weights), clients=1)
+    return Size(*sizes[0].tolist())
 
 
 def download_size(received: Tree) -> Size:
-    """The size of `of_download(received)`, without building it."""
-    return Size(*download_sizes({name: value[None] for name, value in received.items()}, 1)[0].tolist())
+    """Return the size of `encode_download(received)`, without building it."""
+    stacked = {name: value[None] for name, value in received.items()}
+    sizes = download_sizes(stacked, clients=1)
+    return Size(*sizes[0].tolist())
 
 
 def upload_sizes(uploads: Upload, clients: int) -> Tensor:
-    """The sizes of many clients' uploads, which have a leading axis over them: (clients, 2)."""
+    """Return the sizes of uploads with a leading axis over clients: (clients, 2)."""
     return _sizes(uploads.sums, uploads.weights, uploads.weights.get("weight"), clients)
 
 
 def download_sizes(received: Tree, clients: int) -> Tensor:
-    """The sizes of what many clients receive: (clients, 2)."""
+    """Return the sizes of downloads with a leading axis over clients: (clients, 2)."""
     values = {name: value for name, value in received.items() if name != "known"}
     return _sizes(values, {}, received.get("known"), clients)
 
 
 def _sizes(values: Tree, extras: Tree, weight: Tensor | None, clients: int) -> Tensor:
-    """Read from a table of all sizes there can be, on the device where the values are: nobody waits for it."""
+    """Return the sizes of many messages, looked up in a table of all possible sizes.
+
+    The table is on the device where the values are, so that nothing waits for the device.
+    """
     if not values or not clients:
         return torch.zeros(clients, 2, dtype=torch.int64)
-    layouts = _layout(values), _layout(extras)
+    value_layout = _layout(values)
+    extra_layout = _layout(extras)
     if weight is None or weight.dim() < 2:
-        return _table(*layouts, None, next(iter(values.values())).device).expand(clients, 2)
-    return _table(*layouts, weight.shape[1], weight.device)[(weight > 0).sum(1)]
+        device = next(iter(values.values())).device
+        return _size_table(value_layout, extra_layout, None, device).expand(clients, 2)
+    table = _size_table(value_layout, extra_layout, weight.shape[1], weight.device)
+    row_counts = (weight > 0).sum(1)
+    return table[row_counts]
 
 
 @lru_cache(maxsize=1024)
-def _table(values: Layout, extras: Layout, rows: int | None, device: torch.device) -> Tensor:
-    """The sizes of messages of 0 to `rows` rows; a message of no row is not sent."""
+def _size_table(
+    values: Layout,
+    extras: Layout,
+    rows: int | None,
+    device: torch.device,
+) -> Tensor:
+    """Return the sizes of messages of 0 to `rows` rows; a message without rows is not sent.
+
+    With `rows` None, all of a tensor travels, and the table has one line.
+    """
     if rows is None:
-        return torch.tensor([_measured(values, extras, None)]).to(device)
-    return torch.tensor([Size(0, 0), *(_measured(values, extras, count) for count in range(1, rows + 1))]).to(device)
+        sizes = [_measure(values, extras, None)]
+    else:
+        sizes = [_measure(values, extras, count) for count in range(1, rows + 1)]
+        sizes.insert(0, Size(0, 0))
+    return torch.tensor(sizes).to(device)
 
 
+#: Name, shape and type of each tensor.
 Layout = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
 def _layout(tree: Tree) -> Layout:
-    """Names, shapes and types of one client's tensors out of a stack."""
+    """Return names, shapes and types of one client's tensors, given those of many clients."""
     return tuple((name, tuple(value.shape[1:]), value.dtype) for name, value in tree.items())
 
 
 @lru_cache(maxsize=4096)
-def _measured(values: Layout, extras: Layout, rows: int | None) -> Size:
-    """A message's length depends on names, shapes and types alone, so each kind of message is built once, of zeros."""
-    payload, beside = (
-        {name: torch.zeros(shape, dtype=dtype) for name, shape, dtype in part} for part in (values, extras)
-    )
+def _measure(values: Layout, extras: Layout, rows: int | None) -> Size:
+    """Return the size of a message with `rows` rows of each tensor, or with all of them (None).
+
+    It depends on names, shapes and types alone, so each kind of message is built once, of zeros.
+    """
+    zero_values = {name: torch.zeros(shape, dtype=dtype) for name, shape, dtype in values}
+    zero_extras = {name: torch.zeros(shape, dtype=dtype) for name, shape, dtype in extras}
     which = None if rows is None else torch.arange(rows)
-    count = sum(value.numel() if rows is None else value[:rows].numel() for value in payload.values())
-    return Size(count, len(pack(payload, beside, which)))
+    count = 0
+    for value in zero_values.values():
+        count += value.numel() if rows is None else value[:rows].numel()
+    return Size(count, len(encode_parts(zero_values, zero_extras, which)))

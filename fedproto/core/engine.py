@@ -1,4 +1,7 @@
-"""Engines train the clients of a round, of one federation or of several at once. The reference engine is the oracle."""
+"""What an engine is: it trains the clients of a round, of one federation or of several at once.
+
+Every other engine is tested against the reference engine.
+"""
 
 from __future__ import annotations
 
@@ -11,89 +14,115 @@ import torch
 from torch import Tensor
 
 from fedproto.core import codec
-from fedproto.core.tensors import rows_of
+from fedproto.core.tensors import select_rows
 from fedproto.core.types import Tree, Upload
 from fedproto.errors import FedProtoError, TrainingError
 
 
 class Cohort(NamedTuple):
-    """Who was drawn for a round, as sorted client numbers on the CPU."""
+    """Who takes part in a round, as sorted client numbers on the CPU."""
 
-    picked: Tensor
-    lost: Tensor  # of them, those whose upload does not arrive
-    slow: Tensor  # of them, those who do half their steps
+    sampled: Tensor
+    lost: Tensor  # the sampled clients whose upload does not arrive
+    slow: Tensor  # the sampled clients that do half their steps
 
 
 class Chunk(NamedTuple):
-    """Some clients' training, finished: an engine gives as many at a time as it trains at a time."""
+    """The finished training of as many clients as an engine trains at a time."""
 
     federation: int  # its position in the list the engine was made for
     clients: Tensor  # who trained
-    sizes: Tensor  # (clients, 2): values and bytes of what each sent
-    loss: Tree  # each term, a value a client
+    sizes: Tensor  # (clients, 2): values and bytes of each upload
+    loss: Tree  # each term, one value per client
     sound: Tensor  # (clients,) whether loss, parameters and upload are finite
-    speakers: Tensor  # those of the clients whose upload arrived
-    uploads: Upload  # with a leading axis over the speakers, or of length 1: their sum, if the algorithm is additive
+    speakers: Tensor  # the clients whose upload arrived
+    #: With a leading axis over the speakers; of length 1, their sum, if the algorithm is additive.
+    uploads: Upload
 
 
-def chunk(federation: int, lot: Cohort, clients: Tensor, uploads: Upload, loss: Tree, sound: Tensor) -> Chunk:
-    """The chunk of clients whose uploads, with a leading axis over them, are all at hand."""
+def make_chunk(
+    federation: int,
+    cohort: Cohort,
+    clients: Tensor,
+    uploads: Upload,
+    loss: Tree,
+    sound: Tensor,
+) -> Chunk:
+    """Return the chunk of some clients; of their uploads, those that are lost are left out."""
     sizes = codec.upload_sizes(uploads, len(clients))
-    heard = ~torch.isin(clients, lot.lost)
-    if not heard.all():
-        uploads = rows_of(uploads, heard.nonzero().flatten())
-    return Chunk(federation, clients, sizes, loss, sound, clients[heard], uploads)
+    arrived = ~torch.isin(clients, cohort.lost)
+    if not arrived.all():
+        uploads = select_rows(uploads, arrived.nonzero().flatten())
+    return Chunk(federation, clients, sizes, loss, sound, clients[arrived], uploads)
 
 
 @contextmanager
 def errors_named(where: str) -> Iterator[None]:
-    """An error in a model or an algorithm says where it happened."""
+    """Turn any error within it, such as one in a model, into a TrainingError that says where."""
     try:
         yield
     except FedProtoError:
         raise
     except torch.OutOfMemoryError as error:
-        raise TrainingError(
-            f"{where}: the GPU's memory is full; train fewer clients at a time, as with stack=100"
-        ) from error
+        advice = "train fewer clients at a time, as with stack=100"
+        raise TrainingError(f"{where}: the GPU's memory is full; {advice}") from error
     except Exception as error:
         raise TrainingError(f"{where}: {error}") from error
 
 
-def evenly(count: int, most: int) -> int:
-    """The size of a part, when as few as possible of at most `most` are made as equal as possible."""
-    return math.ceil(count / math.ceil(count / most))
+def even_size(count: int, most: int) -> int:
+    """Return the size of the parts when `count` things are split evenly, at most `most` per part.
+
+    >>> even_size(10, 4)  # three parts
+    4
+    >>> even_size(9, 8)  # two parts
+    5
+    """
+    parts = math.ceil(count / most)
+    return math.ceil(count / parts)
 
 
 class Shard(NamedTuple):
-    """The clients one of several processes holds: every `of`-th, from the `first` on."""
+    """The clients that one of several processes holds: every `of`-th, starting with `first`."""
 
     first: int = 0
     of: int = 1
 
     def holds(self, client: int | Tensor) -> bool | Tensor:
+        """Return whether a client is in the shard; for a tensor of clients, one value for each."""
         return client % self.of == self.first
 
 
 class Engine(Protocol):
-    """Keeps the clients' states between rounds. Its arguments are lists with an entry a federation."""
+    """Trains clients and keeps their states between rounds.
 
-    def train(self, round: int, servers: Sequence[Tree], lots: Sequence[Cohort]) -> Iterator[Chunk]:
-        """Train the clients that were picked, the slow ones for half their steps, and keep their new states."""
+    `servers` and `cohorts` have an entry per federation; `federation` is a position in them.
+    """
+
+    def train(
+        self,
+        round: int,
+        servers: Sequence[Tree],
+        cohorts: Sequence[Cohort],
+    ) -> Iterator[Chunk]:
+        """Train the sampled clients, slow ones for half their steps; keep their new states."""
         ...
 
     def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
-        """Every client's accuracies with the server's present state: name -> (clients,), float64, on the CPU."""
+        """Return every client's accuracies, with the server's state as it is, per federation.
+
+        Each is a tree of name -> (clients,), float64, on the CPU.
+        """
         ...
 
     def export(self, federation: int) -> Tree:
-        """All clients' states as one flat tree, `CLIENT.NAME`, for a checkpoint."""
+        """Return all clients' states as one flat tree, `CLIENT.NAME`, for a checkpoint."""
         ...
 
     def restore(self, federation: int, tree: Tree) -> None:
-        """Take up what `export` gave."""
+        """Continue from the states that `export` returned."""
         ...
 
     def close(self) -> None:
-        """Let go of what must not outlive a run, such as processes."""
+        """Release what must not outlive a run, such as processes."""
         ...

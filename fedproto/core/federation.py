@@ -1,6 +1,6 @@
 """Who takes part: each member's data, model and classes, ready to train.
 
-Members share nothing but class names: each may come from another source, with another input shape and architecture.
+Members share nothing but class names: each may have its own source, input shape and architecture.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Examples(NamedTuple):
-    """Rows of a pool of inputs that members of one source share: normalised, on the device, labels federation-wide."""
+    """Some rows of a pool of inputs that members of one source share."""
 
-    x: Tensor
-    y: Tensor
-    rows: Tensor
+    x: Tensor  # all inputs of the pool, normalised, on the device
+    y: Tensor  # the classes of all of them, numbered as in the federation
+    rows: Tensor  # the numbers of the rows that are meant
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -33,29 +33,34 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True)
 class Member:
+    """A client of the federation: its data, its model and its classes."""
+
     id: int
     dataset: str
     model: str  # its name, and the options that are not the defaults
-    module: nn.Module  # one object for all members of an architecture; its own parameters are never used
-    dropped: tuple[Dropped, ...]  # what the module's dropout layers want to be handed
-    initial: Tree
+    module: nn.Module  # shared by all members of an architecture; its own parameters are never used
+    dropped: tuple[Dropped, ...]  # the module's dropout layers, whose draws are handed in
+    initial: Tree  # the parameters and buffers it starts from
     classes: tuple[int, ...]
     train: Examples
     test: Examples
     preparation: Preparation  # what was done to its inputs
-    border: Tensor | None  # black, normalised, per channel: what random crops see beyond the edge; None: no crops
+    border: Tensor | None  # (channels,) black, normalised, which pads random crops; None: no crops
 
 
 @dataclass(frozen=True)
 class Federation:
+    """The members, the names of all their classes, and how the data was divided among them."""
+
     classes: tuple[str, ...]
     members: Sequence[Member]
     task: Task
     partition: dict[str, Any]  # the content of partition.json
-    from_data: Mapping[str, Any] = field(default_factory=dict)  # options of the partition that the data filled in
+    from_data: Mapping[str, Any] = field(default_factory=dict)  # partition options set by the data
 
     @property
     def device(self) -> torch.device:
+        """The device on which all members' data lies."""
         return self.members[0].train.x.device
 
     @cached_property
@@ -67,16 +72,22 @@ class Federation:
         return own
 
 
-def placed_by_class(own: Tree, fresh: Tree, before: tuple[str, ...], now: tuple[str, ...]) -> Tree:
-    """Somebody's state where there are other classes now: each row of its head goes where its class is, or nowhere
-    if that is gone; others are `fresh`, as drawn."""
+def rearrange_head(own: Tree, fresh: Tree, before: tuple[str, ...], now: tuple[str, ...]) -> Tree:
+    """Return a member's state for a federation whose classes were `before` and are `now`.
+
+    Each row of the head moves to the new place of its class, or is dropped if the class is gone.
+    The rows of new classes are those of `fresh`, a newly drawn state.
+    """
     if before == now:
         return own
-    stay = [row for row, name in enumerate(before) if name in now]
-    places = torch.tensor([now.index(before[row]) for row in stay], dtype=torch.long)
-
-    def placed(name: str, value: Tensor) -> Tensor:
-        is_rows = name.startswith("head.") and value.dim() and len(value) == len(before)
-        return fresh[name].clone().index_copy(0, places.to(value.device), value[stay]) if is_rows else value
-
-    return {name: placed(name, value) for name, value in own.items()}
+    kept_rows = [row for row, name in enumerate(before) if name in now]
+    new_rows = torch.tensor([now.index(before[row]) for row in kept_rows], dtype=torch.long)
+    state = {}
+    for name, value in own.items():
+        has_class_rows = name.startswith("head.") and value.dim() and len(value) == len(before)
+        if has_class_rows:
+            places = new_rows.to(value.device)
+            state[name] = fresh[name].clone().index_copy(0, places, value[kept_rows])
+        else:
+            state[name] = value
+    return state

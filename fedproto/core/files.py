@@ -1,9 +1,9 @@
 """Files that survive crashes and strangers: atomic writes, checked reads, one writer at a time.
 
-Every file that holds tensors is a safetensors file with one metadata entry, `fedproto`. It is a JSON
-object with the file's `format` and `version`, a `sha256` over everything else, and whatever header the
-format needs. A single entry keeps equal states equal to the byte: safetensors writes several entries in
-no fixed order.
+Every file that holds tensors is a safetensors file with one metadata entry, `fedproto`. It is a
+JSON object with the file's `format` and `version`, a `sha256` over everything else, and whatever
+header the format needs. A single entry keeps equal states equal to the byte: safetensors writes
+several entries in no fixed order.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of writers that were killed. Call this while holding the folder's lock."""
+    """Delete the temporary files of killed writers; the caller holds the folder's lock."""
     for path in folder.glob(f".*{_TEMPORARY_ENDING}"):
         path.unlink(missing_ok=True)
 
@@ -89,14 +89,17 @@ def hold_lock(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise RunFolderError(f"{folder} is in use by {_read_holder(holder)}: wait for it, or stop it") from error
+        user = _read_holder(holder)
+        raise RunFolderError(f"{folder} is in use by {user}: wait for it, or stop it") from error
     except OSError as error:
-        raise WriteError(f"{folder} cannot be locked for writing: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise WriteError(f"{folder} cannot be locked for writing: {reason}") from error
     try:
         with explain_write_errors(holder):
             remove_leftovers(folder)
             started = time.strftime("%Y-%m-%d %H:%M:%S")
-            write_atomically(holder, f"process {os.getpid()} on {socket.gethostname()} since {started}".encode())
+            process = f"process {os.getpid()} on {socket.gethostname()} since {started}"
+            write_atomically(holder, process.encode())
         yield
     finally:
         try:
@@ -122,7 +125,8 @@ def parse_json(text: str | bytes, where: str, error: type[FedProtoError] = RunFo
         _refuse_deep_nesting(decoded)
         return json.loads(decoded)
     except (ValueError, RecursionError) as problem:
-        raise error(f"{where} is not valid JSON (or is corrupted): {_first_line(problem)}") from problem
+        reason = _first_line(problem)
+        raise error(f"{where} is not valid JSON (or is corrupted): {reason}") from problem
 
 
 def read_json(path: Path, error: type[FedProtoError] = RunFolderError) -> Any:
@@ -134,7 +138,11 @@ def read_json(path: Path, error: type[FedProtoError] = RunFolderError) -> Any:
     return parse_json(content, str(path), error)
 
 
-def parse_toml(text: str | bytes, where: str, error: type[FedProtoError] = RunFolderError) -> dict[str, Any]:
+def parse_toml(
+    text: str | bytes,
+    where: str,
+    error: type[FedProtoError] = RunFolderError,
+) -> dict[str, Any]:
     """Parse TOML that may come from anybody; `where` names it in the one-sentence error."""
     try:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -169,16 +177,22 @@ def _first_line(problem: Exception) -> str:
 
 
 def seal(content: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """Return an object for JSON with its version and a short checksum of itself, as the last keys."""
+    """Return an object for JSON whose last keys are its version and a short checksum of itself."""
     sealed = {key: value for key, value in content.items() if key not in ("version", "checksum")}
     sealed["version"] = version
     return {**sealed, "checksum": _short_checksum(sealed)}
 
 
-def unseal(sealed: Any, version: int, where: str, error: type[FedProtoError] = RunFolderError) -> dict[str, Any]:
+def unseal(
+    sealed: Any,
+    version: int,
+    where: str,
+    error: type[FedProtoError] = RunFolderError,
+) -> dict[str, Any]:
     """Return what `seal` was given, or raise a sentence that names the place it was read from."""
     if not isinstance(sealed, dict):
-        raise error(f"{where} is corrupted: it must hold a JSON object, not {type(sealed).__name__}")
+        kind = type(sealed).__name__
+        raise error(f"{where} is corrupted: it must hold a JSON object, not {kind}")
     check_version(sealed, version, where, error)
     content = {key: value for key, value in sealed.items() if key != "checksum"}
     if sealed.get("checksum") != _short_checksum(content):
@@ -198,15 +212,17 @@ def check_version(
 
 
 def _short_checksum(content: Mapping[str, Any]) -> str:
-    as_read = json.loads(json.dumps(content))  # keys that are numbers become text, and then sort as text
-    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()[:16]
+    """Return the first 16 hexadecimal digits of the object's SHA-256."""
+    as_read = json.loads(json.dumps(content))  # keys that are numbers become text, and sort as text
+    text = json.dumps(as_read, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 # --- tensors
 
 
 def pack_tensors(tensors: Tree, kind: str, version: int, header: Mapping[str, Any]) -> bytes:
-    """The bytes of a safetensors file that carries its format, version, header and checksum."""
+    """Return the bytes of a safetensors file that carries its format, version, header and checksum."""
     separate = _without_shared_memory(tensors)
     described = {"format": kind, "version": version, **header}
     described["sha256"] = _checksum(separate, described)
@@ -236,11 +252,14 @@ def read_tensors(
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
     except FileNotFoundError as problem:
         raise error(f"{path} does not exist") from problem
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as problem:
-        raise error(f"{path} is not a valid safetensors file (or is corrupted): {_first_line(problem)}") from problem
+        reason = _first_line(problem)
+        sentence = f"{path} is not a valid safetensors file (or is corrupted): {reason}"
+        raise error(sentence) from problem
     if METADATA_KEY not in metadata:
         raise error(f"{path} is not a file of {kind}: it lacks the metadata entry '{METADATA_KEY}'")
     header = parse_json(metadata[METADATA_KEY], f"the header of {path}", error)

@@ -1,8 +1,8 @@
 """Ctrl-C and SIGTERM: a run finishes its round first, everything else ends at once.
 
-Batch systems, systemd and `timeout` send SIGTERM to a whole process group, and some send it twice. So
-a command handles SIGTERM like one Ctrl-C, however often it arrives; only a second Ctrl-C, or SIGKILL,
-ends a run in the middle of a round.
+Batch systems, systemd and `timeout` send SIGTERM to a whole process group, and some send it twice.
+So a command handles SIGTERM like one Ctrl-C, however often it arrives; only a second Ctrl-C, or
+SIGKILL, ends a run in the middle of a round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def handle_sigterm() -> None:
 
 
 def _stop(signum: int, frame: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end what the first one began
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the first
     if _attended is None:
         raise KeyboardInterrupt
     _attended.set()
@@ -55,7 +55,10 @@ def finish_round_on_interrupt(interrupted: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back while a process is forked: it must not die of them before it ignores them."""
+    """Hold Ctrl-C and SIGTERM back while a process is forked.
+
+    The new process must not die of them before it ignores them.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -67,7 +70,10 @@ def held_back() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """Ignore Ctrl-C and SIGTERM in a worker: its parent needs it to finish the round, and then ends it."""
+    """Ignore Ctrl-C and SIGTERM in a worker.
+
+    Its parent needs it to finish the round, and then ends it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):  # the parent held them back while it forked

@@ -1,4 +1,7 @@
-"""One client's round, as pure functions: parameters and what the server sent in, parameters and an upload out."""
+"""One client's round, as pure functions.
+
+They take the client's parameters and what the server sent, and return new parameters and an upload.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ from torch.func import functional_call
 
 from fedproto.core import dropout, rng
 from fedproto.core.federation import Examples, Member
+from fedproto.core.metrics import mark_correct
 from fedproto.core.types import Algorithm, Batch, Phase, Step, Tree, Upload
 
-CROP = 4  # pixels of border around an image from which a crop of its own size is cut
-EVALUATION_BATCH = 1000
+BORDER_PIXELS = 4  # added on every side of an image before a crop of its own size is cut out
+EVALUATION_BATCH = 1000  # examples per forward pass
 
 
 @dataclass(frozen=True)
@@ -34,94 +38,162 @@ class Training:
 
 
 class Outcome(NamedTuple):
+    """What a client's training results in."""
+
     state: Tree
     upload: Upload
-    loss: Tree  # the mean of each term over the samples that passed
+    loss: Tree  # the mean of each term over the samples of all steps
+
+
+class TrainedStep(NamedTuple):
+    """A step that was trained on, without its graph, and the terms of its loss."""
+
+    step: Step
+    terms: Tree
 
 
 def train(
-    member: Member, algorithm: Algorithm, own: Tree, received: Tree, training: Training, round: int, slow: bool = False
+    member: Member,
+    algorithm: Algorithm,
+    own: Tree,
+    received: Tree,
+    training: Training,
+    round: int,
+    slow: bool = False,
 ) -> Outcome:
-    """Adopt what was received, run the algorithm's phases, and say what the server may know."""
+    """Return the client's new state, its upload and its loss after a round of local training.
+
+    The client adopts what it received, then runs the algorithm's phases. A slow client does half
+    its steps.
+    """
     state = algorithm.adopt(own, received)
-    seen: list[tuple[Step, Tree]] = []
+    trained: list[TrainedStep] = []
     epoch = 0
-    with draws_of_its_own(training.seed, round, member.id, member.train.x.device):
+    with seed_module_draws(training.seed, round, member.id, member.train.x.device):
         for phase in algorithm.phases:
-            parameters = member.module.named_parameters()
-            names = [name for name, value in parameters if value.requires_grad and phase.trains(name)]
-            if names:  # a phase may have nothing to train: FedRep with no personal layer
-                epochs = phase.epochs or training.epochs
-                batches = _batches(member, training, round, range(epoch, epoch + epochs), slow)
-                state, steps = _run_phase(member, algorithm, phase, names, state, received, batches, training)
-                seen, epoch = seen + steps, epoch + epochs
-    closing = _closing_step(member, algorithm, state, received, [step for step, _ in seen], training)
-    return Outcome(state, algorithm.upload(closing), _mean_loss(seen))
+            names = _trained_names(member.module, phase)
+            if not names:  # a phase may have nothing to train: FedRep without a personal layer
+                continue
+            epochs = phase.epochs or training.epochs
+            batches = _batches(member, training, round, range(epoch, epoch + epochs), slow)
+            state, steps = _run_phase(
+                member,
+                algorithm,
+                phase,
+                names,
+                state,
+                received,
+                batches,
+                training,
+            )
+            trained += steps
+            epoch += epochs
+    steps_seen = [each.step for each in trained]
+    closing_step = _closing_step(member, algorithm, state, received, steps_seen, training)
+    return Outcome(state, algorithm.upload(closing_step), _mean_loss(trained))
+
+
+def _trained_names(module: nn.Module, phase: Phase) -> list[str]:
+    """Return the names of the parameters that a phase trains."""
+    trainable = [name for name, value in module.named_parameters() if value.requires_grad]
+    return [name for name in trainable if phase.trains(name)]
 
 
 @contextmanager
-def draws_of_its_own(seed: int, round: int, client: int, device: torch.device) -> Iterator[None]:
-    """What a module draws for itself, as by calling `F.dropout`, depends on seed, round and client: runs repeat."""
-    with rng.torchs_own_put_aside(device):
+def seed_module_draws(seed: int, round: int, client: int, device: torch.device) -> Iterator[None]:
+    """Make what a module draws by itself, as by `F.dropout`, depend on seed, round and client.
+
+    Runs repeat that way. Afterwards torch's generators are as they were.
+    """
+    with rng.preserve_torch_generators(device):
         torch.manual_seed(int(rng.key(seed, "a module's own", round, client)))
         yield
 
 
-def normalises(module: nn.Module) -> bool:
-    """Whether it has BatchNorm."""
+def has_batch_norm(module: nn.Module) -> bool:
+    """Return whether one of the module's layers is BatchNorm."""
     return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
 
 
 def steps_per_epoch(member: Member, training: Training) -> int:
-    """How many batches an epoch has; the last, partial one counts, unless told otherwise or the model has BatchNorm.
+    """Return the number of batches in an epoch.
 
-    The statistics of a batch of two images, at layers where an image is one pixel, ruin a ResNet18 (and those of one
-    image do not exist). A client with less than a full batch keeps what it has.
+    A last, partial batch counts, unless `last_batch` is "drop", or is "auto" and the model has
+    BatchNorm: the statistics of a batch of two images, at layers where an image is one pixel, ruin
+    a ResNet18 (and those of one image do not exist). A client with less than a full batch keeps
+    what it has.
     """
-    full, rest = divmod(len(member.train), training.batch)
-    drop = training.last_batch == "drop" or (training.last_batch == "auto" and normalises(member.module))
-    return full if not rest or (drop and full) else full + 1
+    full_batches, remainder = divmod(len(member.train), training.batch)
+    if not remainder:
+        return full_batches
+    drops_last = training.last_batch == "drop"
+    if training.last_batch == "auto":
+        drops_last = has_batch_norm(member.module)
+    return full_batches if drops_last and full_batches else full_batches + 1
 
 
-def _batches(member: Member, training: Training, round: int, epochs: range, slow: bool) -> Iterator[tuple[Batch, Tree]]:
-    """The batches of some epochs, freshly shuffled in each, and what dropout keeps of them; half of them if slow."""
-    per_epoch, count = steps_per_epoch(member, training), len(member.train)
-    left = math.ceil(len(epochs) * per_epoch / 2) if slow else len(epochs) * per_epoch
+def _batches(
+    member: Member,
+    training: Training,
+    round: int,
+    epochs: range,
+    slow: bool,
+) -> Iterator[tuple[Batch, Tree]]:
+    """Yield the batches of some epochs and what dropout keeps of each; half of them if slow.
+
+    Every epoch is shuffled, augmented and dropped out by draws of its own.
+    """
+    per_epoch = steps_per_epoch(member, training)
+    count = len(member.train)
     device = member.train.rows.device
+    steps_left = len(epochs) * per_epoch
+    if slow:
+        steps_left = math.ceil(steps_left / 2)
 
     def key(purpose: str, epoch: int) -> Tensor:
         return rng.key(training.seed, purpose, round, member.id, epoch).to(device)
 
     for epoch in epochs:
-        rows = member.train.rows[rng.permutation(key("shuffle", epoch), count)]
-        x, y = member.train.x[rows], member.train.y[rows]
+        order = rng.permutation(key("shuffle", epoch), count)
+        rows = member.train.rows[order]
+        x = member.train.x[rows]
+        y = member.train.y[rows]
         if member.border is not None:
-            x = crop_and_flip(x, member.border, rng.uniform(key("augment", epoch), 3 * count).reshape(count, 3))
+            draws = rng.uniform(key("augment", epoch), 3 * count).reshape(count, 3)
+            x = crop_and_flip(x, member.border, draws)
         keep = dropout.draw(member.dropped, key("dropout", epoch), count)
-        for step in range(min(left, per_epoch)):
-            part = slice(step * training.batch, min((step + 1) * training.batch, count))
-            batch = Batch(x[part], y[part], x.new_ones(part.stop - part.start))
-            yield batch, {name: value[part] for name, value in keep.items()}
-        left -= min(left, per_epoch)
+        steps = min(steps_left, per_epoch)
+        for step in range(steps):
+            start = step * training.batch
+            stop = min(start + training.batch, count)
+            batch = Batch(x[start:stop], y[start:stop], x.new_ones(stop - start))
+            yield batch, {name: value[start:stop] for name, value in keep.items()}
+        steps_left -= steps
 
 
 def crop_and_flip(x: Tensor, border: Tensor, draws: Tensor) -> Tensor:
-    """Each image cut at a random place out of itself and a border, and mirrored half the time.
+    """Return each image with a border, cropped at a random place to its size, and maybe mirrored.
 
-    `border` is one colour, (channels,), or one an image; `draws` are three numbers in [0, 1) an image.
+    x       (images, channels, height, width)
+    border  one colour, (channels,), or one per image, (images, channels)
+    draws   (images, 3) numbers in [0, 1): the place down and right, and below 0.5: mirrored
     """
     height, width = x.shape[-2:]
     border = border[..., None, None]
-    padded = F.pad(x - border, (CROP,) * 4) + border
-    down, right = (draws[:, :2] * (2 * CROP + 1)).long().unbind(1)
+    padded = F.pad(x - border, (BORDER_PIXELS,) * 4) + border
+    places = 2 * BORDER_PIXELS + 1
+    down, right = (draws[:, :2] * places).long().unbind(1)
     rows = down[:, None] + torch.arange(height, device=x.device)
     columns = right[:, None] + torch.arange(width, device=x.device)
     columns = torch.where(draws[:, 2:] < 0.5, columns.flip(1), columns)
     image = torch.arange(len(x), device=x.device)
-    return padded.permute(0, 2, 3, 1)[image[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    channels_last = padded.permute(0, 2, 3, 1)
+    cropped = channels_last[image[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return cropped.permute(0, 3, 1, 2)
 
 
 def forward(module: nn.Module, state: Tree, batch: Batch, received: Tree, keep: Tree) -> Step:
+    """Return the step of one batch; `keep` is what each dropout layer keeps of it."""
     features, logits = functional_call(module, state | keep, (batch.x,))
     return Step(state, features, logits, batch, received)
 
@@ -135,89 +207,123 @@ def _run_phase(
     received: Tree,
     batches: Iterator[tuple[Batch, Tree]],
     training: Training,
-) -> tuple[Tree, list[tuple[Step, Tree]]]:
-    """SGD over the batches on the named parameters; everything else, buffers included, comes out as it went in."""
+) -> tuple[Tree, list[TrainedStep]]:
+    """Train the named parameters by SGD over the batches; return the new state and the steps.
+
+    All that the phase does not train, buffers included, stays as it was.
+    """
     moving = {name: value.detach().clone() for name, value in state.items()}
     leaves = [moving[name].requires_grad_() for name in names]
     velocity = [torch.zeros_like(leaf) for leaf in leaves]
     member.module.train()
-    seen = []
+    trained = []
     for batch, keep in batches:
         step = forward(member.module, moving, batch, received, keep)
         terms = algorithm.loss(step)
         loss = torch.stack(list(terms.values())).sum()
-        _descend(leaves, velocity, torch.autograd.grad(loss, leaves, materialize_grads=True), training)
-        seen.append((_without_graph(step), {name: term.detach() for name, term in terms.items()}))
-    trained = {name: moving[name].detach() if phase.trains(name) else value for name, value in state.items()}
-    return trained, seen
+        gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        _descend(leaves, velocity, gradients, training)
+        detached_terms = {name: term.detach() for name, term in terms.items()}
+        trained.append(TrainedStep(_without_graph(step), detached_terms))
+    new_state = {}
+    for name, value in state.items():
+        new_state[name] = moving[name].detach() if phase.trains(name) else value
+    return new_state, trained
 
 
 @torch.no_grad()
-def _descend(leaves: list[Tensor], velocity: list[Tensor], gradients: tuple[Tensor, ...], training: Training) -> None:
-    """v ← momentum·v + g, w ← w − lr·v. torch.optim.SGD does the same, but costs two seconds to import."""
+def _descend(
+    leaves: list[Tensor],
+    velocity: list[Tensor],
+    gradients: tuple[Tensor, ...],
+    training: Training,
+) -> None:
+    """Do one step of SGD in place: v ← momentum·v + g, w ← w − lr·v.
+
+    torch.optim.SGD does the same, but takes two seconds to import.
+    """
     for leaf, speed, gradient in zip(leaves, velocity, gradients, strict=True):
         speed.mul_(training.momentum).add_(gradient)
         leaf.sub_(speed, alpha=training.lr)
 
 
 def _without_graph(step: Step) -> Step:
+    """Return a step that holds neither parameters nor the graph of its gradient."""
     return step._replace(params={}, features=step.features.detach(), logits=step.logits.detach())
 
 
 def _closing_step(
-    member: Member, algorithm: Algorithm, state: Tree, received: Tree, seen: list[Step], training: Training
+    member: Member,
+    algorithm: Algorithm,
+    state: Tree,
+    received: Tree,
+    seen: list[Step],
+    training: Training,
 ) -> Step:
-    """One step over all the client's samples, with the features the algorithm asks for."""
+    """Return one step over all the client's samples, with the features the algorithm asks for."""
     if algorithm.collects == "during":
-        an_epoch = steps_per_epoch(member, training)
-        last = seen[(len(seen) - 1) // an_epoch * an_epoch :]
-        y, features, logits = (
-            torch.cat(parts) for parts in zip(*((s.batch.y, s.features, s.logits) for s in last), strict=True)
-        )
-        return Step(state, features, logits, Batch(features.new_empty(0), y, features.new_ones(len(y))), received)
+        per_epoch = steps_per_epoch(member, training)
+        epochs_before = (len(seen) - 1) // per_epoch
+        last_epoch = seen[epochs_before * per_epoch :]
+        y = torch.cat([step.batch.y for step in last_epoch])
+        features = torch.cat([step.features for step in last_epoch])
+        logits = torch.cat([step.logits for step in last_epoch])
+        return Step(state, features, logits, _batch_without_inputs(y, features), received)
     if algorithm.collects == "after":
-        return Step(state, *_evaluation_pass(member.module, state, member.train, received))
+        return _evaluation_step(member.module, state, member.train, received)
     y = member.train.y[member.train.rows]
     empty = member.train.x.new_empty(0)
-    return Step(state, empty, empty, Batch(empty, y, empty.new_ones(len(y))), received)
+    return Step(state, empty, empty, _batch_without_inputs(y, empty), received)
 
 
-def _evaluation_pass(
-    module: nn.Module, state: Tree, examples: Examples, received: Tree
-) -> tuple[Tensor, Tensor, Batch, Tree]:
-    """Features and logits of all examples in eval mode, a thousand at a time."""
+def _batch_without_inputs(y: Tensor, like: Tensor) -> Batch:
+    """Return a batch of samples of which only the classes are kept, in the type of `like`."""
+    return Batch(like.new_empty(0), y, like.new_ones(len(y)))
+
+
+def _evaluation_step(module: nn.Module, state: Tree, examples: Examples, received: Tree) -> Step:
+    """Return one step over all examples in eval mode, computed EVALUATION_BATCH at a time."""
     module.eval()
-    own = {name for name, _ in module.named_buffers()}
-    state = {name: value.clone() if name in own else value for name, value in state.items()}  # looking changes nothing
+    # A module may write to its buffers even in eval mode; it gets copies of them.
+    visible = dict(state)
+    for name, _ in module.named_buffers():
+        if name in state:
+            visible[name] = state[name].clone()
+    all_features = []
+    all_logits = []
     with torch.no_grad():
-        pairs = [functional_call(module, state, (examples.x[rows],)) for rows in examples.rows.split(EVALUATION_BATCH)]
-    features, logits = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        for rows in examples.rows.split(EVALUATION_BATCH):
+            features, logits = functional_call(module, visible, (examples.x[rows],))
+            all_features.append(features)
+            all_logits.append(logits)
+    features = torch.cat(all_features)
     y = examples.y[examples.rows]
-    return features, logits, Batch(features.new_empty(0), y, features.new_ones(len(y))), received
+    batch = _batch_without_inputs(y, features)
+    return Step(state, features, torch.cat(all_logits), batch, received)
 
 
 def embed(module: nn.Module, state: Tree, examples: Examples) -> tuple[Tensor, Tensor]:
-    """The embeddings of all examples in eval mode, and their classes."""
-    features, _, batch, _ = _evaluation_pass(module, state, examples, {})
-    return features, batch.y
+    """Return the embeddings of all examples in eval mode, and their classes."""
+    step = _evaluation_step(module, state, examples, received={})
+    return step.features, step.batch.y
 
 
-def _mean_loss(seen: list[tuple[Step, Tree]]) -> Tree:
-    """Each term's mean over the samples that passed."""
-    sizes = torch.stack([step.batch.mask.sum() for step, _ in seen])
-    return {name: torch.stack([terms[name] for _, terms in seen]) @ sizes / sizes.sum() for name in seen[0][1]}
+def _mean_loss(trained: list[TrainedStep]) -> Tree:
+    """Return each term's mean over the samples of all steps."""
+    sizes = torch.stack([each.step.batch.mask.sum() for each in trained])
+    means = {}
+    for name in trained[0].terms:
+        values = torch.stack([each.terms[name] for each in trained])
+        means[name] = values @ sizes / sizes.sum()
+    return means
 
 
 def evaluate(member: Member, algorithm: Algorithm, own: Tree, received: Tree) -> dict[str, float]:
-    """The share of test images predicted right by each score, over all classes and over the client's own."""
+    """Return the client's accuracies on its test data, as fractions, by the names in `metrics`."""
     state = algorithm.adopt(own, received)
-    step = Step(state, *_evaluation_pass(member.module, state, member.test, received))
-    accuracy = {}
-    for name, scores in algorithm.predict(step).items():
-        foreign = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
-        foreign[list(member.classes)] = False
-        for key, allowed in ((name, scores), (f"{name}_own", scores.masked_fill(foreign, -torch.inf))):
-            best, predicted = allowed.max(1)
-            right = (predicted == step.batch.y) & (best > -torch.inf)  # where nothing has a score, nothing is right
-            accuracy[key] = float(right.double().mean())
-    return accuracy
+    step = _evaluation_step(member.module, state, member.test, received)
+    scores = algorithm.predict(step)
+    own_classes = torch.zeros(step.logits.shape[1], dtype=torch.bool, device=step.logits.device)
+    own_classes[list(member.classes)] = True
+    correct = mark_correct(scores, step.batch.y, own_classes)
+    return {name: float(values.double().mean()) for name, values in correct.items()}

@@ -1,10 +1,11 @@
-"""Class means, distances to them, and the nearest one. Pure functions; every one of them can be vmapped.
+"""Class means, distances to them, and the nearest one: pure functions that can be vmapped.
 
-`l1`, `l2` and `emd` have a kink where an embedding equals its prototype, as that of a client who alone
-has one sample of a class. There every number between the slopes of both sides is a subgradient, and
-what rounding leaves of a − b would choose one at random, another on every machine and in every engine. We
-choose 0: a difference of at most ROUNDING units of its type's precision, relative to the largest
-value of the two vectors, has gradient 0. Distances themselves are not changed by this, nor are gradients elsewhere.
+`l1`, `l2` and `emd` have a kink where an embedding equals its prototype, such as that of a client
+which alone has one sample of a class. There every number between the slopes of both sides is a
+subgradient, and the rounding error of a − b would choose one at random, a different one on every
+machine and in every engine. We choose 0: a difference of at most ROUNDING units of its type's
+precision, relative to the largest value of the two vectors, has gradient 0. This changes neither
+the distances themselves nor gradients elsewhere.
 """
 
 import math
@@ -13,34 +14,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-#: Rounding errors, in units of the type's precision, that a value of an embedding may have gathered.
+#: The rounding error that a value of an embedding may have, in units of its type's precision.
 ROUNDING = 16
 
 
 def class_sums(features: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Σ of the embeddings of each class, (C, d), and the number of samples in each, (C,)."""
-    member = F.one_hot(y, classes).to(features.dtype) * mask[:, None]
-    return member.T @ features, member.sum(0)
+    """Return Σ of the embeddings of each class, (C, d), and the number of its samples, (C,)."""
+    in_class = F.one_hot(y, classes).to(features.dtype) * mask[:, None]
+    return in_class.T @ features, in_class.sum(0)
 
 
 def class_means(features: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Eq. 3: C_i^(j) = 1/|D_ij| Σ_{(x,y) in D_ij} f_i(φ_i; x), and |D_ij|; the mean of an absent class is 0."""
+    """Return Eq. 3, C_i^(j) = 1/|D_ij| Σ_{(x,y) in D_ij} f_i(φ_i; x), and |D_ij|.
+
+    The mean of a class without samples is 0.
+    """
     sums, counts = class_sums(features, y, mask, classes)
     return sums / counts.clamp(min=1)[:, None], counts
 
 
 def _noise(a: Tensor, b: Tensor) -> Tensor:
-    """The size up to which a value of a − b may be rounding error, one for each pair of vectors.
+    """Return up to which size a value of a − b may be rounding error, for each pair of vectors.
 
-    It is relative to the largest value of the two vectors: a small value of an embedding is what large
-    ones left when they cancelled out, and has their error.
+    It is relative to the largest value of the two vectors: a small value of an embedding may be
+    what is left of large ones that cancelled out, and has their error.
     """
-    largest = torch.maximum(a.detach().abs().amax(-1), b.detach().abs().amax(-1))
+    largest_a = a.detach().abs().amax(-1)
+    largest_b = b.detach().abs().amax(-1)
+    largest = torch.maximum(largest_a, largest_b)
     return ROUNDING * torch.finfo(largest.dtype).eps * largest
 
 
 def _unless_noise(difference: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The same values; those that may be rounding error pass no gradient on."""
+    """Return the same difference; values that may be rounding error pass no gradient on."""
     difference, noise = torch.broadcast_tensors(difference, _noise(a, b)[..., None])
     return torch.where(difference.abs() <= noise, difference.detach(), difference)
 
@@ -57,7 +63,8 @@ def _l2(a: Tensor, b: Tensor) -> Tensor:
     squares = _sql2(a, b)
     length = squares.detach().sqrt()
     equal = length <= _noise(a, b) * math.sqrt(a.shape[-1])
-    return torch.where(equal, length, torch.where(equal, 1, squares).sqrt())
+    differentiable = torch.where(equal, 1, squares).sqrt()  # without the infinite slope at 0
+    return torch.where(equal, length, differentiable)
 
 
 def _l1(a: Tensor, b: Tensor) -> Tensor:
@@ -65,7 +72,10 @@ def _l1(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _emd(a: Tensor, b: Tensor) -> Tensor:
-    """The one-dimensional earth mover's distance between the two vectors' values, each of mass 1/d."""
+    """Return the one-dimensional earth mover's distance.
+
+    It is between the values of the two vectors, each of mass 1/d.
+    """
     difference = a.sort(-1).values - b.sort(-1).values
     return _unless_noise(difference, a, b).abs().mean(-1)
 
@@ -74,20 +84,23 @@ def _cosine(a: Tensor, b: Tensor) -> Tensor:
     return 1 - F.cosine_similarity(a, b, dim=-1)
 
 
-#: Each compares vectors along the last axis; leading axes broadcast.
+#: Distances between vectors along the last axis; leading axes broadcast.
 DISTANCES = {"mse": _mse, "l2": _l2, "sql2": _sql2, "l1": _l1, "emd": _emd, "cosine": _cosine}
 
 
 def distances(features: Tensor, prototypes: Tensor, distance: str) -> Tensor:
-    """From each of b embeddings to each of C prototypes: (b, C)."""
+    """Return the distance from each of b embeddings to each of C prototypes: (b, C)."""
     return DISTANCES[distance](features[:, None, :], prototypes[None, :, :])
 
 
 def nearest(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Eq. 4: ŷ = argmin_j ||f(φ; x) − C^(j)||_2, over the classes whose prototype is known."""
+    """Return Eq. 4: ŷ = argmin_j ||f(φ; x) − C^(j)||_2, over the classes with a prototype."""
     return scores(features, prototypes, known).argmax(-1)
 
 
 def scores(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Minus the L2 distance to each prototype, (b, C): larger is likelier; −∞ where there is no prototype."""
+    """Return minus the L2 distance to each prototype, (b, C): larger is likelier.
+
+    A class without a prototype has −∞.
+    """
     return torch.where(known > 0, -distances(features, prototypes, "l2"), -torch.inf)

@@ -1,4 +1,4 @@
-"""The only round loop, as a generator of results: sampling, faults, ledger, memory of the absent, evaluation."""
+"""The round loop, which every simulated run goes through, and the bookkeeping of one round."""
 
 from __future__ import annotations
 
@@ -15,164 +15,247 @@ from torch.func import vmap
 from fedproto.core import codec
 from fedproto.core.engine import Chunk, Cohort, Engine, errors_named
 from fedproto.core.federation import Federation
-from fedproto.core.metrics import summary
-from fedproto.core.sampling import Schedule, draw
-from fedproto.core.server import Progress, _tree
-from fedproto.core.tensors import join, moved, rows_of, total
+from fedproto.core.metrics import summarise
+from fedproto.core.sampling import Schedule, sample_cohort
+from fedproto.core.server import Progress, check_server_state
+from fedproto.core.tensors import join_uploads, move_index, select_rows, sum_uploads
 from fedproto.core.types import Algorithm, Tree, Upload
 from fedproto.errors import DivergedError
 
 #: A supervised loss above this has exploded: guessing among 1000 classes costs 7.
-EXPLODED = 1e4
-#: Other terms, as lambda times a distance, may be as large from the start: they have also grown so many times.
-GROWN = 1e3
+EXPLODED_LOSS = 1e4
+#: Other terms, such as lambda times a distance, may be that large from the start. They have
+#: exploded only if they are also this many times larger than their smallest mean so far.
+EXPLODED_GROWTH = 1e3
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What one round gave; a line of metrics.jsonl."""
+    """The outcome of one round; a line of metrics.jsonl."""
 
     round: int
-    loss: dict[str, float]
-    loss_std: dict[str, float]  # over the clients that trained
-    accuracy: dict[str, dict[str, float]] | None  # None where this round was not evaluated
+    loss: dict[str, float]  # the mean of each term over the clients that trained
+    loss_std: dict[str, float]  # the standard deviation over the same clients
+    accuracy: dict[str, dict[str, float]] | None  # None if this round was not evaluated
     bytes_up: int
     bytes_down: int
-    participants: list[int]  # whose uploads arrived
+    participants: list[int]  # the clients whose uploads arrived
     seconds: float
     notes: list[str]
-    diverged: list[int] = field(default_factory=list)  # clients whose loss exploded for the first time
-    clients: Tree | None = field(repr=False, default=None)  # each accuracy, a value a client
+    #: Clients whose loss exploded for the first time.
+    diverged: list[int] = field(default_factory=list)
+    #: Each accuracy, one value per client.
+    clients: Tree | None = field(repr=False, default=None)
 
     def line(self) -> dict[str, Any]:
+        """Return what metrics.jsonl holds of this round: everything but the values per client."""
         return {name: value for name, value in vars(self).items() if name != "clients"}
 
 
 @dataclass
 class FederationRun:
-    """A federation on its way through the rounds."""
+    """A federation, the schedule of its rounds, and how far it has come."""
 
     federation: Federation
     schedule: Schedule
     progress: Progress
 
 
-def run_rounds(algorithm: Algorithm, engine: Engine, courses: Sequence[FederationRun]) -> Iterator[list[RoundResult]]:
-    """From the round after the courses' progress to the last, a result a course; all are trained together.
+def run_rounds(
+    algorithm: Algorithm, engine: Engine, federation_runs: Sequence[FederationRun]
+) -> Iterator[list[RoundResult]]:
+    """Yield the results of each remaining round, one per federation; all are trained together.
 
-    Their rounds, and how far they have come, are the same. The courses' progress and the engine's states move along.
+    The federations have the same number of rounds and have completed the same number of them.
+    Each round updates their progress and the client states that the engine keeps.
     """
-    rounds, every = courses[0].schedule.rounds, courses[0].schedule.eval_every
-    for round in range(courses[0].progress.round + 1, rounds + 1):
+    schedule = federation_runs[0].schedule
+    completed = federation_runs[0].progress.round
+    for round in range(completed + 1, schedule.rounds + 1):
         started = time.perf_counter()
-        lots = [draw(len(course.federation.members), course.schedule, round) for course in courses]
-        tallies = [RoundAccumulator(algorithm, course, round, lot) for course, lot in zip(courses, lots, strict=True)]
-        for chunk in engine.train(round, [course.progress.server for course in courses], lots):
-            tallies[chunk.federation].take(chunk)
-        for tally in tallies:
-            tally.aggregate()
-        due = round % every == 0 or round == rounds
-        found = engine.evaluate([course.progress.server for course in courses]) if due else [None] * len(courses)
-        seconds = (time.perf_counter() - started) / len(courses)
-        yield [tally.result(clients, seconds) for tally, clients in zip(tallies, found, strict=True)]
+        accumulators = []
+        for federation_run in federation_runs:
+            clients = len(federation_run.federation.members)
+            cohort = sample_cohort(clients, federation_run.schedule, round)
+            accumulators.append(RoundAccumulator(algorithm, federation_run, round, cohort))
+        servers = [federation_run.progress.server for federation_run in federation_runs]
+        cohorts = [accumulator.cohort for accumulator in accumulators]
+        for chunk in engine.train(round, servers, cohorts):
+            accumulators[chunk.federation].add(chunk)
+        for accumulator in accumulators:
+            accumulator.aggregate()
+        evaluations: Sequence[Tree | None] = [None] * len(federation_runs)
+        if round % schedule.eval_every == 0 or round == schedule.rounds:
+            servers = [federation_run.progress.server for federation_run in federation_runs]
+            evaluations = engine.evaluate(servers)
+        seconds = (time.perf_counter() - started) / len(federation_runs)
+        yield [
+            accumulator.result(accuracies, seconds)
+            for accumulator, accuracies in zip(accumulators, evaluations, strict=True)
+        ]
 
 
 class RoundAccumulator:
-    """What a course's round amounts to. Sums stay on the device until the round is over: nobody waits for them."""
+    """Collects what the clients of one federation do in one round.
 
-    def __init__(self, algorithm: Algorithm, course: FederationRun, round: int, lot: Cohort) -> None:
-        self.algorithm, self.course, self.round, self.lot = algorithm, course, round, lot
-        self.chunks: list[Chunk] = []
+    Sums stay on the device until `result` reads them, so that nothing waits for the device before.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation_run: FederationRun,
+        round: int,
+        cohort: Cohort,
+    ) -> None:
+        self.algorithm = algorithm
+        self.federation = federation_run.federation
+        self.progress = federation_run.progress
+        self.round = round
+        self.cohort = cohort
+        self.chunks: list[Chunk] = []  # without their uploads
         self.uploads: Upload | None = None
-        self.down = self._downloads()
+        self.download_sizes = self._measure_downloads()
 
-    def _downloads(self) -> Tensor:
-        """A client downloads what it needs to train: of prototypes, those of its own classes."""
-        own, picked = self.course.federation.own_classes, self.lot.picked
-        mine = own if len(picked) == len(own) else own[moved(picked, own.device)]
+    def _measure_downloads(self) -> Tensor:
+        """Return the sizes of what the sampled clients download: (clients, 2), values and bytes.
+
+        A client downloads what it needs to train; of prototypes, those of its own classes.
+        """
+        sampled = self.cohort.sampled
+        own_classes = self.federation.own_classes
+        if len(sampled) < len(own_classes):
+            own_classes = own_classes[move_index(sampled, own_classes.device)]
         with errors_named(f"round {self.round}, sending"):
-            sent = vmap(self.algorithm.send, in_dims=(None, 0))(self.course.progress.server, mine)
-            return codec.download_sizes(sent, len(picked))
+            send_to_all = vmap(self.algorithm.send, in_dims=(None, 0))
+            sent = send_to_all(self.progress.server, own_classes)
+            return codec.download_sizes(sent, len(sampled))
 
-    def take(self, chunk: Chunk) -> None:
-        """Add a chunk's uploads to those so far, or append them, or remember them."""
+    def add(self, chunk: Chunk) -> None:
+        """Add a chunk's uploads to those so far, append them, or store them as the latest ones."""
         self.chunks.append(chunk._replace(uploads=Upload({}, {})))
         if not len(chunk.speakers) or not chunk.uploads.sums:
             return
         if self.algorithm.remembers:
-            self.course.progress.memory.store(chunk.speakers, chunk.uploads, self.round)
+            self.progress.latest_uploads.store(chunk.speakers, chunk.uploads, self.round)
             return
-        joined = chunk.uploads if self.uploads is None else join([self.uploads, chunk.uploads])
-        self.uploads = total(joined) if self.algorithm.additive else joined
+        uploads = chunk.uploads
+        if self.uploads is not None:
+            uploads = join_uploads([self.uploads, uploads])
+        self.uploads = sum_uploads(uploads) if self.algorithm.additive else uploads
 
     def aggregate(self) -> None:
-        """Give the server what arrived, or what it remembers."""
-        progress = self.course.progress
-        uploads = progress.memory.recall() if self.algorithm.remembers else self.uploads
-        if uploads is not None and not (self.algorithm.additive or self.algorithm.remembers):
-            # In the order of the clients, whatever order they were trained in: FeSEM draws seeds among them.
-            uploads = rows_of(uploads, torch.cat([chunk.speakers for chunk in self.chunks]).argsort())
+        """Update the server from the uploads that arrived, or from everybody's latest ones."""
+        uploads = self._uploads_to_aggregate()
         if uploads is not None:
             with errors_named(f"round {self.round}, the server of {self.algorithm.name}"):
-                progress.server = _tree(self.algorithm.aggregate(progress.server, uploads), "aggregate")
-        progress.round = self.round
+                server = self.algorithm.aggregate(self.progress.server, uploads)
+                self.progress.server = check_server_state(server, "aggregate")
+        self.progress.round = self.round
 
-    def result(self, clients: Tree | None, seconds: float) -> RoundResult:
-        """The one place in a round that waits for the device."""
+    def _uploads_to_aggregate(self) -> Upload | None:
+        """Return the uploads for the server, or None if there are none."""
+        if self.algorithm.remembers:
+            return self.progress.latest_uploads.recall()
+        if self.uploads is None or self.algorithm.additive:
+            return self.uploads
+        # In the order of the clients, whatever order they were trained in: FeSEM draws seeds
+        # among them.
+        speakers = torch.cat([chunk.speakers for chunk in self.chunks])
+        return select_rows(self.uploads, speakers.argsort())
+
+    def result(self, accuracies: Tree | None, seconds: float) -> RoundResult:
+        """Return the round's result; raise DivergedError if a client's values are not finite.
+
+        This is the one place in a round that waits for the device.
+        """
         trained = torch.cat([chunk.clients for chunk in self.chunks])
-        columns, down = self._read()
+        columns = self._read_chunks()
+        download_sizes = self.download_sizes.cpu()
         if not columns["sound"].all():
             self._refuse_divergence(trained, columns)
-        up = torch.stack([columns.pop("values"), columns.pop("bytes")], 1).long()
-        self.course.progress.ledger.up(trained, up)
-        self.course.progress.ledger.down(self.lot.picked, down)
         del columns["sound"]
-        none = {"supervised": 0.0, "regulariser": 0.0}
-        diverged, warnings = self._notice_explosion(trained, columns)
+        upload_sizes = torch.stack([columns.pop("values"), columns.pop("bytes")], 1).long()
+        self.progress.ledger.up(trained, upload_sizes)
+        self.progress.ledger.down(self.cohort.sampled, download_sizes)
+        losses = columns
+        diverged, warnings = self._find_explosions(trained, losses)
+        no_loss = {"supervised": 0.0, "regulariser": 0.0}
+        means = {name: float(values.mean()) for name, values in losses.items()}
+        stds = {name: float(values.std(correction=0)) for name, values in losses.items()}
+        arrived = ~torch.isin(self.cohort.sampled, self.cohort.lost)
         return RoundResult(
             round=self.round,
-            loss=none | {n: float(v.mean()) for n, v in columns.items()},
-            loss_std=none | {n: float(v.std(correction=0)) for n, v in columns.items()},
-            accuracy=summary(clients) if clients else None,
-            bytes_up=int(up[:, 1].sum()),
-            bytes_down=int(down[:, 1].sum()),
-            participants=self.lot.picked[~torch.isin(self.lot.picked, self.lot.lost)].tolist(),
+            loss=no_loss | means,
+            loss_std=no_loss | stds,
+            accuracy=summarise(accuracies) if accuracies else None,
+            bytes_up=int(upload_sizes[:, 1].sum()),
+            bytes_down=int(download_sizes[:, 1].sum()),
+            participants=self.cohort.sampled[arrived].tolist(),
             seconds=seconds,
-            notes=self.algorithm.notes(self.course.progress.server) + warnings,
+            notes=self.algorithm.notes(self.progress.server) + warnings,
             diverged=diverged,
-            clients=clients,
+            clients=accuracies,
         )
 
-    def _read(self) -> tuple[Tree, Tensor]:
-        """What the chunks tell of each client, as columns on the CPU, and the sizes of the downloads."""
-        parts = [{"values": c.sizes[:, 0], "bytes": c.sizes[:, 1], "sound": c.sound, **c.loss} for c in self.chunks]
-        device = self.chunks[0].sound.device  # sizes of nothing are on the CPU
-        columns = [torch.cat([part[name].to(device).double() for part in parts]) for name in parts[0]]
-        return dict(zip(parts[0], torch.stack(columns).cpu(), strict=True)), self.down.cpu()
+    def _read_chunks(self) -> Tree:
+        """Return columns on the CPU, each with one float64 value per client that trained.
 
-    def _notice_explosion(self, trained: Tensor, losses: Tree) -> tuple[list[int], list[str]]:
-        """The clients whose loss exploded in this round for the first time, and a sentence about them."""
-        progress = self.course.progress
+        `values` and `bytes` are the sizes of the uploads, `sound` says whether all is finite, and
+        the others are the terms of the loss.
+        """
+        parts: list[Tree] = []
+        for chunk in self.chunks:
+            sizes = {"values": chunk.sizes[:, 0], "bytes": chunk.sizes[:, 1]}
+            parts.append(sizes | {"sound": chunk.sound} | chunk.loss)
+        device = self.chunks[0].sound.device  # sizes of empty uploads are on the CPU
+        columns = []
+        for name in parts[0]:
+            pieces = [part[name].to(device).double() for part in parts]
+            columns.append(torch.cat(pieces))
+        on_cpu = torch.stack(columns).cpu()  # one transfer for all columns
+        return dict(zip(parts[0], on_cpu, strict=True))
+
+    def _find_explosions(self, trained: Tensor, losses: Tree) -> tuple[list[int], list[str]]:
+        """Return the clients whose loss exploded for the first time, and a warning about them."""
+        progress = self.progress
         progress.note_losses({name: float(values.mean()) for name, values in losses.items()})
-        worst = torch.zeros(len(trained), dtype=torch.float64)
+        worst = torch.zeros(len(trained), dtype=torch.float64)  # 0: has not exploded
         for name, values in losses.items():
-            grown = GROWN * progress.smallest_loss.get(name, math.inf)
-            bound = EXPLODED if name == "supervised" else max(EXPLODED, grown)
+            bound = EXPLODED_LOSS
+            if name != "supervised":
+                smallest = progress.smallest_loss.get(name, math.inf)
+                bound = max(bound, EXPLODED_GROWTH * smallest)
             worst = torch.maximum(worst, torch.where(values > bound, values, 0))
-        losses_by_client = dict(zip(trained.tolist(), worst.tolist(), strict=True))
-        found = sorted(c for c, loss in losses_by_client.items() if loss > 0 and c not in progress.diverged)
-        if not found:
+        exploded = {
+            client: loss
+            for client, loss in zip(trained.tolist(), worst.tolist(), strict=True)
+            if loss > 0 and client not in progress.diverged
+        }
+        if not exploded:
             return [], []
-        progress.diverged |= dict.fromkeys(found, self.round)
-        largest = max(losses_by_client[client] for client in found)
-        who = f"client {found[0]}" if len(found) == 1 else f"{len(found)} clients, client {found[0]} among them,"
-        return found, [f"the loss of {who} has exploded (up to {largest:.2g}); the lr may be too high"]
+        clients = sorted(exploded)
+        progress.diverged |= dict.fromkeys(clients, self.round)
+        who = f"client {clients[0]}"
+        if len(clients) > 1:
+            who = f"{len(clients)} clients, client {clients[0]} among them,"
+        largest = max(exploded.values())
+        warning = f"the loss of {who} has exploded (up to {largest:.2g}); the lr may be too high"
+        return clients, [warning]
 
     def _refuse_divergence(self, trained: Tensor, columns: Tree) -> None:
-        """The loss tells of every step but the last; what came of that one is in the parameters and the upload."""
+        """Raise DivergedError about the first client with a value that is not finite.
+
+        The loss shows every step but the last; the effect of that one is in the parameters and
+        the upload.
+        """
         position = int((columns["sound"] == 0).nonzero()[0])
-        values = {name: float(value[position]) for name, value in columns.items() if name != "sound"}
-        wrong = [f"the {name} loss is {value}" for name, value in values.items() if not math.isfinite(value)]
-        what, client = wrong[0] if wrong else "its parameters or its upload are not finite", int(trained[position])
-        message = f"round {self.round}, client {client}, training: {what}; the lr may be too high"
-        raise DivergedError(message, self.round, client)
+        client = int(trained[position])
+        problem = "its parameters or its upload are not finite"
+        for name, values in columns.items():
+            value = float(values[position])
+            if not math.isfinite(value):
+                problem = f"the {name} loss is {value}"
+                break
+        where = f"round {self.round}, client {client}, training"
+        raise DivergedError(f"{where}: {problem}; the lr may be too high", self.round, client)

@@ -13,28 +13,33 @@ from fedproto.core.engine import Cohort
 
 @dataclass(frozen=True)
 class Schedule:
+    """How many rounds there are, who takes part in them, and which are evaluated."""
+
     rounds: int
-    participation: float = 1.0  # share of the clients sampled each round
-    lost_uploads: float = 0.0  # share of the uploads lost on their way
-    stragglers: float = 0.0  # share of the sampled clients that does half its steps
+    participation: float = 1.0  # fraction of the clients sampled each round
+    lost_uploads: float = 0.0  # fraction of the uploads that do not arrive
+    stragglers: float = 0.0  # fraction of the sampled clients that do half their steps
     eval_every: int = 10
     seed: int = 0
 
 
-def draw(clients: int, schedule: Schedule, round: int) -> Cohort:
-    """Who takes part in a round, whose upload is lost, and who does half its steps."""
+def sample_cohort(clients: int, schedule: Schedule, round: int) -> Cohort:
+    """Return who takes part in a round, whose upload is lost, and who does half its steps."""
 
-    def some(purpose: str, of: Tensor, share: float, at_least: int) -> Tensor:
-        count = max(at_least, _nearest(share * len(of)))
-        if count in (0, len(of)):
-            return of[:count]
-        return of[rng.sample(rng.key(schedule.seed, purpose, round), len(of), count)]
+    def sample(purpose: str, population: Tensor, fraction: float, at_least: int) -> Tensor:
+        count = max(at_least, _round_half_up(fraction * len(population)))
+        if count in (0, len(population)):
+            return population[:count]
+        key = rng.key(schedule.seed, purpose, round)
+        return population[rng.sample(key, len(population), count)]
 
-    picked = some("sample", torch.arange(clients), schedule.participation, at_least=1)
-    lost = some("lost uploads", picked, schedule.lost_uploads, at_least=0)
-    return Cohort(picked, lost, slow=some("stragglers", picked, schedule.stragglers, at_least=0))
+    everybody = torch.arange(clients)
+    sampled = sample("sample", everybody, schedule.participation, at_least=1)
+    lost = sample("lost uploads", sampled, schedule.lost_uploads, at_least=0)
+    slow = sample("stragglers", sampled, schedule.stragglers, at_least=0)
+    return Cohort(sampled, lost, slow)
 
 
-def _nearest(number: float) -> int:
-    """Rounded, halves up: python's round(0.5) is 0."""
+def _round_half_up(number: float) -> int:
+    """Return the nearest whole number; Python's round(0.5) is 0, this gives 1."""
     return int(number + 0.5)

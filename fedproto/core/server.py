@@ -1,4 +1,4 @@
-"""Where a federation stands: the server's state, the traffic so far, and the latest uploads."""
+"""How far a federation has come: the server's state, the traffic so far, and the latest uploads."""
 
 from __future__ import annotations
 
@@ -11,33 +11,37 @@ from torch import Tensor
 
 from fedproto.core.engine import errors_named
 from fedproto.core.federation import Federation
-from fedproto.core.tensors import FLOATS, flat, misfit, parted
+from fedproto.core.tensors import FLOATS, find_mismatch, flatten_groups, split_groups
 from fedproto.core.traffic import Ledger
 from fedproto.core.types import Algorithm, Tree, Upload
-from fedproto.core.uploads import Memory
+from fedproto.core.uploads import LatestUploads
 from fedproto.errors import shown
 
 
 @dataclass
 class Progress:
-    """All that a run is, apart from the clients' own states: kept in a checkpoint, continued from one."""
+    """The state of a run apart from the clients' own states; a checkpoint holds both."""
 
     server: Tree
     ledger: Ledger
-    memory: Memory
-    round: int = 0
-    smallest_loss: dict[str, float] = field(default_factory=dict)  # of each term, of all rounds so far: the mean
-    diverged: dict[int, int] = field(default_factory=dict)  # clients whose loss exploded, and when it first did
+    latest_uploads: LatestUploads
+    round: int = 0  # the last completed round
+    #: The smallest mean of each term over the rounds so far.
+    smallest_loss: dict[str, float] = field(default_factory=dict)
+    #: Clients whose loss exploded, and the round in which it first did.
+    diverged: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def start(cls, federation: Federation, algorithm: Algorithm) -> Progress:
+        """Return the progress of a federation before its first round."""
         clients = len(federation.members)
         with errors_named(f"the server of {algorithm.name}, before round 1"):
-            server = _tree(algorithm.init(federation.members[0].initial, federation.task), "init")
-        return cls(server, Ledger(clients), Memory(clients))
+            server = algorithm.init(federation.members[0].initial, federation.task)
+            check_server_state(server, "init")
+        return cls(server, Ledger(clients), LatestUploads(clients))
 
     def look_back(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Learn from the lines of earlier rounds how small the losses were, and whose exploded."""
+        """Read from the lines of earlier rounds how small the losses were, and whose exploded."""
         self.smallest_loss = {}
         self.diverged = {}
         for line in lines:
@@ -52,50 +56,70 @@ class Progress:
                 self.smallest_loss[name] = min(mean, self.smallest_loss.get(name, mean))
 
     def export(self) -> Tree:
-        tree = flat({"server": self.server}) | {"ledger": self.ledger.counts, "last": self.memory.last}
-        return tree if self.memory.uploads is None else tree | flat(self.memory.uploads._asdict())
+        """Return everything a checkpoint holds of the server, as one flat tree."""
+        tree = flatten_groups({"server": self.server}) | self._counts()
+        if self.latest_uploads.uploads is not None:
+            tree |= flatten_groups(self.latest_uploads.uploads._asdict())
+        return tree
+
+    def _counts(self) -> Tree:
+        return {"ledger": self.ledger.counts, "last": self.latest_uploads.last_round}
 
     def restore(self, tree: Tree, round: int) -> None:
-        """Take up what `export` gave; ValueError says what does not fit."""
-        parts = parted(tree)
-        self._refuse_misfits(tree, parts)
-        self.server = {name: value.to(self.server[name].device) for name, value in parts.get("server", {}).items()}
-        self.ledger.counts, self.memory.last, self.round = tree["ledger"], tree["last"], round
-        device = next((value.device for value in self.server.values()), torch.device("cpu"))
-        sums, weights = ({n: v.to(device) for n, v in parts.get(group, {}).items()} for group in Upload._fields)
-        self.memory.uploads = Upload(sums, weights) if sums else None
+        """Continue from what `export` returned after a round; ValueError says what does not fit."""
+        groups = split_groups(tree)
+        self._refuse_mismatches(tree, groups)
+        stored = groups.get("server", {})
+        server = {name: value.to(self.server[name].device) for name, value in stored.items()}
+        self.server = server
+        self.ledger.counts = tree["ledger"]
+        self.latest_uploads.last_round = tree["last"]
+        self.round = round
+        device = next((value.device for value in server.values()), torch.device("cpu"))
+        sums = {name: value.to(device) for name, value in groups.get("sums", {}).items()}
+        weights = {name: value.to(device) for name, value in groups.get("weights", {}).items()}
+        self.latest_uploads.uploads = Upload(sums, weights) if sums else None
 
-    def _refuse_misfits(self, tree: Tree, parts: dict[str, Tree]) -> None:
-        """Refuse tensors of other names, shapes or types than this federation's."""
-        counts = {"ledger": self.ledger.counts, "last": self.memory.last}
-        found = {name: tree[name] for name in counts if name in tree}
-        odd = misfit(self.server, parts.get("server", {})) or misfit(counts, found)
-        strangers = parts.keys() - {"server", "client", *counts, *Upload._fields}
-        if strangers:
-            odd = f"it has no {shown(min(strangers), 80)}"
-        if odd is None:
-            odd = self._find_odd_upload(Upload(*(parts.get(group, {}) for group in Upload._fields)))
-        if odd is not None:
-            raise ValueError(odd)
+    def _refuse_mismatches(self, tree: Tree, groups: dict[str, Tree]) -> None:
+        """Refuse tensors whose names, shapes or types are not those of this federation."""
+        counts = self._counts()
+        found_counts = {name: tree[name] for name in counts if name in tree}
+        unexpected = groups.keys() - {"server", "client", *counts, *Upload._fields}
+        if unexpected:
+            raise ValueError(f"it has no {shown(min(unexpected), 80)}")
+        mismatch = (
+            find_mismatch(self.server, groups.get("server", {}))
+            or find_mismatch(counts, found_counts)
+            or self._find_upload_mismatch(groups.get("sums", {}), groups.get("weights", {}))
+        )
+        if mismatch is not None:
+            raise ValueError(mismatch)
 
-    def _find_odd_upload(self, uploads: Upload) -> str | None:
-        """What is wrong with remembered uploads: each has a row per client, like the server's own tensors."""
-        if not uploads.sums and not uploads.weights:
+    def _find_upload_mismatch(self, sums: Tree, weights: Tree) -> str | None:
+        """Return what is wrong with stored uploads, or None.
+
+        Each tensor has a row per client; the row of one that the server has, too, has its shape.
+        """
+        if not sums and not weights:
             return None
-        if "weight" not in uploads.weights:
+        if "weight" not in weights:
             return "there is no weights.weight"
-        rows = uploads.weights["weight"].shape
-        for group, values in uploads._asdict().items():
+        clients = len(self.latest_uploads.last_round)
+        weight_shape = weights["weight"].shape
+        for group, values in (("sums", sums), ("weights", weights)):
             for name, value in values.items():
-                wanted = (len(self.memory.last), *self.server[name].shape) if name in self.server else value.shape
-                fits = value.shape == wanted and value.shape[: len(rows)] == rows and value.dtype in FLOATS
-                if not fits or len(value) != len(self.memory.last):
-                    return f"{group}.{shown(name, 80)} is {tuple(value.shape)} of {value.dtype}"
+                shape = value.shape
+                fits = shape[:1] == (clients,) and shape[: len(weight_shape)] == weight_shape
+                if name in self.server:
+                    fits = fits and shape[1:] == self.server[name].shape
+                if not fits or value.dtype not in FLOATS:
+                    return f"{group}.{shown(name, 80)} is {tuple(shape)} of {value.dtype}"
         return None
 
 
-def _tree(made: Any, function: str) -> Tree:
-    """The server's state; an algorithm from outside may return anything."""
-    if not isinstance(made, dict) or not all(isinstance(value, Tensor) for value in made.values()):
-        raise TypeError(f"{function} must return a dict of tensors by name, not {type(made).__name__}")
-    return made
+def check_server_state(state: Any, function: str) -> Tree:
+    """Return the state an algorithm's function made; TypeError unless it is a dict of tensors."""
+    if isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values()):
+        return state
+    kind = type(state).__name__
+    raise TypeError(f"{function} must return a dict of tensors by name, not {kind}")

@@ -1,6 +1,7 @@
-"""The nouns of the package. An algorithm is a frozen value of small functions over them; there is no base class.
+"""The nouns of the package; an algorithm is a frozen value of small functions over them.
 
-Shapes in comments: b samples in a batch, C classes of the federation, d values of an embedding, m speakers.
+Shapes in comments: b samples in a batch, C classes of the federation, d values of an embedding,
+m speakers (clients whose uploads arrived).
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+#: Named tensors, such as a model's parameters and buffers.
 Tree = dict[str, Tensor]
 
 
 class Batch(NamedTuple):
+    """Some samples, and possibly padding."""
+
     x: Tensor  # (b, ...)
-    y: Tensor  # (b,) whole numbers, 0 .. C-1
+    y: Tensor  # (b,) integers, 0 .. C-1
     mask: Tensor  # (b,) 1 = a sample, 0 = padding that must change nothing
 
 
 class Step(NamedTuple):
-    """All that a loss, an upload or a prediction may look at."""
+    """What a loss, an upload or a prediction is computed from."""
 
     params: Tree  # the client's parameters and buffers
     features: Tensor  # (b, d) embeddings h = f(φ; x)
@@ -33,9 +37,10 @@ class Step(NamedTuple):
 class Upload(NamedTuple):
     """A pair of sums. The server adds the pairs of all clients and only then divides.
 
-    sums:    weight × value.
-    weights: `weight`, whose shape is a prefix of that of every sum (one per client, per class or per cluster);
-             0 = nothing to say. It may hold further counts, such as Eq. 6's number of holders.
+    sums     weight × value, by name
+    weights  `weight`, whose shape is a prefix of that of every sum (one per client, per class or
+             per cluster); 0 where the client has no value. There may be further counts, such as
+             Eq. 6's number of holders.
     """
 
     sums: Tree
@@ -43,7 +48,7 @@ class Upload(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What every member of a federation must agree on, and all a server needs to know at the start."""
+    """What all members of a federation agree on, and all a server must know at the start."""
 
     classes: int
     dim: int  # values of a prototype
@@ -52,16 +57,21 @@ class Task(NamedTuple):
 
 
 def everything(name: str) -> bool:
+    """Return True for every parameter."""
     return True
 
 
 def nothing(name: str) -> bool:
+    """Return False for every parameter."""
     return False
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training in which only the parameters named by `trains` move; FedRep has two."""
+    """A part of local training that changes only the parameters that `trains` names.
+
+    FedRep has two: the head, then the body.
+    """
 
     trains: Callable[[str], bool] = everything
     epochs: int | None = None  # None: the run's `epochs`
@@ -71,26 +81,30 @@ class Phase:
 class Algorithm:
     """What travels, what the client minimises, and what the server makes of it.
 
-    `send`, `adopt`, `loss`, `upload` and `predict` are run for many clients at once by `torch.func.vmap`: they must not
-    branch on the values of tensors. A method that does is left to the reference engine, but for `send`.
+    `send`, `adopt`, `loss`, `upload` and `predict` are run for many clients at once by
+    `torch.func.vmap`: they must not branch on the values of tensors. An algorithm in which one of
+    them does, other than `send`, is left to the reference engine.
 
     name       as in `--algorithm`
-    shared     which parameters and buffers travel, by name; none where only prototypes do
+    shared     which parameters and buffers travel, by name; none if only prototypes do
     init       (initial parameters, task) -> the server's state
-    send       (server's state, the client's classes as a 0/1 vector) -> what the client receives. A key `known`,
-               if present, marks which rows of the other tensors travel.
-    adopt      (own parameters, received) -> the parameters the client trains from, and is scored with
+    send       (server's state, the client's classes as a 0/1 vector) -> what the client receives.
+               A key `known`, if present, marks which rows of the other tensors travel.
+    adopt      (own parameters, received) -> the parameters the client trains from, and is
+               evaluated with
     loss       step -> named terms, whose sum is minimised
-    phases     the stretches of local training, in order
-    collects   which features `upload` sees, over all the client's samples: none, those of an eval-mode pass
-               after training, or those that passed during the last epoch
+    phases     the parts of local training, in order
+    collects   which features `upload` sees, over all the client's samples: none, those of an
+               eval-mode pass after training, or those that passed during the last epoch
     upload     step -> the pair of sums this client sends
-    aggregate  (server's state, uploads with a leading axis over speakers) -> the server's new state
+    aggregate  (server's state, uploads with a leading axis over speakers) -> its new state
     predict    step -> named scores (b, C), larger is likelier
-    additive   aggregate(uploads) equals aggregate(their sum): needed by secure aggregation, noise and all-reduce
-    remembers  absent members still count with their last upload (needs single uploads, so never additive)
+    additive   aggregate(uploads) equals aggregate(their sum): needed by secure aggregation, noise
+               and all-reduce
+    remembers  absent clients still count with their latest upload (this needs single uploads, so
+               such an algorithm is never additive)
     mixed      the default models are the data set's mix of architectures
-    notes      server's state -> sentences a person should read after this round
+    notes      server's state -> sentences for the user to read after this round
     """
 
     name: str

@@ -5,42 +5,54 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedproto.core.tensors import moved, rows_of
+from fedproto.core.tensors import move_index, select_rows
 from fedproto.core.types import Tree, Upload
 
-#: Values of all clients' prototypes together that are still written beside the global ones.
-LARGEST_LOCAL = 2**22
+#: All clients' prototypes are saved beside the global ones up to this many values in all.
+LARGEST_LOCAL_VALUES = 2**22
 
 
-class Memory:
-    """The last upload of every client and the round it came in, for algorithms in which the absent still count."""
+class LatestUploads:
+    """Keeps every client's latest upload and its round: absent clients may still count with it."""
 
     def __init__(self, clients: int) -> None:
-        self.last = torch.zeros(clients, dtype=torch.int64)  # round of the last upload, 0 = never
-        self.uploads: Upload | None = None
+        self.last_round = torch.zeros(clients, dtype=torch.int64)  # of the upload; 0 = none so far
+        self.uploads: Upload | None = None  # with a leading axis over all clients
 
     def store(self, clients: Tensor, uploads: Upload, round: int) -> None:
+        """Replace the uploads of these clients by those of this round."""
         if self.uploads is None:
-            rows = len(self.last)
-            sums, weights = ({n: v.new_zeros(rows, *v.shape[1:]) for n, v in tree.items()} for tree in uploads)
-            self.uploads = Upload(sums, weights)
-        for kept, new in zip(self.uploads, uploads, strict=True):
+            self.uploads = Upload(self._make_room(uploads.sums), self._make_room(uploads.weights))
+        for stored, new in zip(self.uploads, uploads, strict=True):
             for name, value in new.items():
-                kept[name].index_copy_(0, moved(clients, value.device), value)
-        self.last[clients] = round
+                stored[name].index_copy_(0, move_index(clients, value.device), value)
+        self.last_round[clients] = round
+
+    def _make_room(self, tree: Tree) -> Tree:
+        """Return zeros like the tensors of some clients' uploads, with a row for every client."""
+        clients = len(self.last_round)
+        return {name: value.new_zeros(clients, *value.shape[1:]) for name, value in tree.items()}
 
     def local_prototypes(self) -> Tree:
-        """`local` (clients, C, d) and `held` (clients, C), its weights: zeros where a client never spoke of a class."""
-        if self.uploads is None or "prototypes" not in self.uploads.sums or "weight" not in self.uploads.weights:
+        """Return the clients' own prototypes, or nothing if there are none or too many to save.
+
+        `local` (clients, C, d) are the prototypes and `held` (clients, C) their weights; both are
+        zero where a client never uploaded a prototype of the class.
+        """
+        if self.uploads is None:
             return {}
-        sums, held = self.uploads.sums["prototypes"], self.uploads.weights["weight"]
-        if sums.numel() > LARGEST_LOCAL or held.shape != sums.shape[:-1]:
+        sums = self.uploads.sums.get("prototypes")
+        held = self.uploads.weights.get("weight")
+        if sums is None or held is None:
             return {}
-        return {"local": torch.where(held[..., None] > 0, sums / held[..., None], 0), "held": held}
+        if sums.numel() > LARGEST_LOCAL_VALUES or held.shape != sums.shape[:-1]:
+            return {}
+        weight = held[..., None]
+        return {"local": torch.where(weight > 0, sums / weight, 0), "held": held}
 
     def recall(self) -> Upload | None:
-        """The last uploads of all who ever spoke."""
-        spoke = self.last > 0
-        if self.uploads is None or spoke.all():
+        """Return the latest uploads of all clients that ever uploaded."""
+        has_upload = self.last_round > 0
+        if self.uploads is None or has_upload.all():
             return self.uploads
-        return rows_of(self.uploads, spoke.nonzero().flatten())
+        return select_rows(self.uploads, has_upload.nonzero().flatten())

@@ -22,10 +22,10 @@ from fedproto.config import plugins
 from fedproto.config.options import words
 from fedproto.config.settings import AUTO, complete, one_part, resolve_auto
 from fedproto.core.class_names import is_plain
-from fedproto.core.federation import Federation, Member, placed_by_class
+from fedproto.core.federation import Federation, Member, rearrange_head
 from fedproto.core.files import explain_write_errors, hold_lock, read_tensors, write_atomically, write_tensors
 from fedproto.core.local_training import evaluate, train
-from fedproto.core.tensors import flat, parted
+from fedproto.core.tensors import flatten_groups, split_groups
 from fedproto.core.types import Algorithm, Task, Tree, nothing
 from fedproto.data import DataFolders, Source
 from fedproto.data.shared.feature_encoding import ENCODING, to_json
@@ -57,7 +57,7 @@ class MemberCheckpoint:
 
     def save(self, path: Path, fingerprint: str) -> None:
         reply = {name: torch.from_numpy(np.array(value)) for name, value in self.reply.arrays.items()}
-        tensors = flat({"state": self.state, "server": self.server, "reply": reply})
+        tensors = flatten_groups({"state": self.state, "server": self.server, "reply": reply})
         header = {
             "round": self.round,
             "classes": list(self.classes),
@@ -75,7 +75,7 @@ class MemberCheckpoint:
         tensors, header = read_tensors(path, FORMAT, VERSION)
         if header.get("member") != fingerprint:
             raise RunFolderError(f"{path} is of another member, or of other data or another model: name another state")
-        groups = parted(tensors)
+        groups = split_groups(tensors)
         arrays = {name: value.numpy() for name, value in groups.get("reply", {}).items()}
         try:
             return cls(
@@ -224,7 +224,7 @@ def _seated(parcel: Message, own: MemberSettings, terms: TrainingTerms, kept: Me
     state = member.initial
     if kept is not None:
         held = {name: value.to(member.initial[name]) for name, value in kept.state.items()}
-        state = placed_by_class(held, member.initial, kept.classes, federation.classes)
+        state = rearrange_head(held, member.initial, kept.classes, federation.classes)
     return _Seated(own, federation, member, algorithm, state, server)
 
 

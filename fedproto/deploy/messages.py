@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedproto.core import codec
-from fedproto.core.tensors import parted, spread
+from fedproto.core.tensors import scatter_rows, split_groups
 from fedproto.core.types import Tree, Upload
 
 Header = dict[str, Any]
@@ -65,7 +65,7 @@ def of_upload(upload: Upload, classes: tuple[str, ...]) -> Message:
 
 def to_upload(parcel: Message) -> Upload:
     """An upload as it was sent: rows are of the header's `spoken` classes, in that order."""
-    groups = parted({name: torch.from_numpy(value.copy()) for name, value in parcel.arrays.items()})
+    groups = split_groups({name: torch.from_numpy(value.copy()) for name, value in parcel.arrays.items()})
     weights = {name: value for name, value in groups["extra"].items() if name != "rows"}
     return Upload(groups["value"], weights)
 
@@ -77,4 +77,4 @@ def _as_arrays(tree: Tree) -> dict[str, np.ndarray]:
 def over(upload: Upload, spoken: list[str], classes: tuple[str, ...]) -> Upload:
     """An upload's rows in the places of their classes; zeros for those it says nothing of."""
     places = torch.tensor([classes.index(name) for name in spoken], dtype=torch.long)
-    return spread(upload, places, len(classes))
+    return scatter_rows(upload, places, len(classes))

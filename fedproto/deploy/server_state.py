@@ -19,7 +19,7 @@ from fedproto.config.options import PositiveInt, convert, words
 from fedproto.config.settings import complete, one_part
 from fedproto.core.class_names import merge_names
 from fedproto.core.files import hold_lock, read_tensors, write_tensors
-from fedproto.core.tensors import flat, parted, stack, widened
+from fedproto.core.tensors import flatten_groups, pad_rows, split_groups, stack_uploads
 from fedproto.core.types import Algorithm, Batch, Step, Task, Tree, Upload, nothing
 from fedproto.deploy.messages import Message, of_server, over, printable, to_upload
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
@@ -191,7 +191,7 @@ class ServerState:
         counts = spoke if self.algorithm.remembers else {n for n in spoke if self.seats[n].last_round == self.round}
         uploads = [self._placed(n) for n in sorted(counts, key=self._number)]
         if uploads and uploads[0].sums:
-            together = stack(uploads)
+            together = stack_uploads(uploads)
             self.server = self.algorithm.aggregate(self._before(together), together)
 
     def _number(self, name: str) -> int:
@@ -234,7 +234,7 @@ class ServerState:
     def _kept(self, name: str, fresh: torch.Tensor) -> torch.Tensor:
         if name not in self.server:
             return fresh
-        return widened(self.server[name], len(fresh)) if fresh.dim() else self.server[name]
+        return pad_rows(self.server[name], len(fresh)) if fresh.dim() else self.server[name]
 
     # --- on disk
 
@@ -256,8 +256,10 @@ class ServerState:
         What people and `fedproto deploy status` read is in the file's header.
         """
         remembered = self.uploads if self.algorithm.remembers else {}  # else nobody asks for them
-        uploads = {str(self.seats[name].number): flat(upload._asdict()) for name, upload in remembered.items()}
-        tensors = flat({"server": self.server} | uploads)
+        uploads = {
+            str(self.seats[name].number): flatten_groups(upload._asdict()) for name, upload in remembered.items()
+        }
+        tensors = flatten_groups({"server": self.server} | uploads)
         header = {
             "id": self.id,
             "round": self.round,
@@ -291,7 +293,7 @@ class ServerState:
         tensors, of = read_state(self.path)
         if of["algorithm"] != str(self.terms.part()):
             raise RunFolderError(f"{self.path} is of {of['algorithm']}, not of {self.terms.part()}: name another state")
-        parts = parted(tensors)
+        parts = split_groups(tensors)
         server = parts.get("server", {})
         try:
             self.id, self.round = str(of["id"]), int(of["round"])
@@ -299,12 +301,12 @@ class ServerState:
             self.registered |= set(of["registered"])
             self.seats = {name: MemberRecord(**seat) for name, seat in of["seats"].items()}
             stored = {name: parts[str(seat.number)] for name, seat in self.seats.items() if str(seat.number) in parts}
-            self.uploads = {name: Upload(**parted(tree)) for name, tree in stored.items()}
+            self.uploads = {name: Upload(**split_groups(tree)) for name, tree in stored.items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"{self.path} is damaged: {error}") from error
         self._refuse_other(server)
         if "known" in server:  # of classes that the settings name since, there is no prototype yet
-            server = {name: widened(value, len(self.classes)) for name, value in server.items()}
+            server = {name: pad_rows(value, len(self.classes)) for name, value in server.items()}
         self.server = server
 
 

@@ -13,12 +13,12 @@ import torch
 from fedproto.algorithms import trainable
 from fedproto.core.class_names import is_plain
 from fedproto.core.codec import upload_parts
+from fedproto.core.metrics import ACCURACIES
 from fedproto.core.types import Upload
 from fedproto.deploy.messages import Header, Message
 from fedproto.errors import Refused, shown
 
 WORD = 200  # letters of a name at most
-WAYS = ("head", "head_own", "prototype", "prototype_own")
 WEIGHT, ROWS = "extra.weight", "extra.rows"  # as in the messages of `wire`
 WITNESSES = 2  # others at least by whom somebody is judged: a median of one is that one's word
 
@@ -240,7 +240,7 @@ def shapes_of(upload: Upload) -> tuple[dict[str, tuple[int, ...]], bool]:
 
 def accuracies(header: Header) -> dict[str, float]:
     """Those a member tells of: a share each, by the names that we know."""
-    told = {way: header.get(f"accuracy.{way}") for way in WAYS}
+    told = {way: header.get(f"accuracy.{way}") for way in ACCURACIES}
     return {way: float(v) for way, v in told.items() if isinstance(v, (int, float)) and 0 <= v <= 1}
 
 

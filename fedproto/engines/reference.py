@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fedproto.core import local_training
-from fedproto.core.engine import Chunk, Cohort, Shard, chunk, errors_named
+from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
 from fedproto.core.federation import Federation
 from fedproto.core.local_training import Training
-from fedproto.core.tensors import stack
+from fedproto.core.tensors import stack_uploads
 from fedproto.core.types import Algorithm, Tree
 
 
@@ -26,23 +26,23 @@ class ReferenceEngine:
         self.federations, self.algorithm, self.trainings, self.shard = federations, algorithm, trainings, shard
         self.states: list[list[Tree]] = [[member.initial for member in each.members] for each in federations]
 
-    def train(self, round: int, servers: Sequence[Tree], lots: Sequence[Cohort]) -> Iterator[Chunk]:
-        """Train the picked clients, one chunk each, and keep their new states."""
-        for number, (server, lot) in enumerate(zip(servers, lots, strict=True)):
-            slow = set(lot.slow.tolist())
-            for picked in filter(self.shard.holds, lot.picked.tolist()):
-                yield self._train(round, number, server, lot, picked, picked in slow)
+    def train(self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]) -> Iterator[Chunk]:
+        """Train the sampled clients, one chunk each, and keep their new states."""
+        for number, (server, cohort) in enumerate(zip(servers, cohorts, strict=True)):
+            slow = set(cohort.slow.tolist())
+            for client in filter(self.shard.holds, cohort.sampled.tolist()):
+                yield self._train(round, number, server, cohort, client, client in slow)
 
-    def _train(self, round: int, number: int, server: Tree, lot: Cohort, picked: int, slow: bool) -> Chunk:
+    def _train(self, round: int, number: int, server: Tree, cohort: Cohort, client: int, slow: bool) -> Chunk:
         federation, training = self.federations[number], self.trainings[number]
-        member, own = federation.members[picked], self.states[number][picked]
-        with errors_named(f"round {round}, client {picked} ({member.model}), training"):
-            received = self.algorithm.send(server, federation.own_classes[picked])
+        member, own = federation.members[client], self.states[number][client]
+        with errors_named(f"round {round}, client {client} ({member.model}), training"):
+            received = self.algorithm.send(server, federation.own_classes[client])
             outcome = local_training.train(member, self.algorithm, own, received, training, round, slow)
-        self.states[number][picked] = outcome.state
+        self.states[number][client] = outcome.state
         loss = {name: value[None] for name, value in outcome.loss.items()}
         sound = _finite(outcome.loss | outcome.state | outcome.upload.sums)
-        return chunk(number, lot, torch.tensor([picked]), stack([outcome.upload]), loss, sound[None])
+        return make_chunk(number, cohort, torch.tensor([client]), stack_uploads([outcome.upload]), loss, sound[None])
 
     def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
         """Every client's accuracies with the server's present state."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedproto.core import prototypes, rng
 from fedproto.core.federation import Examples, Member
 from fedproto.core.local_training import EVALUATION_BATCH
-from fedproto.core.tensors import misfit
+from fedproto.core.tensors import find_mismatch
 from fedproto.core.types import Tree
 from fedproto.data.shared.preprocessing import Preparation
 from fedproto.errors import ConfigError, RunFolderError
@@ -171,7 +171,7 @@ def made(
     member: Member, state: Tree, classes: tuple[str, ...], shared: Prototypes | None, about: dict[str, Any]
 ) -> Trained:
     """A member with its state, calibrated on images that were held out."""
-    odd = misfit(member.initial, state)
+    odd = find_mismatch(member.initial, state)
     if odd is not None:
         raise RunFolderError(f"the state of client {member.id} is not one of its model: {odd}")
     own = tuple(classes[label] for label in member.classes)

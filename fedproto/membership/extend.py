@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from fedproto.config.options import Part
 from fedproto.config.settings import Config
-from fedproto.core.federation import placed_by_class
-from fedproto.core.tensors import flat
+from fedproto.core.federation import rearrange_head
+from fedproto.core.tensors import flatten_groups
 from fedproto.core.types import Tree
 from fedproto.data import Source
 from fedproto.membership.membership import Contribution, Membership
@@ -53,7 +53,7 @@ def extend(run: Path, newcomers: Sequence[Path], out: Path, rounds: int) -> tupl
     experiment = _prepared(config, people, bank.prototypes(), rounds, out, loaded)
     states = _states(people, experiment)
     engine_states = {str(number): state for number, state in enumerate(states)}
-    experiment.engine.restore(experiment.place, flat(engine_states))
+    experiment.engine.restore(experiment.place, flatten_groups(engine_states))
     return experiment, experiment.new_folder(out, given=states)
 
 
@@ -100,5 +100,5 @@ def _states(people: list[_Person], experiment: Experiment) -> list[Tree]:
     states: list[Tree] = []
     for member, person in zip(experiment.federation.members, people, strict=True):
         own = {name: value.to(member.initial[name]) for name, value in person.state.items()}
-        states.append(placed_by_class(own, member.initial, person.classes, experiment.federation.classes))
+        states.append(rearrange_head(own, member.initial, person.classes, experiment.federation.classes))
     return states

@@ -11,9 +11,9 @@ from typing import Any
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
-from fedproto.core.class_names import alike
+from fedproto.core.class_names import describe_similar_names
 from fedproto.core.rounds import RoundResult
-from fedproto.core.tensors import one_of
+from fedproto.core.tensors import take_one
 from fedproto.data import Source
 from fedproto.errors import ConfigError
 from fedproto.membership.membership import Contribution
@@ -150,7 +150,7 @@ def notices(experiment: Experiment) -> list[str]:
     said = [f"nobody in the federation has {', '.join(map(repr, new))}: the newcomer brings {it}"] if new else []
     if len(new) == len(member.classes):
         said.append("none of the newcomer's classes is known to the federation, so there is nothing to join")
-    return alike(experiment.federation.classes) + said
+    return describe_similar_names(experiment.federation.classes) + said
 
 
 def _train(experiment: Experiment, folder: RunFolder | None, on_round: OnRound) -> tuple[Result, list[Accuracies]]:
@@ -172,6 +172,6 @@ def _nobody(result: RoundResult) -> None:
 
 def _contribution(experiment: Experiment, name: str) -> Contribution:
     """The newcomer's last upload, by class name."""
-    uploads = experiment.progress.memory.uploads
+    uploads = experiment.progress.latest_uploads.uploads
     assert uploads is not None, "fedproto remembers its members' last uploads"
-    return Contribution.of(name, experiment.federation.classes, one_of(uploads, 0))
+    return Contribution.of(name, experiment.federation.classes, take_one(uploads, 0))

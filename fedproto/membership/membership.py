@@ -19,8 +19,8 @@ from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import one_part, read_run_toml
 from fedproto.core import files
-from fedproto.core.class_names import alike, class_name
-from fedproto.core.tensors import FLOATS, flat, one_of, parted, spread, stack, widened
+from fedproto.core.class_names import class_name, describe_similar_names
+from fedproto.core.tensors import FLOATS, flatten_groups, pad_rows, scatter_rows, split_groups, stack_uploads, take_one
 from fedproto.core.types import Tree, Upload
 from fedproto.errors import ConfigError, DataError, RunFolderError
 from fedproto.runs.folder import RunFolder
@@ -58,7 +58,7 @@ class Contribution:
 
     def save(self, path: Path) -> None:
         header = {"member": self.member, "classes": list(self.classes)}
-        files.write_tensors(path, flat(self.upload._asdict()), UPLOAD_FORMAT, VERSION, header)
+        files.write_tensors(path, flatten_groups(self.upload._asdict()), UPLOAD_FORMAT, VERSION, header)
 
     @classmethod
     def of(cls, member: str, classes: tuple[str, ...], upload: Upload) -> Contribution:
@@ -89,7 +89,7 @@ class Contribution:
                 f"{folder.path} is a run of several members: a newcomer's folder of `fedproto join` is wanted"
             )
         names = _classes_of(folder.path / PROTOTYPES)
-        return cls.of(folder.path.name, names, one_of(_uploads_of(stored[1]), 0))
+        return cls.of(folder.path.name, names, take_one(_uploads_of(stored[1]), 0))
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Membership:
         tree = stored[1]
         spoke = tree["last"].nonzero().flatten().tolist()
         uploads = _uploads_of(tree)
-        members = {str(client): one_of(uploads, client) for client in spoke}
+        members = {str(client): take_one(uploads, client) for client in spoke}
         base = read_prototypes(folder.path / START) if (folder.path / START).exists() else None
         return cls(_classes_of(folder.path / PROTOTYPES), algorithm, members, base)
 
@@ -139,7 +139,7 @@ class Membership:
         try:
             algorithm = one_part("algorithm", header["algorithm"])
             uploads = _uploads_of(tensors)
-            members = {name: one_of(uploads, place) for place, name in enumerate(header["members"])}
+            members = {name: take_one(uploads, place) for place, name in enumerate(header["members"])}
             changes = tuple(header["changes"])
             base_values = (tensors["base"], tensors["base_known"]) if "base" in tensors else None
         except KeyError as error:
@@ -176,7 +176,7 @@ class Membership:
         made = self.prototypes()
         tensors = {"prototypes": made.values, "known": made.known}
         if self.members:
-            tensors |= flat(stack(list(self.members.values()))._asdict())
+            tensors |= flatten_groups(stack_uploads(list(self.members.values()))._asdict())
         header = {
             "classes": list(self.classes),
             "algorithm": str(self.algorithm),
@@ -195,7 +195,9 @@ class Membership:
         zeros = torch.zeros_like(uploads[0].sums["prototypes"])
         base = self.base.over(self.classes) if self.base else Prototypes(self.classes, zeros, zeros[:, 0])
         server = {"prototypes": base.values.to(zeros), "known": base.known.to(zeros)}
-        server = algorithm.aggregate(server, _added(uploads) if self.algorithm.name in SUMMED else stack(uploads))
+        server = algorithm.aggregate(
+            server, _added(uploads) if self.algorithm.name in SUMMED else stack_uploads(uploads)
+        )
         return Prototypes(self.classes, server["prototypes"], server["known"], self.algorithm.options.get("weighting"))
 
     def with_member(self, contribution: Contribution) -> Membership:
@@ -227,7 +229,7 @@ class Membership:
         return replace(rest, base=base, changes=(*self.changes, _change("left", name, gone)))
 
     def notices(self) -> list[str]:
-        return alike(self.classes)
+        return describe_similar_names(self.classes)
 
     def held_by(self, name: str) -> list[str]:
         held = self._held(self.members[name])
@@ -299,13 +301,13 @@ def _added(uploads: list[Upload]) -> Upload:
 
 def _uploads_of(tensors: Tree) -> Upload:
     """What a file holds under `sums.NAME` and `weights.NAME`."""
-    parts = parted(tensors)
+    parts = split_groups(tensors)
     return Upload(*(parts.get(group, {}) for group in Upload._fields))
 
 
 def _widened(upload: Upload, classes: int) -> Upload:
     """An upload over more classes, of whose new ones it says nothing."""
-    return Upload(*({name: widened(value, classes) for name, value in tree.items()} for tree in upload))
+    return Upload(*({name: pad_rows(value, classes) for name, value in tree.items()} for tree in upload))
 
 
 def _cast(contribution: Contribution, like: Upload) -> Contribution:
@@ -319,7 +321,7 @@ def _cast(contribution: Contribution, like: Upload) -> Contribution:
 def _placed(contribution: Contribution, classes: tuple[str, ...]) -> Upload:
     """A contribution's rows in the places of its classes."""
     places = torch.tensor([classes.index(name) for name in contribution.classes])
-    return spread(contribution.upload, places, len(classes))
+    return scatter_rows(contribution.upload, places, len(classes))
 
 
 def _change(did: str, member: str, classes: list[str]) -> dict[str, Any]:

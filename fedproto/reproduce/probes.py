@@ -81,7 +81,7 @@ def _travel(experiment: Experiment) -> bytes:
     A class that nobody else holds has no prototype then, and its images count as wrong; `covered` is the share of the
     client's classes that somebody else holds.
     """
-    uploads, server = experiment.progress.memory.uploads, experiment.progress.server
+    uploads, server = experiment.progress.latest_uploads.uploads, experiment.progress.server
     assert uploads is not None, "FedProto remembers its members' last uploads"
     sums, weights = uploads.sums["prototypes"], uploads.weights["weight"]
     clients = []

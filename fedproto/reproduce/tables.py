@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from fedproto.core.metrics import ACCURACIES
 from fedproto.errors import RunFolderError
 from fedproto.reproduce.plan import Planned, Row, Spec
 from fedproto.runs.folder import DIVERGED, RunFolder
 
-ACCURACIES = ("head", "head_own", "prototype", "prototype_own")
 SEEN = ("travel", "before")  # what `looks.py` found out, a list of clients
 PAPERS_START = 0.2755  # the accuracy of the paper's pre-trained network on CIFAR-10 before round 1
 CLOSE = 0.99  # of the last round's accuracy: a method is there in the first evaluated round that has so much

@@ -253,7 +253,7 @@ def _twin(layer: nn.Module) -> nn.Module:
 
 def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
     """The model with its initial weights: those of its architecture, or a client's own."""
-    with rng.torchs_own_put_aside(torch.device("cpu")):
+    with rng.preserve_torch_generators(torch.device("cpu")):
         torch.manual_seed(int(rng.key(seed, "initial weights", *client)))
         try:
             return plugins.build("model", model, fit)

@@ -141,9 +141,9 @@ def rounds_of(work: Work, source: Source, clients: int, build: Callable[..., Eng
     algorithm = plugins.build("algorithm", Part("fedproto"))
     federation = federation_of(work, source, clients)
     engine = build([federation], algorithm, [work.training()])
-    course = FederationRun(federation, Schedule(10**6, eval_every=10**6), Progress.start(federation, algorithm))
+    federation_run = FederationRun(federation, Schedule(10**6, eval_every=10**6), Progress.start(federation, algorithm))
     try:
-        for _ in run_rounds(algorithm, engine, [course]):
+        for _ in run_rounds(algorithm, engine, [federation_run]):
             yield
     finally:
         engine.close()
@@ -305,12 +305,12 @@ def seeds_row(work: Work, source: Source, seeds: int) -> Row:
     federations = [federation_of(work, source, work.clients, seed, tests=None) for seed in range(seeds)]
     trainings = [work.training(seed) for seed in range(seeds)]
     engine = VectorisedEngine(federations, algorithm, trainings, Plan(compile=work.device == "cuda"))
-    courses = [
+    federation_runs = [
         FederationRun(federation, Schedule(110, eval_every=10, seed=seed), Progress.start(federation, algorithm))
         for seed, federation in enumerate(federations)
     ]
     _forget_peak(work.device)
-    rounds = run_rounds(algorithm, engine, courses)
+    rounds = run_rounds(algorithm, engine, federation_runs)
     start = time.perf_counter()
     for _ in range(10):  # until the first evaluation: all that is recorded and compiled is so then
         next(rounds)
@@ -344,9 +344,9 @@ class _CrowdFederation(Federation):
 
 
 class _CrowdEngine(VectorisedEngine):
-    def __init__(self, cohort: ArchitectureGroup, algorithm: Algorithm, training: Training, plan: Plan) -> None:
-        self.algorithm, self.sizes = algorithm, [len(cohort)]
-        self.stacks = [Stack(cohort, algorithm, training, plan)]
+    def __init__(self, group: ArchitectureGroup, algorithm: Algorithm, training: Training, plan: Plan) -> None:
+        self.algorithm, self.sizes = algorithm, [len(group)]
+        self.stacks = [Stack(group, algorithm, training, plan)]
 
 
 def huge_row(work: Work, source: Source, share: float = 0.01, rounds: int = 5, stack: int = 1000) -> Row:
@@ -359,20 +359,22 @@ def huge_row(work: Work, source: Source, share: float = 0.01, rounds: int = 5, s
     )
     _forget_peak(work.device)
     started = time.perf_counter()
-    cohort = _crowd_cohort(work, source, member, federation)
-    engine = _CrowdEngine(cohort, algorithm, work.training(), Plan(stack=stack, compile=work.device == "cuda"))
-    course = FederationRun(federation, Schedule(10**6, share, eval_every=10**6), Progress.start(federation, algorithm))
-    steps = run_rounds(algorithm, engine, [course])
+    group = _crowd_group(work, source, member, federation)
+    engine = _CrowdEngine(group, algorithm, work.training(), Plan(stack=stack, compile=work.device == "cuda"))
+    federation_run = FederationRun(
+        federation, Schedule(10**6, share, eval_every=10**6), Progress.start(federation, algorithm)
+    )
+    steps = run_rounds(algorithm, engine, [federation_run])
     next(steps)
     start = time.perf_counter() - started
     times = [_timed(steps, work.device) for _ in range(rounds)]
     engine.close()
-    name = f"vectorised, {int(share * work.clients):,} a round, states on {cohort.states.place}"
+    name = f"vectorised, {int(share * work.clients):,} a round, states on {group.states.place}"
     return Row(**asdict(work), contender=name, seconds=statistics.median(times), start=start, ratio=None,
                data=source.name, memory=_peak(work.device), counted=int(share * work.clients))  # fmt: skip
 
 
-def _crowd_cohort(work: Work, source: Source, member: Member, federation: Federation) -> ArchitectureGroup:
+def _crowd_group(work: Work, source: Source, member: Member, federation: Federation) -> ArchitectureGroup:
     """The clients as stacks: each draws 300 images of the training set with replacement."""
     count, device = work.clients, torch.device(work.device)
     x = source.tensor(source.train, np.arange(len(source.train.y))).to(device)

@@ -16,17 +16,17 @@ import torch
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import Config, configure, read_run_toml
-from fedproto.core.class_names import alike
+from fedproto.core.class_names import describe_similar_names
 from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member
 from fedproto.core.files import hash_tensors
 from fedproto.core.interrupts import finish_round_on_interrupt
 from fedproto.core.local_training import Training
-from fedproto.core.metrics import summary
+from fedproto.core.metrics import summarise
 from fedproto.core.rounds import FederationRun, RoundResult, run_rounds
 from fedproto.core.sampling import Schedule
 from fedproto.core.server import Progress
-from fedproto.core.tensors import flat, misfit, parted
+from fedproto.core.tensors import find_mismatch, flatten_groups, split_groups
 from fedproto.core.types import Algorithm, Tree
 from fedproto.data import Source
 from fedproto.engines.selection import build_engine, resolve
@@ -90,7 +90,9 @@ class Experiment:
         resolved, plan, notices = resolve(configs[0], federations, algorithm, trainings)
         engine = build_engine(resolved, plan, federations, algorithm, trainings)
         settled = {name: getattr(resolved, name) for name in ("engine", "device", "compile", "workers", "stack")}
-        notices += [sentence for federation in federations for sentence in alike(_meeting_names(federation))]
+        notices += [
+            sentence for federation in federations for sentence in describe_similar_names(_meeting_names(federation))
+        ]
         return [
             cls(replace(config, **settled), algorithm, federation, engine, place, progress, notices)
             for place, (config, federation, progress) in enumerate(zip(configs, federations, progresses, strict=True))
@@ -123,7 +125,7 @@ class Experiment:
         """Run from where it stands to the last round."""
         return execute([self], [folder], on_round)[0]
 
-    def course(self) -> FederationRun:
+    def federation_run(self) -> FederationRun:
         c = self.config
         schedule = Schedule(c.rounds, c.participation, c.lost_uploads, c.stragglers, c.eval_every, c.seed)
         return FederationRun(self.federation, schedule, self.progress)
@@ -136,7 +138,7 @@ class Experiment:
     def write_checkpoint(self, folder: RunFolder) -> None:
         if self.config.checkpoint_every == 0:
             return
-        clients = flat({"client": self.engine.export(self.place)})
+        clients = flatten_groups({"client": self.engine.export(self.place)})
         folder.save_checkpoint(self.progress.round, self.progress.export() | clients)
 
     def restore(self, folder: RunFolder) -> None:
@@ -156,8 +158,8 @@ class Experiment:
             self._refuse_other_weights(folder, started["weights"])
             return
         round, tree = stored
-        clients = parted(tree).get("client", {})
-        odd = misfit(self._initial_states(), clients)
+        clients = split_groups(tree).get("client", {})
+        odd = find_mismatch(self._initial_states(), clients)
         try:
             if odd is not None:
                 raise ValueError(odd)
@@ -204,14 +206,14 @@ class Experiment:
         result = Result(self._contents(lines, clients), lines, prototypes, self.client_states(), path)
         if folder:
             if prototypes:
-                local = self.progress.memory.local_prototypes()
+                local = self.progress.latest_uploads.local_prototypes()
                 write_prototypes(folder.path / PROTOTYPES, prototypes | local, self.federation.classes)
             folder.write_json("result.json", result.data)
         return result
 
     def client_states(self) -> list[Tree]:
         """Each client's own parameters and buffers, by name."""
-        states = parted(self.engine.export(self.place))
+        states = split_groups(self.engine.export(self.place))
         return [states.get(str(member.id), {}) for member in self.federation.members]
 
     def as_evaluated(self, member: Member, own: Tree) -> Tree:
@@ -232,7 +234,7 @@ class Experiment:
                 self._client(number, {name: float(value[number]) for name, value in clients.items()}, images)
                 for number, images in enumerate(self._images())
             ],
-            "accuracy": summary(clients),
+            "accuracy": summarise(clients),
             "diverged": self._diverged(),
             "communication": {
                 "values_per_round": traffic["values_up"] / self.config.rounds,
@@ -257,7 +259,9 @@ class Experiment:
 
     def _client(self, number: int, accuracy: dict[str, float], images: list[int]) -> dict[str, Any]:
         member = self.federation.members[number]
-        last_upload = {"last_upload": int(self.progress.memory.last[number])} if self.algorithm.remembers else {}
+        last_upload = (
+            {"last_upload": int(self.progress.latest_uploads.last_round[number])} if self.algorithm.remembers else {}
+        )
         return {
             "id": number,
             "dataset": member.dataset,
@@ -302,12 +306,12 @@ def proceed(
     first = experiments[0]
     pairs = list(zip(experiments, folders, strict=True))
     clients: list[Tree | None] = [None] * len(experiments)
-    courses = [each.course() for each in experiments]
+    federation_runs = [each.federation_run() for each in experiments]
     with closing(first.engine), hold_all(folders), _divergence_written(pairs):
         lines = [folder.keep_metrics(each.progress.round) if folder else [] for each, folder in pairs]
         for each, kept in zip(experiments, lines, strict=True):
             each.progress.look_back(kept)
-        for results in run_rounds(first.algorithm, first.engine, courses):
+        for results in run_rounds(first.algorithm, first.engine, federation_runs):
             clients = [result.clients for result in results]
             for (each, folder), result, kept in zip(pairs, results, lines, strict=True):
                 kept.append(result.line())

@@ -8,7 +8,7 @@ import torch
 from helpers.tiny import ALGORITHMS, build, experiment, step
 
 from fedproto.core.local_training import train
-from fedproto.core.tensors import stack, total
+from fedproto.core.tensors import stack_uploads, sum_uploads
 from fedproto.core.types import Task, Upload
 
 TASK = Task(classes=2, dim=2, clients=4, seed=0)
@@ -32,7 +32,7 @@ def start(name, **options):
 def uploads_of(algorithm, server, *clients):
     """The stacked uploads of clients given as (params, number of samples)."""
     received = algorithm.send(server, torch.ones(2))
-    return stack([algorithm.upload(step(params, received, X[:count], Y[:count])) for params, count in clients])
+    return stack_uploads([algorithm.upload(step(params, received, X[:count], Y[:count])) for params, count in clients])
 
 
 def prototypes(rows, known=(1.0, 1.0)):
@@ -220,7 +220,7 @@ def test_fesem_seeds_its_centres_by_weights_and_not_by_running_statistics():
         params = {name: value + shift for name, value in PARAMS.items()}
         params |= {"bn.running_var": torch.full((2,), variance, dtype=torch.float64)}
         uploads.append(algorithm.upload(step(params, received, X, Y)))
-    new = algorithm.aggregate(server, stack(uploads))
+    new = algorithm.aggregate(server, stack_uploads(uploads))
     shifts = (new["body.w"] - PARAMS["body.w"])[:, 0, 0]
     assert sorted(shifts.tolist()) == pytest.approx([0.1, 50.1])
     assert new["bn.running_var"].tolist() == [[5e5, 5e5], [5e5, 5e5]]  # they travel with their layer all the same
@@ -291,7 +291,7 @@ def test_an_additive_server_needs_only_the_sum(name):
         assert name in ("fesem", "local")  # one needs single uploads to seed its clusters, the other has no server
         return
     uploads = uploads_of(algorithm, server, (PARAMS, 3), (OTHER, 1), (PARAMS, 2))
-    one_by_one, at_once = algorithm.aggregate(server, uploads), algorithm.aggregate(server, total(uploads))
+    one_by_one, at_once = algorithm.aggregate(server, uploads), algorithm.aggregate(server, sum_uploads(uploads))
     assert all(torch.allclose(one_by_one[key], at_once[key]) for key in one_by_one)
 
 

@@ -93,7 +93,7 @@ def test_the_order_of_clients_does_not_matter(name):
 def test_everyone_speaking_is_nobody_absent():
     """With full participation the memory of the absent holds this round's uploads and nothing else."""
     run, _ = finished("fedproto")
-    assert run.progress.memory.last.tolist() == [3] * 4
+    assert run.progress.latest_uploads.last_round.tolist() == [3] * 4
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ def test_only_rows_that_speak_travel_and_arrive(speaks, dim):
     if not any(speaks):
         assert size == (0, 0)
         return
-    message = codec.of_upload(upload)
+    message = codec.encode_upload(upload)
     sums, weights = codec.unpack(message, len(speaks))
     assert torch.equal(sums["prototypes"], upload.sums["prototypes"])
     assert torch.equal(weights["weight"], weight)
@@ -33,16 +33,16 @@ def test_the_ledger_counts_the_bytes_of_the_real_messages(name):
         received = run.algorithm.send(run.progress.server, run.federation.own_classes[member.id])
         outcome = train(member, run.algorithm, state, received, run.engine.trainings[0], 1)
         if outcome.upload.sums:
-            up += len(codec.of_upload(outcome.upload))
+            up += len(codec.encode_upload(outcome.upload))
         if codec.download_size(received).values:
-            down += len(codec.of_download(received))
+            down += len(codec.encode_download(received))
     result = run.execute()
     assert (result.communication["bytes_up"], result.communication["bytes_down"]) == (up, down)
 
 
 def test_a_download_holds_the_prototypes_of_own_classes_only():
     received = {"prototypes": torch.randn(10, 50), "known": torch.tensor([1.0, 1.0] + [0.0] * 8)}
-    values, _ = codec.unpack(codec.of_download(received), 10)
+    values, _ = codec.unpack(codec.encode_download(received), 10)
     assert torch.equal(values["prototypes"][:2], received["prototypes"][:2])
     assert not values["prototypes"][2:].any()
-    assert codec.download_size(received) == (100, len(codec.of_download(received)))
+    assert codec.download_size(received) == (100, len(codec.encode_download(received)))

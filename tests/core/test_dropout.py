@@ -180,7 +180,7 @@ def test_the_gradient_flows_through_what_is_kept():
 
 def test_draws_made_in_pieces_are_those_made_at_once(monkeypatch):
     whole = draw(LAYERS, key(3, torch.arange(4)[:, None], torch.arange(2)), 9)
-    monkeypatch.setattr(dropout, "AT_ONCE", 2 * 8 * 7)  # two samples of eight streams of seven draws
+    monkeypatch.setattr(dropout, "DRAWS_AT_ONCE", 2 * 8 * 7)  # two samples of eight streams of seven draws
     pieces = draw(LAYERS, key(3, torch.arange(4)[:, None], torch.arange(2)), 9)
     assert all(torch.equal(whole[name], pieces[name]) for name in whole)
 

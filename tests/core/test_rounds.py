@@ -14,12 +14,12 @@ from sklearn.datasets import load_digits
 from fedproto.config.settings import configure
 from fedproto.core import codec, local_training
 from fedproto.core.local_training import crop_and_flip
-from fedproto.core.metrics import summary
+from fedproto.core.metrics import summarise
 from fedproto.core.rng import key, uniform
-from fedproto.core.sampling import Schedule, draw
-from fedproto.core.tensors import stack
+from fedproto.core.sampling import Schedule, sample_cohort
+from fedproto.core.tensors import stack_uploads
 from fedproto.core.types import Task, Upload
-from fedproto.core.uploads import Memory
+from fedproto.core.uploads import LatestUploads
 from fedproto.errors import TrainingError
 from fedproto.runs.experiment import Experiment
 
@@ -27,24 +27,26 @@ from fedproto.runs.experiment import Experiment
 @given(st.integers(1, 40), st.floats(0.01, 1), st.floats(0, 1), st.floats(0, 1), st.integers(1, 5))
 def test_as_many_are_drawn_as_the_shares_say(clients, participation, lost_uploads, stragglers, round):
     schedule = Schedule(9, participation, lost_uploads, stragglers)
-    picked, lost, slow = (numbers.tolist() for numbers in draw(clients, schedule, round))
-    assert len(picked) == len(set(picked)) == max(1, math.floor(participation * clients + 0.5))
-    assert len(lost) == math.floor(lost_uploads * len(picked) + 0.5)
-    assert len(slow) == math.floor(stragglers * len(picked) + 0.5)
-    assert set(lost) | set(slow) <= set(picked) <= set(range(clients))
-    assert [picked, lost, slow] == [numbers.tolist() for numbers in draw(clients, schedule, round)]
+    sampled, lost, slow = (numbers.tolist() for numbers in sample_cohort(clients, schedule, round))
+    assert len(sampled) == len(set(sampled)) == max(1, math.floor(participation * clients + 0.5))
+    assert len(lost) == math.floor(lost_uploads * len(sampled) + 0.5)
+    assert len(slow) == math.floor(stragglers * len(sampled) + 0.5)
+    assert set(lost) | set(slow) <= set(sampled) <= set(range(clients))
+    assert [sampled, lost, slow] == [numbers.tolist() for numbers in sample_cohort(clients, schedule, round)]
 
 
 def test_samples_differ_between_rounds_and_seeds():
     draws = {
-        tuple(draw(20, Schedule(9, 0.3, seed=seed), round).picked.tolist()) for seed in range(3) for round in range(5)
+        tuple(sample_cohort(20, Schedule(9, 0.3, seed=seed), round).sampled.tolist())
+        for seed in range(3)
+        for round in range(5)
     }
     assert len(draws) == 15
 
 
 def speak(value: float, count: float) -> Upload:
     """One client's upload of a single class with one-dimensional prototype `value` from `count` samples."""
-    return stack([Upload({"prototypes": torch.tensor([[value * count]])}, {"weight": torch.tensor([count])})])
+    return stack_uploads([Upload({"prototypes": torch.tensor([[value * count]])}, {"weight": torch.tensor([count])})])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def speak(value: float, count: float) -> Upload:
     ],
 )
 def test_one_of_six_holders_present(absent, expected):
-    algorithm, memory = build("fedproto", absent=absent), Memory(6)
+    algorithm, memory = build("fedproto", absent=absent), LatestUploads(6)
     server = algorithm.init({"w": torch.zeros(1)}, Task(1, 1, 6, 0))
     everyone = [speak(float(value), value + 1.0) for value in range(6)]
     for number, upload in enumerate(everyone):
@@ -66,7 +68,7 @@ def test_one_of_six_holders_present(absent, expected):
     memory.store(torch.tensor([2]), speak(20.0, 3.0), round=2)
     uploads = memory.recall() if algorithm.remembers else speak(20.0, 3.0)
     assert algorithm.aggregate(server, uploads)["prototypes"].item() == pytest.approx(expected)
-    assert memory.last.tolist() == [1, 1, 2, 1, 1, 1]
+    assert memory.last_round.tolist() == [1, 1, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize("absent", ["remember", "drop"])
@@ -76,12 +78,12 @@ def test_the_loop_remembers_or_drops_the_absent(absent):
     last: dict[int, Upload] = {}
     original = run.engine.train
 
-    def watched(round, servers, lots):
-        for chunk in original(round, servers, lots):
+    def watched(round, servers, cohorts):
+        for chunk in original(round, servers, cohorts):
             last[int(chunk.clients[0])] = chunk.uploads
             yield chunk
         if absent == "drop":
-            for number in set(last) - set(lots[0].picked.tolist()):
+            for number in set(last) - set(cohorts[0].sampled.tolist()):
                 del last[number]
 
     run.engine.train = watched
@@ -94,7 +96,7 @@ def test_the_loop_remembers_or_drops_the_absent(absent):
 
 def test_result_tells_how_old_each_upload_is():
     _, result = finished("fedproto", clients=6, rounds=4, participation=0.5)
-    spoke = {c: r for r in range(1, 5) for c in draw(6, Schedule(4, 0.5), r).picked.tolist()}
+    spoke = {c: r for r in range(1, 5) for c in sample_cohort(6, Schedule(4, 0.5), r).sampled.tolist()}
     assert [each["last_upload"] for each in result.clients] == [spoke.get(number, 0) for number in range(6)]
 
 
@@ -223,7 +225,7 @@ def test_four_accuracies_by_hand():
 
 def test_summary_is_numpys():
     values = [0.5, 0.75, 1.0]
-    found = summary({"head": torch.tensor(values, dtype=torch.float64)})
+    found = summarise({"head": torch.tensor(values, dtype=torch.float64)})
     assert found == {"head": {"mean": pytest.approx(np.mean(values)), "std": pytest.approx(np.std(values))}}
 
 
@@ -263,7 +265,7 @@ def test_each_clients_downloads_are_those_of_its_own_classes(engine):
 def test_downloads_belong_to_the_clients_that_were_drawn():
     """Half of them each round; the others download nothing."""
     schedule = Schedule(3, participation=0.5, seed=0)
-    drawn = [draw(6, schedule, round).picked.tolist() for round in (1, 2, 3)]
+    drawn = [sample_cohort(6, schedule, round).sampled.tolist() for round in (1, 2, 3)]
     run, result = finished("fedavg", participation=0.5, clients=6, rounds=3)
     assert [line["participants"] for line in result.metrics] == drawn
     size = codec.download_size(run.progress.server)

@@ -24,16 +24,16 @@ def uploads(*weights: float) -> Upload:
 
 
 def test_groups_are_flattened_by_dots():
-    assert tensors.flat({"sums": {"a": 1, "b.c": 2}, "weights": {"a": 3}}) == {
+    assert tensors.flatten_groups({"sums": {"a": 1, "b.c": 2}, "weights": {"a": 3}}) == {
         "sums.a": 1,
         "sums.b.c": 2,
         "weights.a": 3,
     }
-    assert tensors.flat({}) == {} and tensors.flat({"sums": {}}) == {}
+    assert tensors.flatten_groups({}) == {} and tensors.flatten_groups({"sums": {}}) == {}
 
 
 def test_groups_are_told_apart_by_the_first_dot():
-    assert tensors.parted({"sums.a": 1, "sums.b.c": 2, "weights.a": 3, "round": 4}) == {
+    assert tensors.split_groups({"sums.a": 1, "sums.b.c": 2, "weights.a": 3, "round": 4}) == {
         "sums": {"a": 1, "b.c": 2},
         "weights": {"a": 3},
         "round": {"": 4},
@@ -42,80 +42,80 @@ def test_groups_are_told_apart_by_the_first_dot():
 
 @given(GROUPS)
 def test_parting_inverts_flattening(groups):
-    assert tensors.parted(tensors.flat(groups)) == groups
+    assert tensors.split_groups(tensors.flatten_groups(groups)) == groups
 
 
 def test_rows_stay_where_they_are_on_a_cpu():
     rows = torch.tensor([2, 0])
-    assert tensors.moved(rows, torch.device("cpu")).tolist() == [2, 0]
+    assert tensors.move_index(rows, torch.device("cpu")).tolist() == [2, 0]
 
 
 def test_rows_go_to_another_device():
     """`meta` is a device that every machine has; nothing is pinned for it."""
-    assert tensors.moved(torch.tensor([2, 0]), torch.device("meta")).device.type == "meta"
+    assert tensors.move_index(torch.tensor([2, 0]), torch.device("meta")).device.type == "meta"
 
 
 def test_one_speaker_of_three():
-    one = tensors.one_of(uploads(1, 2, 3), 2)
+    one = tensors.take_one(uploads(1, 2, 3), 2)
     assert one.sums["a"].tolist() == [[6, 60], [6, 60]] and one.weights["weight"].tolist() == [3, 3]
 
 
 def test_some_speakers_in_the_order_asked_for():
-    some = tensors.rows_of(uploads(1, 2, 3), torch.tensor([2, 0]))
+    some = tensors.select_rows(uploads(1, 2, 3), torch.tensor([2, 0]))
     assert some.weights["weight"].tolist() == [[3, 3], [1, 1]]
     assert some.sums["a"][:, 0].tolist() == [[6, 60], [0, 0]]
 
 
 @pytest.mark.parametrize("rows", [2, 3, 5])
 def test_rows_of_zeros_are_added_at_the_end(rows):
-    wide = tensors.widened(tensor([1, 2], [3, 4]), rows)
+    wide = tensors.pad_rows(tensor([1, 2], [3, 4]), rows)
     assert wide.tolist() == [[1, 2], [3, 4]] + [[0, 0]] * (rows - 2)
-    assert tensors.widened(tensor(1, 2), rows).tolist() == [1, 2] + [0] * (rows - 2)
+    assert tensors.pad_rows(tensor(1, 2), rows).tolist() == [1, 2] + [0] * (rows - 2)
 
 
 def test_rows_are_spread_over_their_places():
     upload = Upload({"a": tensor([1, 2], [3, 4])}, {"weight": tensor(5, 6)})
-    wide = tensors.spread(upload, torch.tensor([3, 1]), 4)
+    wide = tensors.scatter_rows(upload, torch.tensor([3, 1]), 4)
     assert wide.sums["a"].tolist() == [[0, 0], [3, 4], [0, 0], [1, 2]]
     assert wide.weights["weight"].tolist() == [0, 6, 0, 5]
     assert upload.sums["a"].tolist() == [[1, 2], [3, 4]]
 
 
 def test_a_weight_gets_trailing_axes():
-    assert tensors.over_rows(tensor(1, 2), torch.zeros(2, 3, 4)).shape == (2, 1, 1)
-    assert tensors.over_rows(tensor(1, 2), torch.zeros(2)).shape == (2,)
-    assert tensors.over_rows(torch.tensor(1.0), torch.zeros(3, 4)).shape == (1, 1)
+    assert tensors.align_axes(tensor(1, 2), torch.zeros(2, 3, 4)).shape == (2, 1, 1)
+    assert tensors.align_axes(tensor(1, 2), torch.zeros(2)).shape == (2,)
+    assert tensors.align_axes(torch.tensor(1.0), torch.zeros(3, 4)).shape == (1, 1)
 
 
 def test_what_is_said_is_multiplied_by_its_weight():
-    said = tensors.weighted({"a": tensor([1, 2], [3, 4]), "b": tensor(5, 6)}, tensor(10, 100))
+    said = tensors.make_upload({"a": tensor([1, 2], [3, 4]), "b": tensor(5, 6)}, tensor(10, 100))
     assert said.sums["a"].tolist() == [[10, 20], [300, 400]] and said.sums["b"].tolist() == [50, 600]
     assert said.weights.keys() == {"weight"} and said.weights["weight"].tolist() == [10, 100]
 
 
 def test_single_uploads_are_stacked():
-    single = [tensors.one_of(uploads(1, 2, 3), place) for place in range(3)]
-    found = tensors.stack(single)
+    single = [tensors.take_one(uploads(1, 2, 3), place) for place in range(3)]
+    found = tensors.stack_uploads(single)
     assert torch.equal(found.sums["a"], uploads(1, 2, 3).sums["a"])
     assert torch.equal(found.weights["weight"], uploads(1, 2, 3).weights["weight"])
 
 
 def test_rows_are_appended_and_empty_trees_passed_over():
     first, second = {"a": tensor(1), "b": tensor(2)}, {"a": tensor(3, 4), "b": tensor(5, 6)}
-    found = tensors.append([first, {}, second])
+    found = tensors.concatenate_rows([first, {}, second])
     assert found["a"].tolist() == [1, 3, 4] and found["b"].tolist() == [2, 5, 6]
-    assert tensors.append([second])["a"].tolist() == [3, 4]
-    assert tensors.append([]) == {} and tensors.append([{}, {}]) == {}
+    assert tensors.concatenate_rows([second])["a"].tolist() == [3, 4]
+    assert tensors.concatenate_rows([]) == {} and tensors.concatenate_rows([{}, {}]) == {}
 
 
 def test_uploads_are_joined_speaker_after_speaker():
-    found = tensors.join([uploads(1, 2), uploads(3)])
+    found = tensors.join_uploads([uploads(1, 2), uploads(3)])
     assert found.weights["weight"].tolist() == [[1, 1], [2, 2], [3, 3]]
     assert found.sums["a"][:, 0, 1].tolist() == [0, 20, 0]
 
 
 def test_a_sum_keeps_the_axis_over_speakers():
-    found = tensors.total(uploads(1, 2, 3))
+    found = tensors.sum_uploads(uploads(1, 2, 3))
     assert found.sums["a"].tolist() == [[[8, 80], [8, 80]]]  # 1·0 + 2·1 + 3·2
     assert found.weights["weight"].tolist() == [[6, 6]]
 
@@ -125,19 +125,19 @@ def test_the_mean_is_weighted_row_by_row_and_old_where_nobody_spoke():
     sums = {"a": tensor([[2], [0], [0]], [[18], [1.5], [0]])}
     weights = {"weight": tensor([1, 0, 0], [3, 0.5, 0])}
     old = {"a": tensor([7], [7], [7]), "unheard": tensor(9)}
-    found = tensors.mean(old, Upload(sums, weights))
+    found = tensors.weighted_mean(old, Upload(sums, weights))
     assert found.keys() == {"a"}
     assert found["a"].tolist() == [[5], [3], [7]]
 
 
 def test_the_mean_of_one_weight_for_each_speaker():
     """As FedAvg has it: the weight has no axis but that over the speakers."""
-    found = tensors.mean({"w": tensor(0, 0)}, Upload({"w": tensor([2, 4], [9, 3])}, {"weight": tensor(1, 3)}))
+    found = tensors.weighted_mean({"w": tensor(0, 0)}, Upload({"w": tensor([2, 4], [9, 3])}, {"weight": tensor(1, 3)}))
     assert found["w"].tolist() == [11 / 4, 7 / 4]
 
 
 def test_the_mean_of_nothing_is_nothing():
-    assert tensors.mean({"a": tensor(1)}, Upload({}, {})) == {}
+    assert tensors.weighted_mean({"a": tensor(1)}, Upload({}, {})) == {}
 
 
 def test_squared_distance_is_over_the_tensors_of_the_first():

@@ -25,7 +25,7 @@ from sklearn.datasets import load_digits
 
 from fedproto.core import codec
 from fedproto.core.files import write_tensors
-from fedproto.core.tensors import stack
+from fedproto.core.tensors import stack_uploads
 from fedproto.core.types import Tree
 from fedproto.deploy import round_protocol, scaffold
 from fedproto.deploy.error_codes import code_of
@@ -1459,7 +1459,7 @@ def test_who_is_struck_off_the_members_leaves_exactly(world: Any, weighting: str
     place.serve(hall)
     rest = [over(hall.uploads[name], hall.seats[name].spoken, hall.classes) for name in "ab"]
     before = {"prototypes": torch.zeros_like(hall.server["prototypes"]), "known": torch.zeros(len(hall.classes))}
-    assert equal(hall.server, hall.algorithm.aggregate(before, stack(rest)))
+    assert equal(hall.server, hall.algorithm.aggregate(before, stack_uploads(rest)))
     alone = of_c - {name for each in "ab" for name in hall.seats[each].spoken}
     assert alone and all(hall.server["known"][hall.classes.index(name)] == 0 for name in alone)
 

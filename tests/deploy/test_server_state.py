@@ -525,7 +525,7 @@ def test_flowers_record_carries_the_very_bytes_of_the_codec(world: Any) -> None:
     record = to_record(reply).array_records["arrays"]
     assert list(record) == ["payload"] and record["payload"].data == reply.payload()
     upload = over(to_upload(reply), reply.header["spoken"], hall.classes)
-    assert reply.payload() == codec.of_upload(upload)
+    assert reply.payload() == codec.encode_upload(upload)
     assert not to_record(hall.invite("a")).array_records["arrays"], "nothing is known, and nothing is sent"
 
 
@@ -534,7 +534,7 @@ def test_numpy_and_torch_write_the_same_message(speaks: list[bool], dim: int) ->
     weight = torch.tensor([3.0 if each else 0.0 for each in speaks])
     upload = Upload({"prototypes": torch.randn(len(speaks), dim)}, {"weight": weight, "holders": weight})
     sent = of_upload(upload, tuple(map(str, range(len(speaks)))))
-    assert sent.payload() == codec.of_upload(upload)
+    assert sent.payload() == codec.encode_upload(upload)
     back = codec.decode(sent.payload())
     assert set(back) == set(sent.arrays)
     assert all(np.array_equal(back[name], value) for name, value in sent.arrays.items())

@@ -23,7 +23,7 @@ from fedproto.config.settings import configure
 from fedproto.core.engine import Engine, Shard
 from fedproto.core.local_training import Training
 from fedproto.core.rounds import RoundResult, run_rounds
-from fedproto.core.sampling import draw
+from fedproto.core.sampling import sample_cohort
 from fedproto.core.types import Tree
 from fedproto.engines.distributed.engine import Build, DistributedEngine
 from fedproto.engines.distributed.forked import processes
@@ -91,7 +91,7 @@ def single(run: Experiment) -> Experiment:
 
 
 def results_of(*runs: Experiment) -> list[list[RoundResult]]:
-    return list(run_rounds(runs[0].algorithm, runs[0].engine, [run.course() for run in runs]))
+    return list(run_rounds(runs[0].algorithm, runs[0].engine, [run.federation_run() for run in runs]))
 
 
 def everything(*runs: Experiment) -> list[Tree]:
@@ -206,7 +206,7 @@ def states(run: Experiment) -> Tree:
 
 def test_an_engine_closed_in_the_middle_goes_on_from_there() -> None:
     run = parallel(experiment("fedrep", **FAULTS), 2)
-    for _ in run_rounds(run.algorithm, run.engine, [run.course()]):
+    for _ in run_rounds(run.algorithm, run.engine, [run.federation_run()]):
         run.engine.close()
         run.engine.close()
         assert not multiprocessing.active_children()
@@ -218,7 +218,7 @@ def test_engines_take_turns() -> None:
     """There is one group of processes, but methods may be compared round by round."""
     names = ("fesem", "fedproto(absent=remember)")
     runs = [parallel(experiment(name, **FAULTS | RUNS[name]), 2) for name in names]
-    for _ in zip(*(run_rounds(run.algorithm, run.engine, [run.course()]) for run in runs), strict=True):
+    for _ in zip(*(run_rounds(run.algorithm, run.engine, [run.federation_run()]) for run in runs), strict=True):
         pass
     for name, run in zip(names, runs, strict=True):
         run.engine.close()
@@ -312,7 +312,7 @@ def moody(mood: Callable[[], None], client: int) -> Experiment:
 
 
 def one_round(run: Experiment) -> list[Any]:
-    return list(run.engine.train(1, [run.progress.server], [draw(4, run.course().schedule, 1)]))
+    return list(run.engine.train(1, [run.progress.server], [sample_cohort(4, run.federation_run().schedule, 1)]))
 
 
 def complain() -> None:

@@ -74,7 +74,7 @@ def assert_equal(first, second, tolerance=1e-8):
         assert apart(mine, theirs) <= tolerance
     assert apart(run.progress.server, other.progress.server) <= tolerance
     assert torch.equal(run.progress.ledger.counts, other.progress.ledger.counts)
-    assert torch.equal(run.progress.memory.last, other.progress.memory.last)
+    assert torch.equal(run.progress.latest_uploads.last_round, other.progress.latest_uploads.last_round)
     for line, same in zip(result.metrics, found.metrics, strict=True):
         for each in ("loss", "loss_std"):
             assert line[each] == pytest.approx(same[each], rel=0, abs=tolerance)
@@ -247,7 +247,7 @@ def test_a_round_in_which_every_upload_is_lost():
 @pytest.mark.parametrize("algorithm", ["fedproto-mh", "fedproto", "local"])
 def test_architectures_may_be_mixed(algorithm):
     (_, vectorised) = assert_engines_agree(algorithm, model="mlp-mh", dim=8, **TROUBLE)
-    assert len(vectorised[0].engine.cohorts) == 3
+    assert len(vectorised[0].engine.groups) == 3
 
 
 def test_input_shapes_may_be_mixed():
@@ -256,20 +256,20 @@ def test_input_shapes_may_be_mixed():
         x, y, x_test, y_test = data[number]
         data[number] = x[:, 1:7], y, x_test[:, 1:7], y_test
     (_, vectorised) = assert_engines_agree("fedproto", data=data)
-    assert [len(cohort) for cohort in vectorised[0].engine.cohorts] == [3, 2]
+    assert [len(group) for group in vectorised[0].engine.groups] == [3, 2]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedproto"])
 def test_clients_given_as_arrays_of_their_own_are_one_stack(algorithm):
     (_, vectorised) = assert_engines_agree(algorithm, data=clients_of(RAGGED))
-    assert [len(cohort) for cohort in vectorised[0].engine.cohorts] == [5]
+    assert [len(group) for group in vectorised[0].engine.groups] == [5]
 
 
 def test_two_data_sets_in_one_federation():
     """Of other sizes of images and other classes, each with its own pool; the classes they share have one prototype."""
     settings = {"dataset": "digits*3,mnist5k*2", "clients": 5, "test_shots": 3}
     (_, (run, _)) = assert_engines_agree("fedproto", **settings)
-    assert [len(cohort) for cohort in run.engine.cohorts] == [3, 2]
+    assert [len(group) for group in run.engine.groups] == [3, 2]
 
 
 # --- the paper's networks
@@ -380,8 +380,8 @@ def test_random_crops_and_flips_are_the_reference_engines(tmp_path):
     )
     settings = {"dataset": dataset, "ways": 2, "modules": None, "epochs": 2, "test_shots": None}
     (_, (run, _)) = assert_engines_agree("fedproto", **settings)
-    assert [len(cohort) for cohort in run.engine.cohorts] == [4]
-    assert len(run.engine.cohorts[0].border.unique()) == 4
+    assert [len(group) for group in run.engine.groups] == [4]
+    assert len(run.engine.groups[0].border.unique()) == 4
     bare = prepared(
         "fedproto", "vectorised", **settings | {"dataset": dataset.replace("augment=true", "augment=false")}
     )
@@ -419,7 +419,7 @@ def test_a_step_is_tried_with_two_clients_however_little_memory_is_free(monkeypa
             tried.append((self.room, len(how[1])))
             return super().train(*how)
 
-    monkeypatch.setattr(stacks, "_room", lambda cohort, batch: 1)
+    monkeypatch.setattr(stacks, "_room", lambda group, batch: 1)
     monkeypatch.setattr(vectorised, "Stack", Seen)
     run = prepared("fedproto", "vectorised", data=clients_of(RAGGED))
     assert tried == [(2, 2)] and not run.notices
@@ -431,7 +431,7 @@ def test_a_step_is_tried_with_two_clients_however_little_memory_is_free(monkeypa
 def test_states_may_lie_elsewhere(place):
     settings = {"modules": normalised(), "data": clients_of(RAGGED), "participation": 0.6, "stack": 2}
     runs = [prepared("fedavg", "vectorised", states=states, **settings) for states in ("device", place)]
-    assert [run.engine.cohorts[0].states.place for run in runs] == ["device", place]
+    assert [run.engine.groups[0].states.place for run in runs] == ["device", place]
     assert_equal(*((run, run.execute()) for run in runs), 0.0)
 
 
@@ -752,10 +752,10 @@ def test_a_resnet_by_the_gpus_windows_and_rows_is_the_reference_engines(strides,
 
 def slots_of(stack, server):
     """All that a step of a stack's first phase works on."""
-    who = torch.arange(len(stack.cohort))
+    who = torch.arange(len(stack.group))
     slow = torch.zeros(len(who), dtype=torch.bool)
-    received = _received(stack.algorithm, [server], stack.cohort, who)
-    state = vmap(stack.algorithm.adopt)(stack.cohort.states.take(who), received)
+    received = _received(stack.algorithm, [server], stack.group, who)
+    state = vmap(stack.algorithm.adopt)(stack.group.states.take(who), received)
     return stack._load(0, state, received, stack.timetable.tables(1, who, slow)[0])
 
 
@@ -873,7 +873,7 @@ def doubling(module, arguments, output):
     return output * 2
 
 
-def test_modules_with_other_hooks_are_other_cohorts():
+def test_modules_with_other_hooks_are_other_groups():
     modules = [Plain() for _ in RAGGED]
     for module in modules[1:4]:
         module.a.register_forward_hook(doubling)
@@ -881,7 +881,7 @@ def test_modules_with_other_hooks_are_other_cohorts():
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_tied_and_untied_layers_are_other_cohorts(first):
+def test_tied_and_untied_layers_are_other_groups(first):
     modules = [Plain(tied=first if number % 2 else not first) for number in range(len(RAGGED))]
     assert_engines_agree("fedproto", modules=modules, data=clients_of(RAGGED))
 
@@ -935,8 +935,8 @@ def test_a_server_may_begin_to_send_something_else():
         run.algorithm = run.engine.algorithm = algorithm
         for stack in getattr(run.engine, "stacks", []):
             stack.algorithm = algorithm
-        courses = [run.course()]
-        losses = [result.loss for (result,) in run_rounds(algorithm, run.engine, courses)]
+        federation_runs = [run.federation_run()]
+        losses = [result.loss for (result,) in run_rounds(algorithm, run.engine, federation_runs)]
         found.append((losses, run.engine.export(0)))
     assert [set(loss) for loss in found[0][0]] == [set(loss) for loss in found[1][0]]
     assert apart(found[0][1], found[1][1]) < 1e-8

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import fedproto
 from fedproto.config.options import Part
 from fedproto.core import files
-from fedproto.core.class_names import alike
+from fedproto.core.class_names import describe_similar_names
 from fedproto.core.types import Upload
 from fedproto.errors import DataError, FedProtoError, RunFolderError
 from fedproto.membership.membership import Contribution, Membership
@@ -512,7 +512,7 @@ def test_no_prototypes_there(tmp_path):
     ],
 )
 def test_names_that_may_be_meant_alike_are_told(names, groups):
-    told = alike(names)
+    told = describe_similar_names(names)
     assert len(told) == len(groups)
     for sentence, group in zip(told, groups, strict=True):
         assert all(repr(name) in sentence for name in group)

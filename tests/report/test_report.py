@@ -30,7 +30,7 @@ import fedproto as package
 from fedproto.config.settings import flat
 from fedproto.core.files import write_atomically
 from fedproto.core.types import Upload
-from fedproto.core.uploads import Memory
+from fedproto.core.uploads import LatestUploads
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.report import GENERATOR, ownership, write
 from fedproto.report.figures import End, pareto, size
@@ -139,7 +139,7 @@ def test_a_result_keeps_to_the_servers_prototypes() -> None:
 
 
 def test_so_many_local_prototypes_that_a_file_would_be_large_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = Memory(2)
+    memory = LatestUploads(2)
     upload = Upload({"prototypes": torch.ones(1, 3, 4)}, {"weight": torch.tensor([[2.0, 0, 1]])})
     assert memory.local_prototypes() == {}
     memory.store(torch.tensor([1]), upload, round=1)
@@ -147,7 +147,7 @@ def test_so_many_local_prototypes_that_a_file_would_be_large_are_not_written(mon
     assert found["held"].tolist() == [[0, 0, 0], [2, 0, 1]]
     assert found["local"][1, :, 0].tolist() == [0.5, 0, 1]
     assert torch.isfinite(found["local"]).all()
-    monkeypatch.setattr("fedproto.core.uploads.LARGEST_LOCAL", 23)
+    monkeypatch.setattr("fedproto.core.uploads.LARGEST_LOCAL_VALUES", 23)
     assert memory.local_prototypes() == {}
 
 

@@ -37,11 +37,11 @@ def tally_with(run: Experiment) -> Any:
         number += 1
         everybody = torch.arange(len(run.federation.members))
         nobody = everybody[:0]
-        tally = rounds.RoundAccumulator(run.algorithm, run.course(), number, Cohort(everybody, nobody, nobody))
+        tally = rounds.RoundAccumulator(run.algorithm, run.federation_run(), number, Cohort(everybody, nobody, nobody))
         sizes = torch.zeros(len(everybody), 2, dtype=torch.int64)
         sound = torch.ones(len(everybody), dtype=torch.bool)
         loss = {name: torch.tensor(values, dtype=torch.float64) for name, values in losses.items()}
-        tally.take(Chunk(0, everybody, sizes, loss, sound, nobody, Upload({}, {})))
+        tally.add(Chunk(0, everybody, sizes, loss, sound, nobody, Upload({}, {})))
         return tally.result(None, 0.0)
 
     return tell

@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 
 from fedproto.core.engine import Chunk, Cohort, Engine, Shard
-from fedproto.core.tensors import append, total
-from fedproto.core.tensors import join as join_uploads
+from fedproto.core.tensors import concatenate_rows, join_uploads, sum_uploads
 from fedproto.core.types import Algorithm, Tree, Upload
 from fedproto.engines.distributed.exchange import (
     LOST,
@@ -55,10 +54,12 @@ def _build(build: Build) -> Engine:
     return _in_step(lambda: build(Shard(dist.get_rank(), dist.get_world_size())), lambda inner: None)[0]
 
 
-def _train(inner: Engine, algorithm: Algorithm, servers: list[Tree], round: int, lots: Sequence[Cohort]) -> list[Chunk]:
+def _train(
+    inner: Engine, algorithm: Algorithm, servers: list[Tree], round: int, cohorts: Sequence[Cohort]
+) -> list[Chunk]:
     def work() -> list[_Share]:
-        shares = [_Share(number, algorithm.additive) for number in range(len(lots))]
-        for chunk in inner.train(round, servers, lots):
+        shares = [_Share(number, algorithm.additive) for number in range(len(cohorts))]
+        for chunk in inner.train(round, servers, cohorts):
             shares[chunk.federation].take(chunk)
         return shares
 
@@ -106,7 +107,7 @@ class _Share:
         self.chunks.append(chunk._replace(uploads=Upload({}, {})))
         if len(chunk.speakers) and chunk.uploads.sums:
             self.uploads.append(chunk.uploads)
-            self.uploads = [total(join_uploads(self.uploads))] if self.additive else self.uploads
+            self.uploads = [sum_uploads(join_uploads(self.uploads))] if self.additive else self.uploads
 
     @cached_property
     def tree(self) -> Tree:
@@ -132,7 +133,7 @@ def _one(chunks: Sequence[Chunk]) -> Chunk:
     clients, sizes, sound, speakers = (
         torch.cat([getattr(chunk, name) for chunk in chunks]) for name in ("clients", "sizes", "sound", "speakers")
     )
-    loss = append([chunk.loss for chunk in chunks])
+    loss = concatenate_rows([chunk.loss for chunk in chunks])
     return Chunk(chunks[0].federation, clients, sizes, loss, sound, speakers, Upload({}, {}))
 
 
@@ -192,10 +193,10 @@ class DistributedEngine:
         self.federations = 0
         self.in_step = True  # all processes live and wait for orders
 
-    def train(self, round: int, servers: Sequence[Tree], lots: Sequence[Cohort]) -> Iterator[Chunk]:
-        """Train the picked clients; gives one chunk a federation, when all ranks are done."""
+    def train(self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]) -> Iterator[Chunk]:
+        """Train the sampled clients; gives one chunk a federation, when all ranks are done."""
         self._start(len(servers))
-        return iter(self._order("train", servers, round, list(lots)))
+        return iter(self._order("train", servers, round, list(cohorts)))
 
     def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
         """Every client's accuracies with the server's present state."""

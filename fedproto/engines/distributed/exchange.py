@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedproto.core.tensors import append
+from fedproto.core.tensors import concatenate_rows
 from fedproto.core.types import Tree
 from fedproto.errors import KnownToAllError, LostProcessError, TrainingError
 
@@ -139,7 +139,7 @@ def _bring_together(layouts: Sequence[Layout], tree: Tree) -> list[Tree]:
 
 def _stack_up(layouts: Sequence[Layout], tree: Tree) -> Tree:
     """The rows of every rank's tree, by rank, on rank 0."""
-    return append(_bring_together(layouts, tree))
+    return concatenate_rows(_bring_together(layouts, tree))
 
 
 def _receive(rank: int, layout: Layout) -> Tree:

@@ -99,7 +99,7 @@ class Follower:
     def close(self) -> None:
         pass
 
-    def train(self, round: int, servers: Sequence[Tree], lots: Sequence[Cohort]) -> Iterator[Chunk]:
+    def train(self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]) -> Iterator[Chunk]:
         raise self._refusal()
 
     def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:

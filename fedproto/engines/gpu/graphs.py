@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedproto.core.rng import torchs_own_put_aside
+from fedproto.core.rng import preserve_torch_generators
 from fedproto.core.types import Tree
 from fedproto.engines.vectorised.layers import fusing
 
@@ -41,7 +41,7 @@ class Replay:
         """Warming up and compiling work on copies, and draw nothing: both would be steps that nobody asked for."""
         aside = {name: value.clone() for name, value in tensors.items()}
         device = next(iter(tensors.values())).device
-        with torchs_own_put_aside(device):
+        with preserve_torch_generators(device):
             function = self._warmed_up(aside)
         del aside
         graph = torch.cuda.CUDAGraph()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fedproto.core.engine import evenly
+from fedproto.core.engine import even_size
 from fedproto.engines.gpu.kernels import Value, constexpr, jit, operation, tl, triton
 
 PROCESSORS = 132  # of an H200; a grid of a few times as many programs keeps them busy
@@ -204,11 +204,11 @@ def _blocks(n: int, places: int, outputs: int) -> tuple[int, int, int]:
     def few() -> bool:
         return n * _cdiv(outputs, channels) * _cdiv(places, 32 * each) < 8 * PROCESSORS
 
-    each, channels = 8, evenly(outputs, TILE)
+    each, channels = 8, even_size(outputs, TILE)
     while each > 1 and (each * channels > REGISTERS or few()):
         each //= 2
     while channels > 4 and few():
-        channels = evenly(outputs, channels // 2)
+        channels = even_size(outputs, channels // 2)
     warps = 4
     while warps > 1 and _cdiv(places, 32 * each * warps) * 32 * each * warps > 1.125 * places:
         warps //= 2

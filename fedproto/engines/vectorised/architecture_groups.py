@@ -15,7 +15,7 @@ from fedproto.core.dropout import Dropped
 from fedproto.core.engine import Shard
 from fedproto.core.federation import Examples, Federation, Member
 from fedproto.core.local_training import Training, steps_per_epoch
-from fedproto.core.tensors import moved
+from fedproto.core.tensors import move_index
 from fedproto.core.types import Tree
 from fedproto.errors import ConfigError
 
@@ -56,11 +56,11 @@ class ArchitectureGroup:
         return self.train.x.device
 
 
-def cohorts_of(
+def build_groups(
     federations: Sequence[Federation], trainings: Sequence[Training], place: Place, shard: Shard
 ) -> list[ArchitectureGroup]:
-    """The shard's members of all federations as cohorts; the order of federations and clients stays."""
-    return [cohort_of(group, federations, trainings, place) for group in grouped(federations, shard)]
+    """The shard's members of all federations as architecture groups; the order of federations and clients stays."""
+    return [build_group(group, federations, trainings, place) for group in grouped(federations, shard)]
 
 
 def grouped(federations: Sequence[Federation], shard: Shard) -> list[list[tuple[int, Member]]]:
@@ -108,7 +108,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (int, float, str, tuple, type(None)))
 
 
-def cohort_of(
+def build_group(
     group: list[tuple[int, Member]], federations: Sequence[Federation], trainings: Sequence[Training], place: Place
 ) -> ArchitectureGroup:
     members = [member for _, member in group]
@@ -180,13 +180,13 @@ class Store:
     def take(self, who: Tensor) -> Tree:
         """The states of some clients, on the device."""
         return {
-            name: value[moved(who, value.device)].to(self.device, non_blocking=True)
+            name: value[move_index(who, value.device)].to(self.device, non_blocking=True)
             for name, value in self.values.items()
         }
 
     def put(self, who: Tensor, tree: Tree) -> None:
         for name, value in self.values.items():
-            value.index_copy_(0, moved(who, value.device), tree[name].to(value.device))
+            value.index_copy_(0, move_index(who, value.device), tree[name].to(value.device))
 
 
 def _reserve(file: int, size: int) -> None:

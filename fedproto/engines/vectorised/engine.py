@@ -1,4 +1,4 @@
-"""All clients of an architecture at once, each cohort in stacks; and when that cannot be done."""
+"""The engine that trains clients of one architecture together, in stacks, and when it cannot."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from fedproto.core.engine import Chunk, Cohort, Shard, chunk, errors_named
+from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
 from fedproto.core.federation import Federation, Member
-from fedproto.core.local_training import Training, normalises, steps_per_epoch
-from fedproto.core.tensors import moved
+from fedproto.core.local_training import Training, has_batch_norm, steps_per_epoch
+from fedproto.core.tensors import move_index
 from fedproto.core.types import Algorithm, Tree, Upload
-from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, Data, cohort_of, cohorts_of, grouped
+from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, Data, build_group, build_groups, grouped
 from fedproto.engines.vectorised.layers import TABLE
 from fedproto.engines.vectorised.stacks import Plan, Stack
 
@@ -30,55 +30,56 @@ class VectorisedEngine:
         shard: Shard = Shard(),  # noqa: B008 (a constant)
     ) -> None:
         self.algorithm, self.sizes = algorithm, [len(each.members) for each in federations]
-        cohorts = cohorts_of(federations, trainings, plan.place, shard)
-        self.stacks = [Stack(cohort, algorithm, trainings[0], plan) for cohort in cohorts]
+        groups = build_groups(federations, trainings, plan.place, shard)
+        self.stacks = [Stack(group, algorithm, trainings[0], plan) for group in groups]
 
     @property
-    def cohorts(self) -> list[ArchitectureGroup]:
-        return [stack.cohort for stack in self.stacks]
+    def groups(self) -> list[ArchitectureGroup]:
+        return [stack.group for stack in self.stacks]
 
-    def train(self, round: int, servers: Sequence[Tree], lots: Sequence[Cohort]) -> Iterator[Chunk]:
-        """Train the picked clients, a cohort after the other, in chunks that fit, and keep their new states."""
-        picked, slow = _marks(self.sizes, [lot.picked for lot in lots]), _marks(self.sizes, [lot.slow for lot in lots])
+    def train(self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]) -> Iterator[Chunk]:
+        """Train the sampled clients, group by group, in chunks that fit; keep their new states."""
+        sampled = _marks(self.sizes, [cohort.sampled for cohort in cohorts])
+        slow = _marks(self.sizes, [cohort.slow for cohort in cohorts])
         for stack in self.stacks:
-            cohort = stack.cohort
-            key = cohort.federation, cohort.number
-            for who in stack.chunks(picked[key].nonzero().flatten(), slow[key]):
-                with errors_named(f"round {round}, {len(who)} clients of {cohort.model}, training"):
-                    received = _received(self.algorithm, servers, cohort, who)
+            group = stack.group
+            key = group.federation, group.number
+            for who in stack.chunks(sampled[key].nonzero().flatten(), slow[key]):
+                with errors_named(f"round {round}, {len(who)} clients of {group.model}, training"):
+                    received = _received(self.algorithm, servers, group, who)
                     trained = stack.train(round, who, received, slow[key][who])
-                yield from _by_federation(cohort, who, lots, *trained)
+                yield from _by_federation(group, who, cohorts, *trained)
 
     def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
         """Every client's accuracies with the server's present state."""
         tables: list[Tree] = [{} for _ in servers]
         for stack in self.stacks:
-            cohort = stack.cohort
-            for who in torch.arange(len(cohort)).split(stack.room):
-                with errors_named(f"{len(who)} clients of {cohort.model}, evaluation"):
-                    received = _received(self.algorithm, servers, cohort, who, everything=True)
+            group = stack.group
+            for who in torch.arange(len(group)).split(stack.room):
+                with errors_named(f"{len(who)} clients of {group.model}, evaluation"):
+                    received = _received(self.algorithm, servers, group, who, everything=True)
                     accuracies = stack.evaluate(who, received)
                 for key, values in accuracies.items():
                     for number, table in enumerate(tables):
-                        mine = cohort.federation[who] == number
+                        mine = group.federation[who] == number
                         column = table.setdefault(key, torch.zeros(self.sizes[number], dtype=torch.float64))
-                        column[cohort.number[who[mine]]] = values[mine]
+                        column[group.number[who[mine]]] = values[mine]
         return tables
 
     def export(self, federation: int) -> Tree:
         """All clients' states as one flat tree, for a checkpoint."""
         states = {}
-        for cohort in self.cohorts:
-            for position in (cohort.federation == federation).nonzero().flatten().tolist():
-                values = cohort.states.values.items()
-                states[int(cohort.number[position])] = {name: value[position] for name, value in values}
+        for group in self.groups:
+            for position in (group.federation == federation).nonzero().flatten().tolist():
+                values = group.states.values.items()
+                states[int(group.number[position])] = {name: value[position] for name, value in values}
         return {f"{number}.{name}": value for number in sorted(states) for name, value in states[number].items()}
 
     def restore(self, federation: int, tree: Tree) -> None:
-        for cohort in self.cohorts:
-            for position in (cohort.federation == federation).nonzero().flatten().tolist():
-                for name, value in cohort.states.values.items():
-                    value[position] = tree[f"{int(cohort.number[position])}.{name}"].to(value.device)
+        for group in self.groups:
+            for position in (group.federation == federation).nonzero().flatten().tolist():
+                for name, value in group.states.values.items():
+                    value[position] = tree[f"{int(group.number[position])}.{name}"].to(value.device)
 
     def close(self) -> None:
         for stack in self.stacks:
@@ -95,10 +96,10 @@ def obstacle(
         mixing = _mixes_samples(member, ragged)
         if mixing:
             return f"{member.model} {mixing}"
-        if normalises(member.module) and any(_leaves_one(m, trainings[n]) for n, m in group):
+        if has_batch_norm(member.module) and any(_leaves_one(m, trainings[n]) for n, m in group):
             return f"{member.model} has BatchNorm, and a client's last batch has one image"
         try:
-            few = _shortened(cohort_of(group[:2], federations, trainings, "device"), trainings[number].batch)
+            few = _shortened(build_group(group[:2], federations, trainings, "device"), trainings[number].batch)
             _try(few, algorithm, algorithm.init(member.initial, federations[number].task), trainings[number], plan)
         except Exception as error:  # whatever a module of somebody's own may do under vmap
             reason = str(error).strip().split(". ")[0].splitlines()[0]
@@ -136,8 +137,8 @@ def _scores_alone(member: Member) -> bool:
     return torch.allclose(two, three[:2], rtol=1e-3, atol=1e-4)
 
 
-def _shortened(cohort: ArchitectureGroup, batch: int) -> ArchitectureGroup:
-    """The cohort with one training step per client, and data to look at.
+def _shortened(group: ArchitectureGroup, batch: int) -> ArchitectureGroup:
+    """The architecture group with one training step per client, and data to look at.
 
     Steps see `batch` samples at a time, but evaluation sees many, whatever the batch: with batch 1 it
     gets two, since some layers can be run for many clients with one sample but not with several.
@@ -147,8 +148,8 @@ def _shortened(cohort: ArchitectureGroup, batch: int) -> ArchitectureGroup:
     def first(data: Data) -> Data:
         return data._replace(rows=data.rows[:, :rows], lengths=data.lengths.clamp(max=rows))
 
-    per_epoch = torch.ones_like(cohort.per_epoch)
-    return replace(cohort, train=first(cohort.train), test=first(cohort.test), per_epoch=per_epoch)
+    per_epoch = torch.ones_like(group.per_epoch)
+    return replace(group, train=first(group.train), test=first(group.test), per_epoch=per_epoch)
 
 
 def _leaves_one(member: Member, training: Training) -> bool:
@@ -165,28 +166,28 @@ def _marks(sizes: Sequence[int], clients: Sequence[Tensor]) -> Tensor:
 
 
 def _received(
-    algorithm: Algorithm, servers: Sequence[Tree], cohort: ArchitectureGroup, who: Tensor, everything: bool = False
+    algorithm: Algorithm, servers: Sequence[Tree], group: ArchitectureGroup, who: Tensor, everything: bool = False
 ) -> Tree:
     """What each client of a chunk gets from the server of its federation."""
-    own = cohort.own[moved(who, cohort.device)]
+    own = group.own[move_index(who, group.device)]
     classes = torch.ones_like(own) if everything else own
     if len(servers) == 1:  # no copy for each client of what all receive
         return vmap(algorithm.send, in_dims=(None, 0))(servers[0], classes)
-    federation = moved(cohort.federation[who], cohort.device)
-    server = {name: torch.stack([each[name] for each in servers]).to(cohort.device)[federation] for name in servers[0]}
+    federation = move_index(group.federation[who], group.device)
+    server = {name: torch.stack([each[name] for each in servers]).to(group.device)[federation] for name in servers[0]}
     return vmap(algorithm.send)(server, classes)
 
 
 def _by_federation(
-    cohort: ArchitectureGroup, who: Tensor, lots: Sequence[Cohort], uploads: Upload, loss: Tree, sound: Tensor
+    group: ArchitectureGroup, who: Tensor, cohorts: Sequence[Cohort], uploads: Upload, loss: Tree, sound: Tensor
 ) -> Iterator[Chunk]:
     """A trained chunk's outcome, cut by federation."""
-    federations = cohort.federation[who]
+    federations = group.federation[who]
     for number in federations.unique().tolist():
         rows = (federations == number).nonzero().flatten()
         if len(rows) == len(who):
-            yield chunk(number, lots[number], cohort.number[who], uploads, loss, sound)
+            yield make_chunk(number, cohorts[number], group.number[who], uploads, loss, sound)
             return
-        here = moved(rows, sound.device)
+        here = move_index(rows, sound.device)
         sums, weights, some = ({n: v[here] for n, v in tree.items()} for tree in (*uploads, loss))
-        yield chunk(number, lots[number], cohort.number[who[rows]], Upload(sums, weights), some, sound[here])
+        yield make_chunk(number, cohorts[number], group.number[who[rows]], Upload(sums, weights), some, sound[here])

@@ -1,4 +1,4 @@
-"""A stack of clients: room for some of a cohort side by side, a round of their training, and their evaluation.
+"""A stack: clients of one architecture group side by side, their training and their evaluation.
 
 Each step gathers a batch for every client, runs the module by `vmap`, takes the gradient of the sum of all losses (each
 client's part depends on its own parameters only), and updates. Clients are sorted by their number of steps, so that a
@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from fedproto.core.dropout import Dropped
-from fedproto.core.engine import evenly
-from fedproto.core.local_training import Training, crop_and_flip, draws_of_its_own
-from fedproto.core.rng import torchs_own_put_aside
-from fedproto.core.tensors import moved, over_rows
+from fedproto.core.engine import even_size
+from fedproto.core.local_training import Training, crop_and_flip, seed_module_draws
+from fedproto.core.metrics import mark_correct
+from fedproto.core.rng import preserve_torch_generators
+from fedproto.core.tensors import align_axes, move_index
 from fedproto.core.types import Algorithm, Batch, Step, Tree, Upload
 from fedproto.engines.gpu.fused_passes import descend
 from fedproto.engines.gpu.graphs import STEP, Replay, fused
@@ -50,21 +51,21 @@ class Plan:
 
 
 class Stack:
-    """Room for some of a cohort's clients, side by side, and what is done to them."""
+    """Room for some of an architecture group's clients, side by side, and what is done to them."""
 
-    def __init__(self, cohort: ArchitectureGroup, algorithm: Algorithm, training: Training, plan: Plan) -> None:
-        self.cohort, self.algorithm, self.training, self.plan = cohort, algorithm, training, plan
-        self.module, told = stackable(cohort.module, plan.tidy)
-        ragged = (cohort.per_epoch.to(cohort.train.lengths.device) * training.batch > cohort.train.lengths).any()
+    def __init__(self, group: ArchitectureGroup, algorithm: Algorithm, training: Training, plan: Plan) -> None:
+        self.group, self.algorithm, self.training, self.plan = group, algorithm, training, plan
+        self.module, told = stackable(group.module, plan.tidy)
+        ragged = (group.per_epoch.to(group.train.lengths.device) * training.batch > group.train.lengths).any()
         self.told = told if ragged else []  # which layers must know what pads a batch
-        self.parameters = [name for name, value in cohort.module.named_parameters() if value.requires_grad]
-        self.buffers = [name for name, _ in cohort.module.named_buffers()]
+        self.parameters = [name for name, value in group.module.named_parameters() if value.requires_grad]
+        self.buffers = [name for name, _ in group.module.named_buffers()]
         self.phases = [phase for phase in algorithm.phases if any(map(phase.trains, self.parameters))]
-        self.timetable = Timetable(cohort, self.phases, training, collecting=algorithm.collects == "during")
-        self.room = evenly(len(cohort), plan.stack or _room(cohort, training.batch))
+        self.timetable = Timetable(group, self.phases, training, collecting=algorithm.collects == "during")
+        self.room = even_size(len(group), plan.stack or _room(group, training.batch))
         self.slots: dict[int, Tree] = {}
         self.steps: dict[tuple[int, int], Replay] = {}
-        self.pool = torch.cuda.graph_pool_handle() if cohort.device.type == "cuda" else None
+        self.pool = torch.cuda.graph_pool_handle() if group.device.type == "cuda" else None
         self.outline: tuple[list[str], int] | None = None
         self.recorded_for: dict[str, torch.Size] | None = None
         self.ahead: dict[int, tuple[Tensor, list[Tree]]] = {}
@@ -87,22 +88,22 @@ class Stack:
 
     def train(self, round: int, who: Tensor, received: Tree, slow: Tensor) -> tuple[Upload, Tree, Tensor]:
         """A round of local training of the clients `who`: uploads, losses, and whether all of it is finite."""
-        state = vmap(self.algorithm.adopt)(self.cohort.states.take(who), received)
+        state = vmap(self.algorithm.adopt)(self.group.states.take(who), received)
         tables = self._tables_for(round, who, slow)
         records: list[Tree] = []
         first = int(who[0])
-        seed, client = int(self.cohort.seed[first]), int(self.cohort.number[first])
-        with draws_of_its_own(seed, round, client, self.cohort.device):
+        seed, client = int(self.group.seed[first]), int(self.group.number[first])
+        with seed_module_draws(seed, round, client, self.group.device):
             for number, phase in enumerate(self.phases):
                 todo = self.timetable.steps(who, phase, slow)
                 trained = self._run_phase(number, state, received, tables[number], todo)
                 state = {name: trained[f"state.{name}"] if phase.trains(name) else v for name, v in state.items()}
                 records.append({name: value for name, value in trained.items() if not name.startswith("state.")})
-        if self.cohort.device.type == "cuda" and len(who) == len(self.cohort) and not slow.any():
+        if self.group.device.type == "cuda" and len(who) == len(self.group) and not slow.any():
             # All will most likely train again. While the GPU is busy with this round, the next one's tables are made.
             self.ahead = {round + 1: (who, self.timetable.tables(round + 1, who, slow))}
         upload = vmap(self.algorithm.upload)(self._closing_step(who, state, received, records))
-        self.cohort.states.put(who, state)
+        self.group.states.put(who, state)
         loss = _mean_loss(records)
         return upload, loss, _finite(state | upload.sums | loss)
 
@@ -130,7 +131,7 @@ class Stack:
         values = tables | {f"received.{name}": value for name, value in received.items()}
         values |= {f"state.{name}": value for name, value in state.items()}
         self._start_anew_if_other({name: value.shape[1:] for name, value in received.items()})
-        if self.cohort.device.type != "cuda":
+        if self.group.device.type != "cuda":
             zeros = self._zeros(number, values, len(tables["at"]))
             return values | zeros | {name: v.clone() for name, v in values.items() if name.startswith("state.")}
         if number not in self.slots:
@@ -168,8 +169,8 @@ class Stack:
         """The names of the loss's terms, and the size of embedding and logits together, from one client's step."""
         if self.outline is None:
             one = {name: value[:1].clone() for name, value in values.items()}
-            one[STEP] = torch.zeros(1, dtype=torch.int64, device=self.cohort.device)
-            with torchs_own_put_aside(self.cohort.device):  # a look, not a step: it draws nothing
+            one[STEP] = torch.zeros(1, dtype=torch.int64, device=self.group.device)
+            with preserve_torch_generators(self.group.device):  # a look, not a step: it draws nothing
                 terms, seen, _ = self._forward(one, _part(one, "state."))
             self.outline = list(terms), seen.shape[-1]
         return self.outline
@@ -177,7 +178,7 @@ class Stack:
     def _prefix(self, active: int) -> int:
         """How many of the stack a step works on: on a GPU a few sizes only, since each is recorded for itself."""
         size = self.room
-        if self.cohort.device.type != "cuda":
+        if self.group.device.type != "cuda":
             return active
         if self.plan.compile:
             return size // 2 if size // 2 >= max(active, 8) else size
@@ -212,7 +213,7 @@ class Stack:
             for name, gradient in zip(trained, gradients, strict=True):
                 self._move(state[name], slots[f"velocity.{name}"], gradient, slots["momentum"], rate)
             for name, value in buffers.items():
-                state[name].copy_(torch.where(over_rows(count > 0, value), value, state[name]))
+                state[name].copy_(torch.where(align_axes(count > 0, value), value, state[name]))
             if "slot" in slots:
                 slot = slots["slot"].index_select(1, slots[STEP])[:, 0, :, None].expand_as(seen)
                 slots["collected"].scatter_(1, slot, seen.detach())
@@ -222,8 +223,8 @@ class Stack:
         if value.is_cuda and not whether_fusing():
             descend(value, speed, gradient, momentum, rate)
         else:
-            speed.mul_(over_rows(momentum, speed)).add_(gradient)
-            value.addcmul_(speed, over_rows(rate, speed), value=-1)
+            speed.mul_(align_axes(momentum, speed)).add_(gradient)
+            value.addcmul_(speed, align_axes(rate, speed), value=-1)
 
     def _forward(self, slots: Tree, state: Tree) -> tuple[Tree, Tensor, Tensor]:
         """The loss's terms (m,), embeddings and logits side by side (m, b, d + C), and the mask (m, b) of a step."""
@@ -231,7 +232,7 @@ class Stack:
         # Who has no batch left is shown a full one, of which nothing comes: a loss may divide by the mask's sum.
         shown = mask + (mask.sum(1, keepdim=True) == 0)
         rows = slots["rows"].gather(1, at)
-        x, y = self.cohort.train.x[rows], self.cohort.train.y[rows]
+        x, y = self.group.train.x[rows], self.group.train.y[rows]
         client = torch.arange(len(at), device=at.device)[:, None]
         if "crops" in slots:
             border = slots["border"][:, None].expand(-1, at.shape[1], -1).flatten(0, 1)
@@ -253,14 +254,14 @@ class Stack:
 
     def _closing_step(self, who: Tensor, state: Tree, received: Tree, records: list[Tree]) -> Step:
         """A step over all the clients' samples, with the features the algorithm asks for."""
-        data = self.cohort.train
+        data = self.group.train
         if self.algorithm.collects == "during":
             return self._collected_step(state, received, records)
-        here = moved(who, data.x.device)
+        here = move_index(who, data.x.device)
         y = data.y[data.rows[here]]
         inside = torch.arange(y.shape[1], device=y.device) < data.lengths[here, None]
-        empty = self.cohort.lr.new_empty(len(who), 0)
-        batch = Batch(empty, y, inside.to(self.cohort.lr.dtype))
+        empty = self.group.lr.new_empty(len(who), 0)
+        batch = Batch(empty, y, inside.to(self.group.lr.dtype))
         if self.algorithm.collects == "nothing":
             return Step(state, empty, empty, batch, received)
         pairs = [(features, logits) for features, logits, _ in self._glances(state, data, who)]
@@ -271,14 +272,14 @@ class Stack:
         """What the phases collected; each place was taken in one of them, and is zero in the others."""
         found = {name: torch.stack([r[name] for r in records]).sum(0)[:, :-1] for name in _COLLECTED}
         seen, y, mask = (found[name] for name in _COLLECTED)
-        features, logits = seen.split([seen.shape[2] - self.cohort.own.shape[1], self.cohort.own.shape[1]], 2)
-        return Step(state, features, logits, Batch(self.cohort.lr.new_empty(len(y), 0), y, mask), received)
+        features, logits = seen.split([seen.shape[2] - self.group.own.shape[1], self.group.own.shape[1]], 2)
+        return Step(state, features, logits, Batch(self.group.lr.new_empty(len(y), 0), y, mask), received)
 
     # --- evaluation
 
     def _glances(self, state: Tree, data: Data, who: Tensor) -> Iterator[tuple[Tensor, Tensor, slice]]:
         """Features and logits of the clients' examples in eval mode, as many a time as one look may take in."""
-        rows = data.rows[moved(who, data.x.device)]
+        rows = data.rows[move_index(who, data.x.device)]
         pieces = math.ceil(rows.numel() * data.x[0].numel() / _glance(data.x.device))
         width = math.ceil(rows.shape[1] / pieces)
         for start in range(0, rows.shape[1], width):
@@ -302,36 +303,28 @@ class Stack:
         self.module.eval()
         with torch.autocast(tensors["x"].device.type, torch.bfloat16, enabled=self.plan.half):
             features, logits = vmap(look)(state, tensors["x"])
-        return features.to(self.cohort.lr.dtype), logits.to(self.cohort.lr.dtype)
+        return features.to(self.group.lr.dtype), logits.to(self.group.lr.dtype)
 
     def evaluate(self, who: Tensor, received: Tree) -> Tree:
         """The share of test images predicted right by each score, over all classes and over the clients' own."""
-        state = vmap(self.algorithm.adopt)(self.cohort.states.take(who), received)
-        data, here = self.cohort.test, moved(who, self.cohort.device)
-        foreign, lengths, y = self.cohort.own[here] == 0, data.lengths[here], data.y[data.rows[here]]
-        right: Tree = {}
+        state = vmap(self.algorithm.adopt)(self.group.states.take(who), received)
+        data = self.group.test
+        here = move_index(who, self.group.device)
+        own_classes = self.group.own[here] > 0
+        lengths = data.lengths[here]
+        y = data.y[data.rows[here]]
+        correct: Tree = {}
         for features, logits, part in self._glances(state, data, who):
             inside = torch.arange(part.start, part.start + features.shape[1], device=y.device) < lengths[:, None]
             batch = Batch(features.new_empty(len(who), 0), y[:, part], inside.to(features.dtype))
             scores = vmap(self.algorithm.predict)(Step(state, features, logits, batch, received))
-            for name, found in _right(scores, y[:, part], foreign).items():
-                right[name] = right.get(name, 0) + (found & inside).sum(1)
-        return {name: (count.double() / lengths).cpu() for name, count in right.items()}
+            for name, found in mark_correct(scores, y[:, part], own_classes).items():
+                correct[name] = correct.get(name, 0) + (found & inside).sum(1)
+        return {name: (count.double() / lengths).cpu() for name, count in correct.items()}
 
 
 def _part(tree: Tree, prefix: str) -> Tree:
     return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
-
-
-def _right(scores: Tree, y: Tensor, foreign: Tensor) -> Tree:
-    """Which predictions are right, by all classes and by the clients' own; where nothing has a score, nothing is."""
-    found = {}
-    for name, values in scores.items():
-        own = values.masked_fill(foreign[:, None], -torch.inf)
-        for key, allowed in ((name, values), (f"{name}_own", own)):
-            best, predicted = allowed.max(2)
-            found[key] = (predicted == y) & (best > -torch.inf)
-    return found
 
 
 def _mean_loss(records: Sequence[Tree]) -> Tree:
@@ -358,14 +351,14 @@ def _glance(device: torch.device) -> int:
     )
 
 
-def _room(cohort: ArchitectureGroup, batch: int) -> int:
+def _room(group: ArchitectureGroup, batch: int) -> int:
     """How many clients to train at a time: on a CPU as many as its caches hold, on a GPU as many as its memory."""
-    free = free_memory(cohort.device)
+    free = free_memory(group.device)
     if free is None:
         return 20
-    model = sum(value[0].nbytes for value in cohort.states.values.values())
-    image = cohort.train.x[0].nbytes
-    return max(1, free // training_memory(model, image, batch, cohort.dropped, cohort.train.rows.shape[1]))
+    model = sum(value[0].nbytes for value in group.states.values.values())
+    image = group.train.x[0].nbytes
+    return max(1, free // training_memory(model, image, batch, group.dropped, group.train.rows.shape[1]))
 
 
 def training_memory(model: int, image: int, batch: int, dropped: Sequence[Dropped], samples: int) -> int:

@@ -1,4 +1,4 @@
-"""Who takes which sample when, in a round of a cohort: the draws of the reference engine, for all clients at once."""
+"""Which client uses which sample at which step: the draws of the reference engine, for many clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedproto.core import dropout, rng
 from fedproto.core.local_training import Training
-from fedproto.core.tensors import moved
+from fedproto.core.tensors import move_index
 from fedproto.core.types import Phase, Tree
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
 
@@ -26,11 +26,9 @@ class Timetable:
     slot    (m, steps, batch)   where the embeddings of a step are collected, if they are (`collecting`)
     """
 
-    def __init__(
-        self, cohort: ArchitectureGroup, phases: Sequence[Phase], training: Training, collecting: bool
-    ) -> None:
-        self.cohort, self.phases, self.training, self.collecting = cohort, phases, training, collecting
-        self.longest_epoch = int(cohort.per_epoch.max())
+    def __init__(self, group: ArchitectureGroup, phases: Sequence[Phase], training: Training, collecting: bool) -> None:
+        self.group, self.phases, self.training, self.collecting = group, phases, training, collecting
+        self.longest_epoch = int(group.per_epoch.max())
 
     @property
     def places(self) -> int:
@@ -42,7 +40,7 @@ class Timetable:
 
     def steps(self, who: Tensor, phase: Phase, slow: Tensor) -> Tensor:
         """How many steps each of the clients does in a phase: half of them, rounded up, if slow."""
-        steps = self.epochs(phase) * self.cohort.per_epoch[who]
+        steps = self.epochs(phase) * self.group.per_epoch[who]
         return torch.where(slow, (steps + 1) // 2, steps)
 
     def tables(self, round: int, who: Tensor, slow: Tensor) -> list[Tree]:
@@ -60,35 +58,35 @@ class Timetable:
 
     def _order(self, round: int, who: Tensor, epochs: range) -> Tree:
         """The samples in the order of the epochs, and what is drawn for each of them."""
-        cohort, device = self.cohort, self.cohort.device
-        longest, here = cohort.train.rows.shape[1], moved(who, device)
-        seed, client = cohort.seed[who, None], cohort.number[who, None]
-        shuffle, augment, drop = moved(rng.keys(seed, PURPOSES, round, client, torch.tensor(epochs)), device)
-        order = rng.permutation(shuffle, longest, cohort.train.lengths[here, None].expand(-1, len(epochs)))
-        tree = {"rows": cohort.train.rows[here].gather(1, order.flatten(1))}
-        if cohort.border is not None:
+        group, device = self.group, self.group.device
+        longest, here = group.train.rows.shape[1], move_index(who, device)
+        seed, client = group.seed[who, None], group.number[who, None]
+        shuffle, augment, drop = move_index(rng.keys(seed, PURPOSES, round, client, torch.tensor(epochs)), device)
+        order = rng.permutation(shuffle, longest, group.train.lengths[here, None].expand(-1, len(epochs)))
+        tree = {"rows": group.train.rows[here].gather(1, order.flatten(1))}
+        if group.border is not None:
             tree["crops"] = rng.uniform(augment, 3 * longest).reshape(len(who), -1, 3)
-            tree["border"] = cohort.border[here]
-        keep = dropout.draw(cohort.dropped, drop, longest)
+            tree["border"] = group.border[here]
+        keep = dropout.draw(group.dropped, drop, longest)
         tree |= {f"keep.{name}": value.flatten(1, 2) for name, value in keep.items()}
-        return tree | {"lr": cohort.lr[here], "momentum": cohort.momentum[here]}
+        return tree | {"lr": group.lr[here], "momentum": group.momentum[here]}
 
     def _steps_of(self, who: Tensor, epochs: int, todo: Tensor) -> Tree:
         """Each step's places in that order, for the steps there are to do."""
-        cohort, device, batch = self.cohort, self.cohort.device, self.training.batch
-        per_epoch, todo = (moved(numbers, device)[:, None] for numbers in (cohort.per_epoch[who], todo))
+        group, device, batch = self.group, self.group.device, self.training.batch
+        per_epoch, todo = (move_index(numbers, device)[:, None] for numbers in (group.per_epoch[who], todo))
         step = torch.arange(epochs * self.longest_epoch, device=device)
         place = (step % per_epoch * batch)[..., None] + torch.arange(batch, device=device)
-        lengths = cohort.train.lengths[moved(who, device), None, None]
+        lengths = group.train.lengths[move_index(who, device), None, None]
         inside = (place < lengths) & (step < todo)[..., None]
-        start = step // per_epoch * cohort.train.rows.shape[1]
-        return {"at": torch.where(inside, start[..., None] + place, 0), "mask": inside.to(cohort.lr.dtype)}
+        start = step // per_epoch * group.train.rows.shape[1]
+        return {"at": torch.where(inside, start[..., None] + place, 0), "mask": inside.to(group.lr.dtype)}
 
     def _slots(self, who: Tensor, mask: Tensor, before: Tensor, done: Tensor) -> Tensor:
         """Where the last epoch's embeddings go, counted over all phases; all others to one place behind."""
-        device, batch = self.cohort.device, self.training.batch
-        numbers = (self.cohort.per_epoch[who], before, done)
-        per_epoch, before, done = (moved(each, device)[:, None] for each in numbers)
+        device, batch = self.group.device, self.training.batch
+        numbers = (self.group.per_epoch[who], before, done)
+        per_epoch, before, done = (move_index(each, device)[:, None] for each in numbers)
         since = before + torch.arange(mask.shape[1], device=device) - (done - 1) // per_epoch * per_epoch
         slot = since[..., None] * batch + torch.arange(batch, device=device)
         return torch.where((mask > 0) & (slot >= 0), slot, self.places)
@@ -100,6 +98,6 @@ class Timetable:
         slot, rows = tables["slot"].flatten(1), tables["rows"].gather(1, tables["at"].flatten(1))
         labels, taken = slot.new_zeros(len(slot), self.places + 1), tables["mask"].new_zeros(len(slot), self.places + 1)
         return {
-            "labels": labels.scatter(1, slot, self.cohort.train.y[rows]),
+            "labels": labels.scatter(1, slot, self.group.train.y[rows]),
             "taken": taken.scatter(1, slot, tables["mask"].flatten(1)),
         }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedproto.config import plugins
 from fedproto.config.options import FilePath, Part, options_of, parse
 from fedproto.core import rng
-from fedproto.core.tensors import FLOATS, misfit
+from fedproto.core.tensors import FLOATS, find_mismatch
 from fedproto.core.types import Tree
 from fedproto.errors import ConfigError, DataError, FedProtoError
 from fedproto.inference.trained_client import Trained
@@ -34,7 +34,7 @@ def built(model: str, fit: Fit, state: Tree) -> nn.Module:
     part, misfits = _one_part(model), []
     for asked in (fit, fit._replace(dim=None)):
         module = _drawn(part, asked).to(_dtype(state)).eval()
-        odd = misfit(module.state_dict(), state)
+        odd = find_mismatch(module.state_dict(), state)
         if odd is None:
             module.load_state_dict(state)
             return module
@@ -44,7 +44,7 @@ def built(model: str, fit: Fit, state: Tree) -> nn.Module:
 
 def _drawn(part: Part, fit: Fit) -> nn.Module:
     """A model with weights of no meaning, whose drawing leaves torch's generator as it was."""
-    with rng.torchs_own_put_aside(torch.device("cpu")):
+    with rng.preserve_torch_generators(torch.device("cpu")):
         try:
             return plugins.build("model", part, fit)
         except FedProtoError:
