@@ -36,7 +36,7 @@ docs: setup
 	$(BIN)/python docs/generate.py
 	$(BIN)/mkdocs build --strict --quiet
 
-# Hours. Goes on where it stopped; `rm -r mutants` starts anew. MUTANTS="fedproto.trees*" takes some only.
+# Hours. Goes on where it stopped; `rm -r mutants` starts anew. MUTANTS="fedproto.core.tensors*" takes some only.
 mutants: setup
 	nice -n 15 $(BIN)/mutmut run $(MUTANTS)
 	$(BIN)/python tests/mutants.py
