@@ -16,7 +16,7 @@ import pytest
 import torch
 from helpers.command_line import answer, fedproto, files_in, only_line, process
 
-from fedproto.cli.main import main
+from fedproto.cli import main
 from fedproto.config.settings import configure
 from fedproto.core.files import write_atomically
 from fedproto.core.rounds import RoundResult
