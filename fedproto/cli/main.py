@@ -49,7 +49,7 @@ LISTS = {"algorithms": "algorithm", "datasets": "dataset", "models": "model", "p
 
 
 def _flag(name: str, metavar: str, text: str) -> Any:
-    """Flags are text: one place, fedproto/options.py, says what a value may be."""
+    """Flags are text: one place, fedproto/config/options.py, says what a value may be."""
     return typer.Option(f"--{name}", metavar=metavar, help=text, show_default=False)
 
 

@@ -2,7 +2,7 @@
 
 `fedproto/algorithms/fedprox.py` holds `fedprox(*, mu=0.1)`; `-` in a name is `_` in its file. A source with an argument
 is written `npz:PATH`. `package.module:function` names a plug-in from outside, whose code runs only if its
-name is trusted: see fedproto/plugins.py.
+name is trusted: see plugin_trust.py.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Config:
     lr: PositiveFloat = 0.01
     momentum: Fraction = 0.5
     epochs: Rounds = 1
-    last_batch: Literal["auto", "keep", "drop"] = "auto"  # the partial one at the end of an epoch: see client.py
+    last_batch: Literal["auto", "keep", "drop"] = "auto"  # partial batches: see core/local_training.py
     dim: Width | None = None
     start: Literal["shared", "own"] = "shared"  # initial weights: one draw an architecture, or one a client
     initial: File | None = None  # weights of the models' bodies to start from, instead of drawn ones
@@ -69,7 +69,7 @@ class Config:
         None  # clients the vectorised engine trains at a time; None: as many as the device is good at
     )
     states: Literal["auto", "device", "host", "disk"] = "auto"  # where it keeps the clients' models between rounds
-    compile: Literal["auto", "on", "off"] = "auto"  # fuse the kernels of its step: see engines/choice.py
+    compile: Literal["auto", "on", "off"] = "auto"  # fuse the kernels of its step: see engines/selection.py
     eval_every: PositiveInt = 10
     checkpoint_every: NonNegativeInt = 10
     data_dir: File | None = None

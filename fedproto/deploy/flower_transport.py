@@ -68,7 +68,9 @@ def size(record: RecordDict) -> int:
 
 
 class FlowerTransport:
-    """`rounds.Post` by a Flower grid. A member is called what its key was registered as; without keys, what it says.
+    """`round_protocol.Transport` by a Flower grid.
+
+    A member is called what its key was registered as; without keys, what it says.
 
     Each reply is pulled and decoded by itself: what is wrong with one costs its sender the round, and nobody else.
     A name that was ever a registered one is nobody else's to say, whether its holder is there or not; `registered`

@@ -3,7 +3,7 @@
 specs/*.toml   what is run: rows x columns x seeds, and a quick version
 plan.py        a spec as the cells of a sweep
 archive.py     finished cells as one file that can travel
-looks.py       what needs the trained models: embeddings, prototypes without a member's own share
+probes.py      what needs the trained models: embeddings, prototypes without a member's own share
 tables.py      the runs' results as JSON and Markdown
 pictures.py    the figures
 statistics.py  paired tests with three outcomes: a difference, equivalence, undecided

@@ -17,7 +17,7 @@ from fedproto.errors import RunFolderError
 from fedproto.reproduce.plan import Planned, Row, Spec
 from fedproto.runs.folder import DIVERGED, RunFolder
 
-SEEN = ("travel", "before")  # what `looks.py` found out, a list of clients
+SEEN = ("travel", "before")  # what `probes.py` found out, a list of clients
 PAPERS_START = 0.2755  # the accuracy of the paper's pre-trained network on CIFAR-10 before round 1
 CLOSE = 0.99  # of the last round's accuracy: a method is there in the first evaluated round that has so much
 
