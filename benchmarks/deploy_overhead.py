@@ -48,29 +48,45 @@ def started(module: str) -> float:
 
 
 def main() -> None:
-    imports = {name: started(name) for name in ("sys", "flwr.clientapp", "torch", "fedproto.deploy.member")}
+    imports = {
+        name: started(name) for name in ("sys", "flwr.clientapp", "torch", "fedproto.deploy.member")
+    }
     with tempfile.TemporaryDirectory() as made:
         files, arrays = digits(Path(made))
         (Path(made) / "sitecustomize.py").write_text(NOTES)
         with deployed(Path(made) / "federation", files, PYTHONPATH=made) as federation:
             run = federation.run(rounds=ROUNDS, quorum=3, timeout=300.0)
-        times = [tuple(map(float, line.split())) for line in (Path(made) / "times").read_text().splitlines()]
-    split: dict[str, list[float]] = {"until begun": [], "until asked": [], "to answer": [], "until counted": []}
+        times = [
+            tuple(map(float, line.split()))
+            for line in (Path(made) / "times").read_text().splitlines()
+        ]
+    split: dict[str, list[float]] = {
+        "until begun": [],
+        "until asked": [],
+        "to answer": [],
+        "until counted": [],
+    }
     for number, *stamps in (line for line in times if line[0] > 1):
         points = [run.times[int(number) - 1], *stamps, run.times[int(number)]]
         for part, (earlier, later) in zip(split.values(), pairwise(points), strict=True):
             part.append(later - earlier)
     rounds = [run.times[number] - run.times[number - 1] for number in range(2, ROUNDS + 1)]
     models = ",".join(f"{model}*1" for model in MODELS.values())
-    simulated = fedproto.run(dataset=arrays, model=models, rounds=ROUNDS, dim=50, engine="reference")
+    simulated = fedproto.run(
+        dataset=arrays, model=models, rounds=ROUNDS, dim=50, engine="reference"
+    )
     seats = run.rounds[ROUNDS][1]["seats"].values()
     report = {
         "seconds of rounds 2 to 5": rounds,
         "seconds of a round in the simulator": simulated.data["seconds"]["per_round"],
-        "a member's process in a round, medians": {part: statistics.median(found) for part, found in split.items()},
+        "a member's process in a round, medians": {
+            part: statistics.median(found) for part, found in split.items()
+        },
         "seconds of a process that imports": imports,
         "seconds between our looks for answers": POLL,
-        "bytes of records": {way: sum(seat[way] for seat in seats) for way in ("bytes_up", "bytes_down")},
+        "bytes of records": {
+            way: sum(seat[way] for seat in seats) for way in ("bytes_up", "bytes_down")
+        },
         "bytes Flower counts, the app and the last accuracies included": run.traffic,
         "bytes of the simulator's ledger": simulated.communication,
     }

@@ -54,7 +54,9 @@ class Client:
         return member.T @ features, member.sum(0)
 
 
-def round_of(clients: list[Client], prototypes: Tensor, known: Tensor, lam: float, batch: int) -> tuple[Tensor, Tensor]:
+def round_of(
+    clients: list[Client], prototypes: Tensor, known: Tensor, lam: float, batch: int
+) -> tuple[Tensor, Tensor]:
     """One round of FedProto: the new global prototypes, and which are known."""
     sums, counts = torch.zeros_like(prototypes), torch.zeros_like(known)
     for client in clients:
@@ -62,12 +64,17 @@ def round_of(clients: list[Client], prototypes: Tensor, known: Tensor, lam: floa
         added, samples = client.prototypes(len(known))
         sums, counts = sums + added, counts + samples
     spoken = counts > 0
-    return torch.where(spoken[:, None], sums / counts.clamp(min=1)[:, None], prototypes), (spoken | (known > 0)).float()
+    return torch.where(spoken[:, None], sums / counts.clamp(min=1)[:, None], prototypes), (
+        spoken | (known > 0)
+    ).float()
 
 
 if __name__ == "__main__":
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shards = [(torch.rand(300, 1, 28, 28, device=device), torch.arange(300, device=device) % 3) for _ in range(20)]
+    shards = [
+        (torch.rand(300, 1, 28, 28, device=device), torch.arange(300, device=device) % 3)
+        for _ in range(20)
+    ]
     clients = [Client(x, y, CNN(), lr=0.01, momentum=0.5) for x, y in shards]
     prototypes, known = torch.zeros(10, 50, device=device), torch.zeros(10, device=device)
     for number in range(5):

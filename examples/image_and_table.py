@@ -37,7 +37,9 @@ def write_profiles(path: Path) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*header, "digit"])
-        writer.writerows([*profile, name] for profile, name in zip(profiles, digits.target, strict=True))
+        writer.writerows(
+            [*profile, name] for profile, name in zip(profiles, digits.target, strict=True)
+        )
 
 
 if __name__ == "__main__":

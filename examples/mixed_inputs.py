@@ -31,7 +31,11 @@ MEMBERS = 10  # of each half
 QUESTIONS = (
     ("together − alone, by the head", "together, head", "alone, head"),
     ("together − each half apart, by the head", "together, head", "each half apart, head"),
-    ("together − each half apart, by the prototype", "together, prototype", "each half apart, prototype"),
+    (
+        "together − each half apart, by the prototype",
+        "together, prototype",
+        "each half apart, prototype",
+    ),
 )
 
 
@@ -50,7 +54,9 @@ def train(datasets: Sequence[str], seed: int, rounds: int) -> dict[str, list[flo
         together = fedproto.run(algorithm="fedproto", **mix)
         same_rows = f"file:{folder}/alone/partition.json"
         half = start | {"clients": MEMBERS, "partition": same_rows}
-        apart = [fedproto.run(algorithm="fedproto", dataset=dataset, **half) for dataset in datasets]
+        apart = [
+            fedproto.run(algorithm="fedproto", dataset=dataset, **half) for dataset in datasets
+        ]
     return {
         "alone, head": accuracies("head", alone),
         "together, head": accuracies("head", together),
@@ -74,7 +80,10 @@ def measure(halves: dict[str, str], seeds: int, rounds: int) -> dict[str, Any]:
 def _split(values: list[float], halves: Sequence[str]) -> dict[str, list[float]]:
     """The members' accuracies by the half they belong to."""
     starts = {half: MEMBERS * position for position, half in enumerate(halves)}
-    return {half: [round(value, 3) for value in values[start : start + MEMBERS]] for half, start in starts.items()}
+    return {
+        half: [round(value, 3) for value in values[start : start + MEMBERS]]
+        for half, start in starts.items()
+    }
 
 
 def seed_means(found: dict[str, Any], way: str, half: str) -> dict[int, float]:
@@ -104,7 +113,9 @@ def markdown(found: dict[str, Any]) -> str:
     ways = []
     for way in found["runs"][0]["accuracy"]:
         numbers = [mean_interval(list(seed_means(found, way, half).values())) for half in halves]
-        ways.append(f"| {way} | {' | '.join(f'{mean:.2f} ± {half:.2f}' for mean, half in numbers)} |")
+        ways.append(
+            f"| {way} | {' | '.join(f'{mean:.2f} ± {half:.2f}' for mean, half in numbers)} |"
+        )
     seeds = [str(run["seed"]) for run in found["runs"]]
     return f"""# Members with different input shapes
 
@@ -137,7 +148,9 @@ def _differences(found: dict[str, Any]) -> str:
     decided = decide_family([comparison for _, _, comparison in rows])
     lines = ["| difference | half | points | outcome |", "|---|---|---|---|"]
     for (name, half, _), decision in zip(rows, decided, strict=True):
-        lines.append(f"| {name} | {half} | {decision.comparison.text()} | {decision.outcome.value} |")
+        lines.append(
+            f"| {name} | {half} | {decision.comparison.text()} | {decision.outcome.value} |"
+        )
     return "\n".join(lines)
 
 

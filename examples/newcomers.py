@@ -40,9 +40,18 @@ from fedproto.reproduce.tables import summary
 from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import write_atomically
 
-MODELS = ("cnn", "cnn", "cnn", "mlp", "cnn(channels=32,width=100)")  # of the newcomers; the federation's is cnn
+MODELS = (
+    "cnn",
+    "cnn",
+    "cnn",
+    "mlp",
+    "cnn(channels=32,width=100)",
+)  # of the newcomers; the federation's is cnn
 ALL, SAME, OTHER = range(5), range(3), range(3, 5)
-BODIES = {"drawn": ALL, "trained": SAME}  # what newcomers start from; a member's body fits its own architecture only
+BODIES = {
+    "drawn": ALL,
+    "trained": SAME,
+}  # what newcomers start from; a member's body fits its own architecture only
 METHODS = {"alone": 0.0, "joined": 1.0}  # their lambda
 WAYS = ("prototype all", "prototype own", "head all", "head own")
 RATES = ("accuracy", "known_rejected", "unseen_rejected", "auroc")
@@ -82,14 +91,26 @@ class Trial:
         cells = [(body, k, method) for body in BODIES for k in self.study.ks for method in METHODS]
         found = [self.newcomers(clients[20:], *cell) for cell in cells]
         rejection = kept(self.path("rejection"), lambda _: told_apart(self.path("federation")))
-        return {"seed": self.seed, "federation": federation, "newcomers": found, "rejection": rejection}
+        return {
+            "seed": self.seed,
+            "federation": federation,
+            "newcomers": found,
+            "rejection": rejection,
+        }
 
     def path(self, name: str) -> Path:
         return self.study.folder / f"seed-{self.seed}" / name
 
     def dealt(self) -> list[Found]:
         """Who has which rows, as partition.json says it, by the paper's partition among all 25."""
-        share = {"clients": 25, "ways": 3, "stdev": 2, "shots": self.study.shots, "model": "cnn", "engine": "reference"}
+        share = {
+            "clients": 25,
+            "ways": 3,
+            "stdev": 2,
+            "shots": self.study.shots,
+            "model": "cnn",
+            "engine": "reference",
+        }
         settings = {"dataset": self.study.dataset, "seed": self.seed} | share
         experiment = Experiment.prepare(configure(settings)[0], loaded=self.loaded)
         with closing(experiment.engine):
@@ -98,12 +119,21 @@ class Trial:
     def federation(self, run: Path, clients: list[Found]) -> Found:
         """Twenty clients trained with the defaults; the body of the first goes into a file for newcomers."""
         rounds, rows = self.study.rounds, written(self.path("federation-rows.json"), clients)
-        settings = {"dataset": self.study.dataset, "model": "cnn", "clients": len(clients), "seed": self.seed}
+        settings = {
+            "dataset": self.study.dataset,
+            "model": "cnn",
+            "clients": len(clients),
+            "seed": self.seed,
+        }
         every = {"rounds": rounds, "eval_every": rounds, "checkpoint_every": rounds}
         result = fedproto.run(algorithm="fedproto", partition=rows, **settings, **every, out=run)
         state = fedproto.Classifier.of(run, 0).member.module.state_dict()
-        save_file({k: v for k, v in state.items() if k.startswith("body.")}, self.path("body.safetensors"))
-        members = [{name: client[name] for name in ("classes", "accuracy")} for client in result.clients]
+        save_file(
+            {k: v for k, v in state.items() if k.startswith("body.")}, self.path("body.safetensors")
+        )
+        members = [
+            {name: client[name] for name in ("classes", "accuracy")} for client in result.clients
+        ]
         return summed_up(result, "machine") | {"members": members}
 
     def newcomers(self, clients: list[Found], body: str, k: int, method: str) -> Found:
@@ -111,7 +141,9 @@ class Trial:
         name, who = f"{body}-{k}", BODIES[body]
         settings = {
             "dataset": self.study.dataset,
-            "partition": written(self.path(f"{name}-rows.json"), [self.fewer(clients[each], k) for each in who]),
+            "partition": written(
+                self.path(f"{name}-rows.json"), [self.fewer(clients[each], k) for each in who]
+            ),
             "clients": len(who),
             "model": ",".join(f"{MODELS[each]}*1" for each in who),
             "start": "own",  # strangers, who have neither the federation's first weights nor each other's
@@ -137,9 +169,16 @@ class Trial:
         """What `fedproto.run` does, after a look before the first epoch."""
         experiment = Experiment.prepare(configure(settings)[0], loaded=self.loaded)
         epochs = experiment.engine.evaluate([experiment.progress.server])
-        result = experiment.execute(experiment.new_folder(run), lambda found: epochs.append(found.clients))
-        accuracy = {way: [[round(float(x), 5) for x in epoch[way]] for epoch in epochs] for way in epochs[0]}
-        clients = [{name: client[name] for name in ("model", "classes", "images")} for client in result.clients]
+        result = experiment.execute(
+            experiment.new_folder(run), lambda found: epochs.append(found.clients)
+        )
+        accuracy = {
+            way: [[round(float(x), 5) for x in epoch[way]] for epoch in epochs] for way in epochs[0]
+        }
+        clients = [
+            {name: client[name] for name in ("model", "classes", "images")}
+            for client in result.clients
+        ]
         return summed_up(result) | {"clients": clients, "accuracy": accuracy}
 
 
@@ -161,23 +200,34 @@ def written(path: Path, clients: list[Found]) -> str:
 
 
 def summed_up(result: fedproto.Result, *more: str) -> Found:
-    return {name: result.data[name] for name in ("partition", *more)} | {"seconds": result.data["seconds"]["total"]}
+    return {name: result.data[name] for name in ("partition", *more)} | {
+        "seconds": result.data["seconds"]["total"]
+    }
 
 
 def told_apart(run: Path) -> Found:
     """Each member and way to classify: what share of known and of unseen test images it calls none of these."""
     started = time.perf_counter()
-    found = [vars(each) | {name: round(getattr(each, name), 5) for name in RATES} for each in rejections(run, REJECT)]
+    found = [
+        vars(each) | {name: round(getattr(each, name), 5) for name in RATES}
+        for each in rejections(run, REJECT)
+    ]
     return {"members": found, "seconds": time.perf_counter() - started}
 
 
 # --- the page and the figure, of nothing but the JSON
 
 
-def values(found: Found, body: str, k: int, method: str, way: str, epoch: int, who: Sequence[int] = ALL) -> list[float]:
+def values(
+    found: Found, body: str, k: int, method: str, way: str, epoch: int, who: Sequence[int] = ALL
+) -> list[float]:
     """A number a seed: the mean over newcomers."""
     runs = [run for seed in found["runs"] for run in seed["newcomers"]]
-    mine = [run["accuracy"][way][epoch] for run in runs if (run["body"], run["k"], run["method"]) == (body, k, method)]
+    mine = [
+        run["accuracy"][way][epoch]
+        for run in runs
+        if (run["body"], run["k"], run["method"]) == (body, k, method)
+    ]
     return [fmean(x for number, x in enumerate(each) if number in who) for each in mine]
 
 
@@ -218,12 +268,24 @@ def judge_alone(differences: Sequence[float]) -> str:
     return word
 
 
-COMPARED = ("alone", "joined", "joined − alone", "joined, prototype own", "joined, prototype all", "joining")
+COMPARED = (
+    "alone",
+    "joined",
+    "joined − alone",
+    "joined, prototype own",
+    "joined, prototype all",
+    "joining",
+)
 
 
-def compared(found: Found, body: str, k: int, epoch: int, word: str, who: Sequence[int] = ALL) -> list[str]:
+def compared(
+    found: Found, body: str, k: int, epoch: int, word: str, who: Sequence[int] = ALL
+) -> list[str]:
     """Before training the head is chance's, so that only the nearest prototype says something."""
-    near = [shown(values(found, body, k, "joined", way, epoch, who)) for way in ("prototype_own", "prototype")]
+    near = [
+        shown(values(found, body, k, "joined", way, epoch, who))
+        for way in ("prototype_own", "prototype")
+    ]
     if not epoch:
         return ["–", "–", "–", *near, "–"]
     heads = [shown(values(found, body, k, method, "head", epoch, who)) for method in METHODS]
@@ -237,7 +299,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def grid(found: Found) -> list[tuple[int, int]]:
-    return [(k, e) for k in found["study"]["ks"] for e in (1, 3, 10) if e <= found["study"]["epochs"]]
+    return [
+        (k, e) for k in found["study"]["ks"] for e in (1, 3, 10) if e <= found["study"]["epochs"]
+    ]
 
 
 def judged_grid(found: Found, body: str) -> dict[tuple[int, int], str]:
@@ -252,9 +316,18 @@ def said(found: Found, body: str) -> str:
     words = judged_grid(found, body)
 
     def where(word: str) -> str:
-        by_k = {k: [str(e) for (j, e), each in words.items() if (j, each) == (k, word)] for k, _ in words}
-        listed = "; ".join(f"k = {k}, epoch {', '.join(epochs)}" for k, epochs in by_k.items() if epochs)
-        return f"in {list(words.values()).count(word)} of {len(words)} rows ({listed})" if listed else "in no row"
+        by_k = {
+            k: [str(e) for (j, e), each in words.items() if (j, each) == (k, word)]
+            for k, _ in words
+        }
+        listed = "; ".join(
+            f"k = {k}, epoch {', '.join(epochs)}" for k, epochs in by_k.items() if epochs
+        )
+        return (
+            f"in {list(words.values()).count(word)} of {len(words)} rows ({listed})"
+            if listed
+            else "in no row"
+        )
 
     alone = [judge_alone(gains(found, body, *cell)) for cell in words]
     uncorrected = f"each row for itself, it would help in {alone.count('helps')} and hurt in {alone.count('hurts')}"
@@ -267,22 +340,36 @@ def said(found: Found, body: str) -> str:
 def unfinished(found: Found) -> str:
     """Epochs of few images have few steps: whether newcomers have learnt all they could is said in numbers."""
     last = found["study"]["epochs"]
-    ends = {k: [values(found, "drawn", k, "alone", "head", e) for e in (last // 2, last)] for k in found["study"]["ks"]}
-    rises = ", ".join(f"{100 * (fmean(end) - fmean(before)):+.1f} at k = {k}" for k, (before, end) in ends.items())
+    ends = {
+        k: [values(found, "drawn", k, "alone", "head", e) for e in (last // 2, last)]
+        for k in found["study"]["ks"]
+    }
+    rises = ", ".join(
+        f"{100 * (fmean(end) - fmean(before)):+.1f} at k = {k}" for k, (before, end) in ends.items()
+    )
     what = "where that is much, a row tells how fast newcomers learn, not where they end"
-    return f"From epoch {last // 2} to {last} those alone changed by so many points: {rises}; {what}."
+    return (
+        f"From epoch {last // 2} to {last} those alone changed by so many points: {rises}; {what}."
+    )
 
 
 def steps(found: Found, k: int) -> float:
     """Steps an epoch, of 8 images each: the mean over newcomers and seeds."""
-    runs = [run for seed in found["runs"] for run in seed["newcomers"] if (run["body"], run["k"]) == ("drawn", k)]
+    runs = [
+        run
+        for seed in found["runs"]
+        for run in seed["newcomers"]
+        if (run["body"], run["k"]) == ("drawn", k)
+    ]
     return fmean(-(-sum(client["images"]) // 8) for run in runs for client in run["clients"])
 
 
 def tables(found: Found) -> dict[str, str]:
     """Table 2 is of the second k, where there is little to learn from; before training, k makes no difference."""
     ks, architectures = found["study"]["ks"], {"the federation's (3)": SAME, "another (2)": OTHER}
-    cells = [(name, e, who) for name, who in architectures.items() for k, e in grid(found) if k == ks[1]]
+    cells = [
+        (name, e, who) for name, who in architectures.items() for k, e in grid(found) if k == ks[1]
+    ]
     drawn = judged_grid(found, "drawn")
     trained = judged_grid(found, "trained")
     by_architecture = judge([gains(found, "drawn", ks[1], e, who) for _, e, who in cells])
@@ -296,8 +383,13 @@ def tables(found: Found) -> dict[str, str]:
     return {
         "first": table(("k", "epoch", "steps", *COMPARED), first),
         "second": f"k = {ks[1]}.\n\n" + table(("architecture", "epoch", *COMPARED), second),
-        "third": table(("k", "epoch", *COMPARED), [["any", 0, *compared(found, "trained", ks[0], 0, "–")], *third]),
-        "fourth": table(("by", "accuracy", "known rejected", "unseen rejected", "AUROC"), rejected(found)),
+        "third": table(
+            ("k", "epoch", *COMPARED),
+            [["any", 0, *compared(found, "trained", ks[0], 0, "–")], *third],
+        ),
+        "fourth": table(
+            ("by", "accuracy", "known rejected", "unseen rejected", "AUROC"), rejected(found)
+        ),
     }
 
 
@@ -313,17 +405,28 @@ def rejected(found: Found) -> list[list[str]]:
 
 def known_before(found: Found) -> float:
     """The share of the newcomers' classes that the member whose body they have was trained on."""
-    seeds = [(seed["newcomers"][-1]["clients"], seed["federation"]["members"][0]["classes"]) for seed in found["runs"]]
-    return fmean(fmean(name in had for name in client["classes"]) for clients, had in seeds for client in clients)
+    seeds = [
+        (seed["newcomers"][-1]["clients"], seed["federation"]["members"][0]["classes"])
+        for seed in found["runs"]
+    ]
+    return fmean(
+        fmean(name in had for name in client["classes"])
+        for clients, had in seeds
+        for client in clients
+    )
 
 
 def partitions(found: Found) -> str:
     """Stamps of the rows, by which a run can be told to be the same."""
     stamps = []
     for seed in found["runs"]:
-        rows = {run["k"]: run["partition"][:12] for run in seed["newcomers"] if run["body"] == "drawn"}
+        rows = {
+            run["k"]: run["partition"][:12] for run in seed["newcomers"] if run["body"] == "drawn"
+        }
         by_k = ", ".join(f"k = {k} {text}" for k, text in rows.items())
-        stamps.append(f"seed {seed['seed']}: federation {seed['federation']['partition'][:12]}, newcomers {by_k}")
+        stamps.append(
+            f"seed {seed['seed']}: federation {seed['federation']['partition'][:12]}, newcomers {by_k}"
+        )
     return "; ".join(stamps)
 
 
@@ -379,7 +482,10 @@ Partitions (SHA-256, first 12 digits): {partitions}.
 
 
 def markdown(found: Found) -> str:
-    members = [[member["accuracy"]["prototype"] for member in seed["federation"]["members"]] for seed in found["runs"]]
+    members = [
+        [member["accuracy"]["prototype"] for member in seed["federation"]["members"]]
+        for seed in found["runs"]
+    ]
     return PAGE.format(
         **found | found["study"] | tables(found),
         reject=REJECT,
@@ -396,9 +502,20 @@ def markdown(found: Found) -> str:
 def curves(found: Found) -> list[Found]:
     """What the figure shows; before the first epoch the head is chance's."""
     epochs = range(1, found["study"]["epochs"] + 1)
-    rows = [{"k": k, "method": m, "epoch": e} for k in found["study"]["ks"] for m in METHODS for e in epochs]
-    spreads = [summary([[x] for x in values(found, "drawn", r["k"], r["method"], "head", r["epoch"])]) for r in rows]
-    numbers = [{name: round(s[name], 6) if name in s else "" for name in ("mean", "interval")} for s in spreads]
+    rows = [
+        {"k": k, "method": m, "epoch": e}
+        for k in found["study"]["ks"]
+        for m in METHODS
+        for e in epochs
+    ]
+    spreads = [
+        summary([[x] for x in values(found, "drawn", r["k"], r["method"], "head", r["epoch"])])
+        for r in rows
+    ]
+    numbers = [
+        {name: round(s[name], 6) if name in s else "" for name in ("mean", "interval")}
+        for s in spreads
+    ]
     return [row | of for row, of in zip(rows, numbers, strict=True)]
 
 
@@ -410,9 +527,16 @@ def draw(rows: list[Found], seeds: int) -> bytes:
         mpl.rcParams.update(STYLE)
         canvas = Canvas(figsize=(8, 2.5 * -(-len(ks) // 2) + 0.8), layout="constrained")
         panels = list(canvas.subplots(-(-len(ks) // 2), 2, squeeze=False).flat)
-        lines = [panel(*each, [row for row in rows if row["k"] == each[1]]) for each in zip(panels, ks, strict=False)]
+        lines = [
+            panel(*each, [row for row in rows if row["k"] == each[1]])
+            for each in zip(panels, ks, strict=False)
+        ]
         canvas.legend(lines[0], METHODS, loc="outside lower center", ncols=2, handlelength=3)
-        over = f"mean over newcomers and {seeds} seeds; bands: its 95% interval" if seeds > 1 else "one seed"
+        over = (
+            f"mean over newcomers and {seeds} seeds; bands: its 95% interval"
+            if seeds > 1
+            else "one seed"
+        )
         canvas.suptitle(
             f"Newcomers, alone and joined to a trained federation, by their head\n{over}",
             x=0.01,
@@ -430,7 +554,9 @@ def panel(axes: Any, k: int, rows: list[Found]) -> list[Any]:
     ):
         mine = [row for row in rows if row["method"] == method]
         x, mean, half = ([row[name] or 0 for row in mine] for name in ("epoch", "mean", "interval"))
-        axes.fill_between(x, np.subtract(mean, half), np.add(mean, half), color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(
+            x, np.subtract(mean, half), np.add(mean, half), color=colour, alpha=0.15, linewidth=0
+        )
         lines += axes.plot(x, mean, color=colour, marker=marker, linestyle=dashes)
     axes.set(title=f"k = {k} images a class", xlabel="epoch", ylabel="test accuracy, %")
     percent(axes)
@@ -439,10 +565,14 @@ def panel(axes: Any, k: int, rows: list[Found]) -> list[Any]:
 
 def gathered(runs: list[Found], study: Study, arguments: Sequence[str]) -> Found:
     """The content of newcomers.json: every number, and what made it."""
-    parts = [part for run in runs for part in (run["federation"], run["rejection"], *run["newcomers"])]
+    parts = [
+        part for run in runs for part in (run["federation"], run["rejection"], *run["newcomers"])
+    ]
     return {
         "command": shlex.join(["python", "examples/newcomers.py", *arguments]),
-        "machine": ", ".join([*runs[0]["federation"]["machine"].values(), f"{os.cpu_count()} cores"]),
+        "machine": ", ".join(
+            [*runs[0]["federation"]["machine"].values(), f"{os.cpu_count()} cores"]
+        ),
         "versions": {"fedproto": fedproto.__version__, "numpy": np.__version__},
         "seconds": round(sum(part["seconds"] for part in parts), 1),
         "study": asdict(study),
@@ -468,7 +598,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--dataset", default="mnist")
-    parser.add_argument("--quick", action="store_true", help="a few images of mnist5k, one seed, two rounds")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few images of mnist5k, one seed, two rounds"
+    )
     given = parser.parse_args(arguments)
     study = Study(given.dataset, given.seeds, given.rounds)
     if given.quick:

@@ -1,4 +1,4 @@
-"""fedproto: federated learning by class prototypes, for members that share nothing but the names of their classes.
+"""Federated learning by class prototypes, for clients that share only the names of their classes.
 
 import fedproto
 result = fedproto.run(algorithm="fedproto", dataset="mnist5k", rounds=20)
@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from fedproto.config.plugin_trust import trust_plugins
     from fedproto.core.rounds import RoundResult
     from fedproto.core.types import Algorithm, Batch, Phase, Step, Task, Tree, Upload
-    from fedproto.errors import ConfigError, DataError, FedProtoError, MissingExtra, RunFolderError, TrainingError
+    from fedproto.errors import (
+        ConfigError,
+        DataError,
+        FedProtoError,
+        MissingExtra,
+        RunFolderError,
+        TrainingError,
+    )
     from fedproto.inference.classifier import Classifier
     from fedproto.membership.join import Joined, join
     from fedproto.runs.api import run, stream
@@ -63,7 +70,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: torch takes seconds, and `fedproto --help` does not need it."""
+    """Import a public name on first use: torch takes seconds, and `--help` does not need it."""
     if name not in __all__:
         raise AttributeError(f"module 'fedproto' has no attribute {name!r}")
     is_error = name == "MissingExtra" or name.endswith("Error")

@@ -1,11 +1,11 @@
-"""What can go wrong, as a tree. Each message is one sentence: what was wrong, where, and what is accepted.
+"""Errors, as a tree. Each message is one sentence: what is wrong, where, and what is accepted.
 
 FedProtoError
 ├── ConfigError      a name, key or value that cannot be used
 ├── DataError        a data file or array that cannot be used
 │   └── MessageError       a message of the server that a deployed member cannot use
 ├── RunFolderError   a run folder that is in the way, damaged, or not one
-│   └── WriteError         a file or folder that cannot be written: the disk is full, read-only or forbidden
+│   └── WriteError         a file or folder that cannot be written (disk full, read-only, forbidden)
 ├── TrainingError    training broke down in a named round, client and stage
 │   ├── DivergedError      a client's numbers are no longer finite
 │   └── LostProcessError   one of several processes of a run is gone
@@ -97,4 +97,6 @@ def need(module: str, install: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtra(f"{purpose} needs the package {module.split('.')[0]!r}: pip install {install}") from error
+        raise MissingExtra(
+            f"{purpose} needs the package {module.split('.')[0]!r}: pip install {install}"
+        ) from error

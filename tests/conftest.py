@@ -3,7 +3,9 @@
 import os
 import signal
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the processes that tests start
+os.environ["OMP_NUM_THREADS"] = (
+    "1"  # before torch is imported, here and in the processes that tests start
+)
 
 from pathlib import Path
 

@@ -83,7 +83,10 @@ def find_reason(reasons: dict[tuple[str, str], str], module: str, change: Change
 
 def make_table(mutants: list[Mutant]) -> list[str]:
     """One line per module: mutants, noticed, survived, reached by no test, not run."""
-    rows = ["| module | mutants | noticed | survived | no test | not run |", "|---|---|---|---|---|---|"]
+    rows = [
+        "| module | mutants | noticed | survived | no test | not run |",
+        "|---|---|---|---|---|---|",
+    ]
     modules = sorted({mutant.module for mutant in mutants})
     for module in (*modules, "all"):
         statuses = Counter(mutant.status for mutant in mutants if module in (mutant.module, "all"))
@@ -93,7 +96,9 @@ def make_table(mutants: list[Mutant]) -> list[str]:
         survived = statuses["survived"]
         left = total - noticed - untested - survived
         share = f"{noticed / total:.0%}" if total else "–"
-        rows.append(f"| {module} | {total} | {noticed} ({share}) | {survived} | {untested} | {left} |")
+        rows.append(
+            f"| {module} | {total} | {noticed} ({share}) | {survived} | {untested} | {left} |"
+        )
     return rows
 
 

@@ -73,7 +73,11 @@ def imports(module: str) -> Iterator[str]:
 def unit_of(name: str) -> str:
     """The file or folder of ours that `fedproto.x.y` lies in; `fedproto.run` lies in the package's own file."""
     first = name.split(".")[1] if "." in name else "__init__"
-    return first if first in LAYER or (ROOT / first).exists() or (ROOT / f"{first}.py").exists() else "__init__"
+    return (
+        first
+        if first in LAYER or (ROOT / first).exists() or (ROOT / f"{first}.py").exists()
+        else "__init__"
+    )
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -90,7 +94,12 @@ def test_every_place_in_the_layers_is_taken() -> None:
 
 
 #: The modules that know Flower.
-FLOWER = ("deploy/server_app", "deploy/client_app", "deploy/flower_transport", "deploy/reply_pulling")
+FLOWER = (
+    "deploy/server_app",
+    "deploy/client_app",
+    "deploy/flower_transport",
+    "deploy/reply_pulling",
+)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -98,12 +107,21 @@ def test_the_core_knows_neither_flower_nor_matplotlib(module: str) -> None:
     """Where Flower's people or a figure's reader need them; in `deploy`, only what Flower calls and what it carries."""
     allowed = {"matplotlib"} if module.startswith("report/") else set()
     allowed |= {"flwr"} if module in FLOWER else set()
-    assert {name.split(".")[0] for name in imports(module)}.isdisjoint({"flwr", "matplotlib"} - allowed)
+    assert {name.split(".")[0] for name in imports(module)}.isdisjoint(
+        {"flwr", "matplotlib"} - allowed
+    )
 
 
 def test_pure_modules_know_no_files() -> None:
     """The arithmetic and the algorithms are functions of tensors: nothing of theirs touches a disk or a clock."""
-    core = ["core/types", "core/prototypes", "core/tensors", "core/rng", "core/sampling", "core/uploads"]
+    core = [
+        "core/types",
+        "core/prototypes",
+        "core/tensors",
+        "core/rng",
+        "core/sampling",
+        "core/uploads",
+    ]
     pure = [*core, *(module for module in MODULES if module.startswith("algorithms/"))]
     impure = {"os", "pathlib", "io", "json", "time", "datetime", "random", "tempfile"}
     found = {module: impure & {name.split(".")[0] for name in imports(module)} for module in pure}
@@ -130,7 +148,9 @@ def test_a_plug_in_says_in_its_first_line_what_it_is(kind: str, name: str) -> No
 
 
 @pytest.mark.parametrize(("kind", "name"), PLUG_INS)
-def test_a_plug_in_takes_its_context_and_then_only_options_with_defaults(kind: str, name: str) -> None:
+def test_a_plug_in_takes_its_context_and_then_only_options_with_defaults(
+    kind: str, name: str
+) -> None:
     parameters = list(inspect.signature(plugins.find(kind, name)).parameters.values())
     positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     assert positional in (CONTEXT[kind], [*CONTEXT[kind], "path"], [*CONTEXT[kind], "name"])
@@ -150,7 +170,11 @@ def test_no_run_key_is_called_like_a_kind_of_plug_in() -> None:
 
 
 def own_classes(module: ModuleType) -> list[type]:
-    return [value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__]
+    return [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and value.__module__ == module.__name__
+    ]
 
 
 def test_every_error_is_one_that_the_command_line_prints() -> None:
@@ -159,10 +183,16 @@ def test_every_error_is_one_that_the_command_line_prints() -> None:
     assert all(issubclass(error, errors.FedProtoError) for error in classes)
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module not in ("__main__", "errors")])
+@pytest.mark.parametrize(
+    "module", [module for module in MODULES if module not in ("__main__", "errors")]
+)
 def test_errors_are_defined_in_one_place(module: str) -> None:
     """All but `Interrupted`, which is not for people: it must pass every `except Exception` on its way out."""
-    loaded = importlib.import_module("fedproto." + module.replace("/", ".")) if module != "__init__" else fedproto
+    loaded = (
+        importlib.import_module("fedproto." + module.replace("/", "."))
+        if module != "__init__"
+        else fedproto
+    )
     raised = [each.__name__ for each in own_classes(loaded) if issubclass(each, BaseException)]
     assert raised in ([], ["Interrupted"])
 
@@ -176,7 +206,9 @@ def test_the_tree_in_the_documentation_names_every_error() -> None:
 
 def test_every_public_name_can_be_imported() -> None:
     assert all(getattr(fedproto, name) is not None for name in fedproto.__all__)
-    assert fedproto.__all__ == sorted(set(fedproto.__all__), key=lambda name: (name.islower(), name))
+    assert fedproto.__all__ == sorted(
+        set(fedproto.__all__), key=lambda name: (name.islower(), name)
+    )
 
 
 def test_the_public_names_are_those_that_type_checkers_see() -> None:
@@ -201,7 +233,9 @@ def test_a_name_that_is_not_public_is_refused_as_python_does() -> None:
 
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, fedproto; dir(fedproto); fedproto.FedProtoError; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert "fedproto" in loaded
     assert not {"torch", "numpy", "sklearn"} & set(loaded)
 

@@ -126,12 +126,17 @@ def test_the_mixed_input_table_of_the_results_is_the_committed_one(monkeypatch):
 
     page = (ROOT / "results" / "README.md").read_text()
     halves = list(found["halves"])
-    assert "| alone (head) | " + " | ".join(mean("alone, head", half) for half in halves) + " |" in page
+    assert (
+        "| alone (head) | " + " | ".join(mean("alone, head", half) for half in halves) + " |"
+        in page
+    )
     for words, way in (
         ("all 20 together", "together"),
         ("each half a federation of its own", "each half apart"),
     ):
-        pairs = [f"{mean(f'{way}, head', half)} / {mean(f'{way}, prototype', half)}" for half in halves]
+        pairs = [
+            f"{mean(f'{way}, head', half)} / {mean(f'{way}, prototype', half)}" for half in halves
+        ]
         assert f"| FedProto, {words} (head / prototype) | {' | '.join(pairs)} |" in page
 
 

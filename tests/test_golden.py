@@ -78,7 +78,8 @@ def settings_of(name: str, files: Path) -> dict[str, Any]:
     if name in NOT_SHOTS:
         settings.pop("shots", None)
     return {
-        key: value.replace("FILES", str(files)) if isinstance(value, str) else value for key, value in settings.items()
+        key: value.replace("FILES", str(files)) if isinstance(value, str) else value
+        for key, value in settings.items()
     }
 
 

@@ -202,7 +202,9 @@ def write_csv(folder: Path, names) -> str:
 
 
 def write_jsonl(folder: Path, names) -> str:
-    rows = [json.dumps({"text": f"word{row % 3}", "label": name}) for row, name in enumerate(names * 4)]
+    rows = [
+        json.dumps({"text": f"word{row % 3}", "label": name}) for row, name in enumerate(names * 4)
+    ]
     (folder / "own.jsonl").write_text("\n".join(rows))
     return f"text:{folder / 'own.jsonl'}"
 
@@ -225,7 +227,10 @@ def test_spellings_of_one_name_are_one_class(tmp_path, write):
     counts = np.bincount(labels, minlength=2)
     assert counts[source.classes.index(COMPOSED)] == 16
     assert counts[source.classes.index("tea")] == 4
-    assert np.bincount(source.test.y).tolist() == [3, 1] or np.bincount(source.test.y).tolist() == [1, 3]
+    assert np.bincount(source.test.y).tolist() == [3, 1] or np.bincount(source.test.y).tolist() == [
+        1,
+        3,
+    ]
 
 
 def test_a_class_of_the_test_folder_may_be_spelled_otherwise(tmp_path):
@@ -259,7 +264,9 @@ def test_names_without_anything_to_normalise_change_nothing():
 def test_an_upload_speaks_of_the_class_however_it_is_spelled():
     upload = Upload({"prototypes": torch.ones(1, 2)}, {"weight": torch.ones(1)})
     assert Contribution("zoo", (DECOMPOSED,), upload).classes == (COMPOSED,)
-    with pytest.raises(DataError, match=r"the upload of 'zoo' has a class 'a\\nb', which holds a line break"):
+    with pytest.raises(
+        DataError, match=r"the upload of 'zoo' has a class 'a\\nb', which holds a line break"
+    ):
         Contribution("zoo", ("a\nb",), upload)
     two = Upload({"prototypes": torch.ones(2, 2)}, {"weight": torch.ones(2)})
     with pytest.raises(DataError, match="names a class twice"):
@@ -274,7 +281,9 @@ def test_prototypes_of_a_file_are_found_however_they_are_spelled(tmp_path):
 
 def test_names_that_differ_in_case_are_told_before_the_run(tmp_path):
     """Of a person's own file; the 62 characters of a data set of ours are meant so."""
-    config = configure({"dataset": write_csv(tmp_path, ("Cat", "cat", "dog")), "clients": 1, "partition": "iid"})
+    config = configure(
+        {"dataset": write_csv(tmp_path, ("Cat", "cat", "dog")), "clients": 1, "partition": "iid"}
+    )
     notices = Experiment.prepare(config[0]).notices
     assert [notice for notice in notices if "'Cat', 'cat' differ only in case" in notice]
 
@@ -307,7 +316,9 @@ def run(finished, tmp_path) -> Path:
 
 def upload_of(value: float, weight: float = 1.0, dtype: torch.dtype = torch.float64) -> Upload:
     values = torch.full((1, 4), value, dtype=torch.float64).to(dtype)
-    return Upload({"prototypes": values}, {"weight": torch.full((1,), weight, dtype=torch.float64).to(dtype)})
+    return Upload(
+        {"prototypes": values}, {"weight": torch.full((1,), weight, dtype=torch.float64).to(dtype)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,7 +328,10 @@ def upload_of(value: float, weight: float = 1.0, dtype: torch.dtype = torch.floa
         (upload_of(1.0, 1e300), "has weight that are not finite"),
         (upload_of(1.0, 1e-300), "a weight that is not positive"),  # zero in float32
         (upload_of(3e38, 1e-30), "is too large: with it the prototypes are not finite"),
-        (upload_of(1.0, dtype=torch.bool), "of type torch.bool, where floating-point numbers are wanted"),
+        (
+            upload_of(1.0, dtype=torch.bool),
+            "of type torch.bool, where floating-point numbers are wanted",
+        ),
         (upload_of(1.0, dtype=torch.int64), "of type torch.int64"),
         (upload_of(1.0, dtype=torch.complex64), "of type torch.complex64"),
         (upload_of(1.0, dtype=torch.float8_e4m3fn), "of type torch.float8_e4m3fn"),
@@ -327,17 +341,31 @@ def test_an_upload_is_checked_as_it_will_be_summed(run, upload, sentence):
     bank = Membership.of(RunFolder.open(run))
     with pytest.raises(DataError, match=sentence):
         bank.with_member(Contribution("new", ("0",), upload))
-    assert torch.isfinite(bank.with_member(Contribution("new", ("0",), upload_of(1.0))).prototypes().values).all()
+    assert torch.isfinite(
+        bank.with_member(Contribution("new", ("0",), upload_of(1.0))).prototypes().values
+    ).all()
 
 
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("prototypes", torch.full((1, 2), 1e300, dtype=torch.float64), "prototypes that are not finite"),
+        (
+            "prototypes",
+            torch.full((1, 2), 1e300, dtype=torch.float64),
+            "prototypes that are not finite",
+        ),
         ("prototypes", torch.ones(1, 2, dtype=torch.bool), "prototypes of type torch.bool"),
         ("prototypes", torch.ones(1, 2, dtype=torch.int32), "prototypes of type torch.int32"),
-        ("prototypes", torch.ones(1, 2, dtype=torch.complex64), "prototypes of type torch.complex64"),
-        ("prototypes", torch.ones(1, 2).to(torch.float8_e5m2), "prototypes of type torch.float8_e5m2"),
+        (
+            "prototypes",
+            torch.ones(1, 2, dtype=torch.complex64),
+            "prototypes of type torch.complex64",
+        ),
+        (
+            "prototypes",
+            torch.ones(1, 2).to(torch.float8_e5m2),
+            "prototypes of type torch.float8_e5m2",
+        ),
         ("known", torch.ones(1, dtype=torch.bool), "known of type torch.bool"),
         ("known", torch.full((1,), 0.5), "neither 0 nor 1"),
     ],
@@ -351,16 +379,25 @@ def test_odd_prototypes_of_a_file_are_refused(tmp_path, name, value, sentence):
 
 def test_initial_weights_are_checked_after_the_cast(tmp_path):
     initial = {"body.fc.weight": torch.zeros(2, 2), "head.fc.weight": torch.zeros(1, 2)}
-    for value in (torch.full((2, 2), 1e300, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.complex64)):
+    for value in (
+        torch.full((2, 2), 1e300, dtype=torch.float64),
+        torch.zeros(2, 2, dtype=torch.complex64),
+    ):
         (tmp_path / "w.safetensors").write_bytes(save({"body.fc.weight": value}))
-        with pytest.raises(ConfigError, match=r"have body\.fc\.weight with values that are not finite numbers"):
+        with pytest.raises(
+            ConfigError, match=r"have body\.fc\.weight with values that are not finite numbers"
+        ):
             with_body(initial, tmp_path / "w.safetensors")
 
 
 def test_inputs_are_checked_once_they_are_normalised(tmp_path):
     """Each number is finite, and so are mean and std; what they make is not."""
     np.savez(tmp_path / "own.npz", x=np.full((8, 2), 1e30, np.float32), y=np.arange(8) % 2)
-    options = {"dataset": f"npz:{tmp_path / 'own.npz'}(std=1e-20)", "clients": 1, "partition": "iid"}
+    options = {
+        "dataset": f"npz:{tmp_path / 'own.npz'}(std=1e-20)",
+        "clients": 1,
+        "partition": "iid",
+    }
     with pytest.raises(DataError, match="inputs that are not finite once mean and std are applied"):
         Experiment.prepare(configure(options)[0])
 
@@ -377,7 +414,9 @@ def renamed(tree: Tree, old: str, new: str) -> Tree:
 
 
 SPOILT = {
-    "a flipped letter": lambda t: renamed(t, "client.0.body.fc1.weight", "client.0.body.fc1.wmight"),
+    "a flipped letter": lambda t: renamed(
+        t, "client.0.body.fc1.weight", "client.0.body.fc1.wmight"
+    ),
     "a client too many": lambda t: t | {"client.9.body.fc1.weight": torch.zeros(1)},
     "another shape": lambda t: t | {"client.1.body.fc1.weight": torch.zeros(2, 2)},
     "another type": lambda t: t | {"client.1.body.fc1.bias": t["client.1.body.fc1.bias"].double()},
@@ -387,7 +426,9 @@ SPOILT = {
     "another ledger": lambda t: t | {"ledger": torch.zeros(5, 4, dtype=torch.int64)},
     "another group": lambda t: t | {"servr.x": torch.zeros(1)},
     "uploads of nobody": lambda t: t | {"sums.prototypes": t["sums.prototypes"][:1]},
-    "uploads without weights": lambda t: {n: v for n, v in t.items() if not n.startswith("weights.")},
+    "uploads without weights": lambda t: {
+        n: v for n, v in t.items() if not n.startswith("weights.")
+    },
     "uploads of numbers": lambda t: t | {"weights.weight": t["weights.weight"].long()},
 }
 
@@ -448,11 +489,15 @@ def test_a_partition_with_a_right_hash_and_odd_contents_is_refused(run, changes,
 @pytest.mark.parametrize("version", [2, "1", True, 1.0, None, [1]])
 def test_a_partition_of_another_version_is_refused(run, version):
     (run / "partition.json").write_text(stamped(partition_with(run) | {"version": version}))
-    with pytest.raises(DataError, match=r"is a partition of version .*, and this fedproto reads version 1"):
+    with pytest.raises(
+        DataError, match=r"is a partition of version .*, and this fedproto reads version 1"
+    ):
         read_partition(run / "partition.json")
 
 
-@pytest.mark.parametrize("content", ["[]", "1", '"text"', "null", "{}", DEEP, b"\xff\xfe", '{"sha256": [1]}'])
+@pytest.mark.parametrize(
+    "content", ["[]", "1", '"text"', "null", "{}", DEEP, b"\xff\xfe", '{"sha256": [1]}']
+)
 def test_what_is_no_partition_is_refused(tmp_path, content):
     path = tmp_path / "partition.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -492,7 +537,9 @@ def test_deep_toml_is_refused(tmp_path):
         read_tables(tmp_path / "config.toml")
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", DEEP.encode(), b"[1]", b"null", b"{}", b'{"rounds": "2"}'])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", DEEP.encode(), b"[1]", b"null", b"{}", b'{"rounds": "2"}']
+)
 @pytest.mark.parametrize("name", ["result.json", "metrics.jsonl"])
 def test_results_of_the_wrong_kind_are_refused(run, name, content):
     (run / name).write_bytes(content + b"\n")
@@ -516,14 +563,18 @@ def test_results_of_the_wrong_kind_are_refused(run, name, content):
     ],
 )
 def test_absurd_numbers_are_refused_before_memory_is_gone(key, value):
-    with pytest.raises(ConfigError, match=f"{key} must be a whole number of at least 1 and at most"):
+    with pytest.raises(
+        ConfigError, match=f"{key} must be a whole number of at least 1 and at most"
+    ):
         configure({key: value})
 
 
 # --- CSV
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+cmd", "-cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", "\r=1", "\n=1"]
+)
 def test_a_text_is_no_formula(text):
     (row,) = csv.reader(io.StringIO(as_csv([[text, 1]]), newline=""))
     assert row == ["'" + text.replace("\r", " "), "1"]
@@ -536,18 +587,57 @@ def test_other_cells_stay_as_they_are(cell):
 
 def test_a_class_name_of_a_figure_is_no_formula():
     canvas, _ = panel(1)
-    figure = finish(canvas, "name", "title", "caption", "alt", [["class", "accuracy"], ["=1+1", 0.5], ["-tea", -0.5]])
+    figure = finish(
+        canvas,
+        "name",
+        "title",
+        "caption",
+        "alt",
+        [["class", "accuracy"], ["=1+1", 0.5], ["-tea", -0.5]],
+    )
     assert figure.csv == "class,accuracy\n'=1+1,0.5\n'-tea,-0.5\n"
 
 
 def test_a_name_of_a_reproduced_table_is_no_formula():
-    assert pictures._csv([{"method": "@fedproto", "mean": -1.5}]) == b"method,mean\n'@fedproto,-1.5\n"
+    assert (
+        pictures._csv([{"method": "@fedproto", "mean": -1.5}]) == b"method,mean\n'@fedproto,-1.5\n"
+    )
 
 
 # --- every entry of a run folder's files, damaged in many ways
 
-WRONG = [None, True, -1, 0, 1.5, 10**400, float("nan"), "", "x", "\ud800", [], [None], [[]], {}, {"x": None}]
-TOML_WRONG = ["true", "-1", "0", "1.5", "1e999", "9" * 30, '""', '"x"', "[]", "[[1]]", "{}", "{x = 1}", "nonsense"]
+WRONG = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    10**400,
+    float("nan"),
+    "",
+    "x",
+    "\ud800",
+    [],
+    [None],
+    [[]],
+    {},
+    {"x": None},
+]
+TOML_WRONG = [
+    "true",
+    "-1",
+    "0",
+    "1.5",
+    "1e999",
+    "9" * 30,
+    '""',
+    '"x"',
+    "[]",
+    "[[1]]",
+    "{}",
+    "{x = 1}",
+    "nonsense",
+]
 
 
 def places_of(value, path=()):
@@ -606,7 +696,9 @@ def read_everything(run: Path) -> None:
 def test_every_damaged_entry_of_results_is_refused_or_read(run, name):
     """All of them: a wrong value, or none, in every place; by `report`, which reads most."""
     path = run / name
-    *before, last = path.read_text().strip().splitlines() if name == "metrics.jsonl" else [path.read_text()]
+    *before, last = (
+        path.read_text().strip().splitlines() if name == "metrics.jsonl" else [path.read_text()]
+    )
     content = json.loads(last)
     for place in places_of(content):
         for how in ways_to_damage():
@@ -657,7 +749,9 @@ def test_members_with_odd_metadata_are_refused(run, of):
     assert list(Membership.of(RunFolder.open(run)).members) == ["0", "1"]
     tensors = load_file(run / "members.safetensors")
     (run / "members.safetensors").write_bytes(save(tensors, {"fedproto": of}))
-    with pytest.raises(DataError, match=r"members\.safetensors is not (valid JSON|a file of prototypes)"):
+    with pytest.raises(
+        DataError, match=r"members\.safetensors is not (valid JSON|a file of prototypes)"
+    ):
         Membership.of(RunFolder.open(run))
 
 
@@ -665,7 +759,12 @@ def test_members_with_odd_metadata_are_refused(run, of):
 @pytest.mark.parametrize("key", ["members", "changes", "algorithm"])
 def test_members_with_an_odd_entry_are_refused_or_read(run, key, wrong):
     bank = Membership.of(RunFolder.open(run))
-    of = {"algorithm": str(bank.algorithm), "members": list(bank.members), "changes": [], key: wrong}
+    of = {
+        "algorithm": str(bank.algorithm),
+        "members": list(bank.members),
+        "changes": [],
+        key: wrong,
+    }
     bank.save(RunFolder.open(run))
     tensors = load_file(run / "members.safetensors")
     metadata = {"classes": "\n".join(bank.classes), "of": json.dumps(of)}

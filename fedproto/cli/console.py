@@ -39,7 +39,9 @@ def progress_bar(console: Console, name: str, done: int, rounds: int) -> Iterato
             if result.accuracy:
                 console.print(_line(name, result), highlight=False, markup=False, soft_wrap=True)
             for note in result.notes:
-                console.print(f"round {result.round}: {note}", style="yellow", highlight=False, markup=False)
+                console.print(
+                    f"round {result.round}: {note}", style="yellow", highlight=False, markup=False
+                )
 
         yield show
 
@@ -101,7 +103,9 @@ def sweep_table(cells: Sequence[Cell], results: Sequence[dict[str, Any] | None])
     """A row a federation: what it differs in, its mean accuracies, and its share of the seconds of its stack."""
     varied = list(dict.fromkeys(key for cell in cells for key in cell.varied))
     keys = list(dict.fromkeys(key for result in results if result for key in result["accuracy"]))
-    table = Table(title="mean test accuracy over clients, %", title_justify="left", box=SIMPLE, pad_edge=False)
+    table = Table(
+        title="mean test accuracy over clients, %", title_justify="left", box=SIMPLE, pad_edge=False
+    )
     for header in varied:
         table.add_column(escape(header), overflow="fold")
     for key in keys:
@@ -109,9 +113,16 @@ def sweep_table(cells: Sequence[Cell], results: Sequence[dict[str, Any] | None])
     table.add_column("share of\nseconds", justify="right")
     for cell, result in zip(cells, results, strict=True):
         if result is None:
-            table.add_row(*(escape(str(cell.varied.get(key, ""))) for key in varied), "broke down", style="red")
+            table.add_row(
+                *(escape(str(cell.varied.get(key, ""))) for key in varied),
+                "broke down",
+                style="red",
+            )
             continue
-        means = [_percent(result["accuracy"][key]["mean"]) if key in result["accuracy"] else "" for key in keys]
+        means = [
+            _percent(result["accuracy"][key]["mean"]) if key in result["accuracy"] else ""
+            for key in keys
+        ]
         values = [escape(str(cell.varied.get(key, ""))) for key in varied]
         table.add_row(*values, *means, f"{result['seconds']['total']:.1f}")
     return table
@@ -120,7 +131,12 @@ def sweep_table(cells: Sequence[Cell], results: Sequence[dict[str, Any] | None])
 def bench_table(found: dict[str, Any]) -> Table:
     """A row a contender."""
     machine = ", ".join(f"{key} {value}" for key, value in found["machine"].items())
-    table = Table(title=escape(f"seconds a round; {machine}"), title_justify="left", box=SIMPLE, pad_edge=False)
+    table = Table(
+        title=escape(f"seconds a round; {machine}"),
+        title_justify="left",
+        box=SIMPLE,
+        pad_edge=False,
+    )
     table.add_column("work")
     table.add_column("contender")
     for header in ("seconds", "times the\nplain loop", "ms a\nclient", "first\nround", "GB"):
@@ -142,7 +158,9 @@ def bench_table(found: dict[str, Any]) -> Table:
 
 
 def _line(name: str, result: RoundResult) -> str:
-    means = {key: a["mean"] for key, a in (result.accuracy or {}).items() if not key.endswith("_own")}
+    means = {
+        key: a["mean"] for key, a in (result.accuracy or {}).items() if not key.endswith("_own")
+    }
     accuracies = "  ".join(f"{key} {mean:.1%}" for key, mean in means.items())
     return f"{name} round {result.round:>4}  loss {sum(result.loss.values()):.3f}  accuracy by {accuracies}"
 
@@ -150,19 +168,28 @@ def _line(name: str, result: RoundResult) -> str:
 def clients_table(results: Sequence[dict[str, Any]]) -> Table:
     """The clients of one run, or of several runs over the same clients side by side."""
     first = results[0]
-    columns = [(result, key) for result in results for key in _shown(result, alone=len(results) == 1)]
+    columns = [
+        (result, key) for result in results for key in _shown(result, alone=len(results) == 1)
+    ]
     title = escape(f"{len(first['clients'])} clients on {first['dataset']}: test accuracy, %")
-    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     longest = max(len(client["model"]) for client in first["clients"])
     table.add_column("client", justify="right")
     table.add_column("model", min_width=min(longest, 20))
     table.add_column("classes")
     table.add_column("train", justify="right")
     for result, key in columns:
-        table.add_column(escape(_header(result, key, alone=len(results) == 1)), justify="right", overflow="fold")
+        table.add_column(
+            escape(_header(result, key, alone=len(results) == 1)), justify="right", overflow="fold"
+        )
     for number, client in enumerate(first["clients"]):
         cells = [_percent(result["clients"][number]["accuracy"][key]) for result, key in columns]
-        names = escape(client["model"]), escape(" ".join(client["classes"]))  # a class may be called [a]
+        names = (
+            escape(client["model"]),
+            escape(" ".join(client["classes"])),
+        )  # a class may be called [a]
         table.add_row(str(client["id"]), *names, str(client["train"]), *cells)
     table.add_section()
     for statistic in ("mean", "std"):
@@ -190,8 +217,12 @@ def verdict(results: Sequence[dict[str, Any]]) -> list[str]:
     first, *others = results
     sentences = []
     for other in others:
-        if [client["model"] for client in other["clients"]] != [client["model"] for client in first["clients"]]:
-            sentences.append(f"{other['algorithm']} has other models than {first['algorithm']}, whose column is shown")
+        if [client["model"] for client in other["clients"]] != [
+            client["model"] for client in first["clients"]
+        ]:
+            sentences.append(
+                f"{other['algorithm']} has other models than {first['algorithm']}, whose column is shown"
+            )
         for key in _shown(other, alone=False):
             pairs = zip(first["clients"], other["clients"], strict=True)
             gains = [100 * (b["accuracy"][key] - a["accuracy"]["head"]) for a, b in pairs]

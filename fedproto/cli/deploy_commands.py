@@ -10,16 +10,24 @@ import typer
 from fedproto.cli.output import print_table, say
 
 deploy_app = typer.Typer(
-    help="Run a federation across real machines, on Flower.", no_args_is_help=True, rich_markup_mode=None
+    help="Run a federation across real machines, on Flower.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
 @deploy_app.command("init")
 def deploy_init(
     folder: Annotated[Path, typer.Argument(help="a new folder")],
-    members: Annotated[str, typer.Option(help="their names, with commas")] = "hospital-a,hospital-b",
-    data: Annotated[str, typer.Option(help="what their files begin with: folder:PATH, csv:PATH, ...")] = "mnist5k",
-    classes: Annotated[str, typer.Option(help="the names they share, with commas")] = "0,1,2,3,4,5,6,7,8,9",
+    members: Annotated[
+        str, typer.Option(help="their names, with commas")
+    ] = "hospital-a,hospital-b",
+    data: Annotated[
+        str, typer.Option(help="what their files begin with: folder:PATH, csv:PATH, ...")
+    ] = "mnist5k",
+    classes: Annotated[
+        str, typer.Option(help="the names they share, with commas")
+    ] = "0,1,2,3,4,5,6,7,8,9",
 ) -> None:
     """Write a folder from which a federation is started: settings, a file a member, keys, scripts, a guide."""
     from fedproto.config.options import words
@@ -32,7 +40,10 @@ def deploy_init(
 @deploy_app.command("status")
 def deploy_status(
     state: Annotated[
-        Path, typer.Argument(help="the server's state: a folder of `deploy init`, or its folder `server`")
+        Path,
+        typer.Argument(
+            help="the server's state: a folder of `deploy init`, or its folder `server`"
+        ),
     ],
     json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
@@ -45,6 +56,18 @@ def deploy_status(
 
         typer.echo(dumps(found, indent=1))
         return
-    heads = ("member", "last heard", "round", "classes", "accuracy", "up", "down", "beside", "refused", "failed", "why")
+    heads = (
+        "member",
+        "last heard",
+        "round",
+        "classes",
+        "accuracy",
+        "up",
+        "down",
+        "beside",
+        "refused",
+        "failed",
+        "why",
+    )
     print_table(heads, rows(found))
     say(f"round {found['round']}, {found['algorithm']}, classes {', '.join(found['classes'])}")

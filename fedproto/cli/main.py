@@ -45,7 +45,12 @@ app = typer.Typer(
 )
 
 #: plural, as typed -> kind, as in `--algorithm`
-LISTS = {"algorithms": "algorithm", "datasets": "dataset", "models": "model", "partitions": "partition"}
+LISTS = {
+    "algorithms": "algorithm",
+    "datasets": "dataset",
+    "models": "model",
+    "partitions": "partition",
+}
 
 
 def _flag(name: str, metavar: str, text: str) -> Any:
@@ -59,24 +64,34 @@ def _flag(name: str, metavar: str, text: str) -> Any:
 )
 def run(
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG.toml", help="Settings as a TOML file; flags override them.")
+        Path | None,
+        typer.Argument(metavar="CONFIG.toml", help="Settings as a TOML file; flags override them."),
     ] = None,
     profile: Annotated[str | None, _flag("profile", "NAME", "paper or released [paper]")] = None,
     dataset: Annotated[
-        str | None, _flag("dataset", "NAME", "mnist5k, digits, mnist, cifar10, npz:PATH, ... [mnist5k]")
+        str | None,
+        _flag("dataset", "NAME", "mnist5k, digits, mnist, cifar10, npz:PATH, ... [mnist5k]"),
     ] = None,
     algorithm: Annotated[
-        str | None, _flag("algorithm", "NAME", "fedproto, local, ...; several with commas are compared [fedproto]")
+        str | None,
+        _flag(
+            "algorithm", "NAME", "fedproto, local, ...; several with commas are compared [fedproto]"
+        ),
     ] = None,
     model: Annotated[
-        str | None, _flag("model", "NAME", "cnn, 'cnn(channels=18)*7,mlp*13', cnn-mh, ... [the data set's]")
+        str | None,
+        _flag("model", "NAME", "cnn, 'cnn(channels=18)*7,mlp*13', cnn-mh, ... [the data set's]"),
     ] = None,
     partition: Annotated[
         str | None, _flag("partition", "NAME", "nway, dirichlet, natural, iid, file:PATH [nway]")
     ] = None,
     clients: Annotated[str | None, _flag("clients", "N", "number of clients [20]")] = None,
-    ways: Annotated[str | None, _flag("ways", "N", "classes a client, on average [3, or all of fewer]")] = None,
-    shots: Annotated[str | None, _flag("shots", "N", "training images a class, on average [the data set's]")] = None,
+    ways: Annotated[
+        str | None, _flag("ways", "N", "classes a client, on average [3, or all of fewer]")
+    ] = None,
+    shots: Annotated[
+        str | None, _flag("shots", "N", "training images a class, on average [the data set's]")
+    ] = None,
     stdev: Annotated[str | None, _flag("stdev", "X", "noise on ways [2]")] = None,
     shots_stdev: Annotated[str | None, _flag("shots-stdev", "X", "noise on shots [stdev]")] = None,
     test_shots: Annotated[str | None, _flag("test-shots", "N", "test images a class [all]")] = None,
@@ -86,19 +101,33 @@ def run(
     participation: Annotated[
         str | None, _flag("participation", "X", "share of the clients sampled each round [1]")
     ] = None,
-    lost_uploads: Annotated[str | None, _flag("lost-uploads", "X", "share of the uploads lost [0]")] = None,
-    stragglers: Annotated[str | None, _flag("stragglers", "X", "share of clients that do half their steps [0]")] = None,
-    seed: Annotated[str | None, _flag("seed", "N", "of partition, weights, shuffles, samples [0]")] = None,
-    engine: Annotated[str | None, _flag("engine", "NAME", "reference, vectorised, processes or auto [auto]")] = None,
+    lost_uploads: Annotated[
+        str | None, _flag("lost-uploads", "X", "share of the uploads lost [0]")
+    ] = None,
+    stragglers: Annotated[
+        str | None, _flag("stragglers", "X", "share of clients that do half their steps [0]")
+    ] = None,
+    seed: Annotated[
+        str | None, _flag("seed", "N", "of partition, weights, shuffles, samples [0]")
+    ] = None,
+    engine: Annotated[
+        str | None, _flag("engine", "NAME", "reference, vectorised, processes or auto [auto]")
+    ] = None,
     device: Annotated[str | None, _flag("device", "NAME", "cpu, cuda or auto [auto]")] = None,
-    eval_every: Annotated[str | None, _flag("eval-every", "N", "evaluate every N rounds, and in the last [10]")] = None,
+    eval_every: Annotated[
+        str | None, _flag("eval-every", "N", "evaluate every N rounds, and in the last [10]")
+    ] = None,
     checkpoint_every: Annotated[str | None, _flag("checkpoint-every", "N", "0 = none [10]")] = None,
-    data_dir: Annotated[str | None, _flag("data-dir", "DIR", "where data files lie [$FEDPROTO_DATA]")] = None,
+    data_dir: Annotated[
+        str | None, _flag("data-dir", "DIR", "where data files lie [$FEDPROTO_DATA]")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="the run folder [runs/TIME-DATASET-ALGORITHM]", show_default=False)
+        Path | None,
+        typer.Option(help="the run folder [runs/TIME-DATASET-ALGORITHM]", show_default=False),
     ] = None,
     assign: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any other key: lam=0.1, model.dropout=0")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="any other key: lam=0.1, model.dropout=0"),
     ] = None,
     trust_plugins: TrustPlugins = False,
     plugin_dir: PluginDir = None,
@@ -121,7 +150,9 @@ def run(
     plugins.trust_chosen(flags)
     plugins.trust_chosen(assigned)
     stored = _still_meant(read_toml(config), flags) if config else {}
-    plugins.refuse_plugins({key: value for key, value in stored.items() if key not in assigned}, str(config))
+    plugins.refuse_plugins(
+        {key: value for key, value in stored.items() if key not in assigned}, str(config)
+    )
     configs = configure(stored | flags, assigned)
     names = [each.algorithm.name for each in configs]
     target = out or _default_folder(configs[0].dataset[0].name, "-".join(names))
@@ -132,12 +163,18 @@ def run(
     if follows():
         follow(experiments)
         return
-    for notice in dict.fromkeys(notice for experiment in experiments for notice in experiment.notices):
+    for notice in dict.fromkeys(
+        notice for experiment in experiments for notice in experiment.notices
+    ):
         Console().print(notice, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    folders = [target / _unique(names, position) if len(names) > 1 else target for position in range(len(names))]
+    folders = [
+        target / _unique(names, position) if len(names) > 1 else target
+        for position in range(len(names))
+    ]
     # All folders first: whatever happens from here on, `fedproto resume` can finish all of it.
     runs = [
-        (experiment, experiment.new_folder(folder)) for experiment, folder in zip(experiments, folders, strict=True)
+        (experiment, experiment.new_folder(folder))
+        for experiment, folder in zip(experiments, folders, strict=True)
     ]
     with hold_all([folder for _, folder in runs]):
         results = [execute(*each, of=target) for each in runs]
@@ -148,9 +185,14 @@ def run(
 @app.command()
 def sweep(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG.toml", help="Settings as for run, and a table [sweep] of lists.")
+        Path,
+        typer.Argument(
+            metavar="CONFIG.toml", help="Settings as for run, and a table [sweep] of lists."
+        ),
     ],
-    out: Annotated[Path | None, typer.Option(help="where the run folders go [runs/NAME]", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="where the run folders go [runs/NAME]", show_default=False)
+    ] = None,
     trust_plugins: TrustPlugins = False,
     plugin_dir: PluginDir = None,
 ) -> None:
@@ -170,11 +212,16 @@ def sweep(
         with sweep_bar(Console(), cells, target) as teller:
             results = run_sweep(cells, target, teller.batch, teller.broken)
     except KeyboardInterrupt:
-        say(f"stopped; `fedproto sweep {config}{f' --out {out}' if out else ''}` goes on", stderr=True)
+        say(
+            f"stopped; `fedproto sweep {config}{f' --out {out}' if out else ''}` goes on",
+            stderr=True,
+        )
         raise typer.Exit(130) from None
     wide_console().print(sweep_table(cells, results), highlight=False)
     named = zip(cells, results, strict=True)
-    warn_of_divergence([result | {"algorithm": cell.name} for cell, result in named if result is not None])
+    warn_of_divergence(
+        [result | {"algorithm": cell.name} for cell, result in named if result is not None]
+    )
     say(f"written to {target}")
     if None in results:
         raise typer.Exit(2)
@@ -188,16 +235,35 @@ def reproduce(
             help="table-mnist, table-femnist, table-cifar10, fig-tsne, fig-shots, fig-lambda, ..., verdicts or all"
         ),
     ],
-    quick: Annotated[bool, typer.Option("--quick", help="a small version: minutes on a CPU, no data needed")] = False,
-    seeds: Annotated[int | None, typer.Option(help="how many [the target's]", min=1, show_default=False)] = None,
-    rounds: Annotated[int | None, typer.Option(help="of every run [the target's]", min=1, show_default=False)] = None,
-    methods: Annotated[str | None, typer.Option(help="only these, with commas [all]", show_default=False)] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto [auto]", show_default=False)] = None,
-    data_dir: Annotated[str | None, typer.Option(help="where data files lie [$FEDPROTO_DATA]")] = None,
-    out: Annotated[Path | None, typer.Option(help="[runs/reproduce, or runs/quick]", show_default=False)] = None,
-    finished: Annotated[bool, typer.Option("--finished", help="run nothing: show what is finished")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="a small version: minutes on a CPU, no data needed")
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="how many [the target's]", min=1, show_default=False)
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="of every run [the target's]", min=1, show_default=False)
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="only these, with commas [all]", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or auto [auto]", show_default=False)
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="where data files lie [$FEDPROTO_DATA]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="[runs/reproduce, or runs/quick]", show_default=False)
+    ] = None,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="run nothing: show what is finished")
+    ] = False,
     archive: Annotated[
-        Path | None, typer.Option(help="finished cells are taken from this file, and put there", show_default=False)
+        Path | None,
+        typer.Option(
+            help="finished cells are taken from this file, and put there", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Make the paper's tables and figures, and studies it lacks; run again, it goes on where it stopped."""
@@ -209,7 +275,9 @@ def reproduce(
     refuse_torchrun("reproduce")
     given = {"device": device, "data_dir": data_dir}
     computed = tuple((key, value) for key, value in given.items() if value is not None)
-    narrowed = Narrowed(quick, seeds, rounds, tuple(methods.split(",")) if methods else (), computed)
+    narrowed = Narrowed(
+        quick, seeds, rounds, tuple(methods.split(",")) if methods else (), computed
+    )
     target_folder = out or Path("runs") / ("quick" if quick else "reproduce")
     flags = {"--seeds": seeds, "--rounds": rounds, "--methods": methods}
     said = "".join(f" {flag} {value}" for flag, value in flags.items() if value is not None)
@@ -236,9 +304,16 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
     precision: Annotated[str, typer.Option(help="float32, tf32, bf16, with commas")] = "float32",
     rounds: Annotated[int, typer.Option(help="rounds of which the median is taken", min=1)] = 5,
-    seeds: Annotated[int, typer.Option(help="also 100 rounds of 20 clients for so many seeds in one stack", min=0)] = 0,
-    huge: Annotated[int, typer.Option(help="also a federation of so many clients, 1% a round", min=0)] = 0,
-    data_dir: Annotated[Path | None, typer.Option(help="where data files lie [$FEDPROTO_DATA]")] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(help="also 100 rounds of 20 clients for so many seeds in one stack", min=0),
+    ] = 0,
+    huge: Annotated[
+        int, typer.Option(help="also a federation of so many clients, 1% a round", min=0)
+    ] = 0,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="where data files lie [$FEDPROTO_DATA]")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="write the numbers to this file, too")] = None,
 ) -> None:
     """Measure a round of every engine beside a plain loop over clients, on MNIST where it is found, else on noise.
@@ -266,7 +341,9 @@ def _still_meant(stored: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any
     replaced = {key for key in flags if "." not in key and flags[key] != stored.get(key)}
     governed = GOVERNED if "profile" in replaced else set()
     return {
-        key: value for key, value in stored.items() if key.partition(".")[0] not in replaced and key not in governed
+        key: value
+        for key, value in stored.items()
+        if key.partition(".")[0] not in replaced and key not in governed
     }
 
 
@@ -276,13 +353,18 @@ def _labels(configs: Sequence[Config]) -> list[str]:
 
     names = [each.algorithm.name for each in configs]
     return [
-        plugins.short("algorithm", each.algorithm) if names.count(each.algorithm.name) > 1 else each.algorithm.name
+        plugins.short("algorithm", each.algorithm)
+        if names.count(each.algorithm.name) > 1
+        else each.algorithm.name
         for each in configs
     ]
 
 
 def _default_folder(dataset: str, algorithms: str) -> Path:
-    return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{_for_folder(Path(dataset).name)}-{_for_folder(algorithms)}"
+    return (
+        Path("runs")
+        / f"{datetime.now():%Y%m%d-%H%M%S}-{_for_folder(Path(dataset).name)}-{_for_folder(algorithms)}"
+    )
 
 
 def _for_folder(text: str) -> str:
@@ -316,22 +398,36 @@ def resume(
     from fedproto.runs.experiment import follow, hold_all, reopen
 
     if follows():
-        follow([reopen(folder)[0] for folder, result in zip(folders, results, strict=True) if not result])
+        follow(
+            [
+                reopen(folder)[0]
+                for folder, result in zip(folders, results, strict=True)
+                if not result
+            ]
+        )
         return
     with hold_all(folders):  # before the checkpoints are read: nobody writes newer ones meanwhile
         done = [folder.result() or execute(*reopen(folder), of=run) for folder in folders]
-    labels = [folder.path.name for folder in folders] if len(folders) > 1 else [done[0]["algorithm"]]
+    labels = (
+        [folder.path.name for folder in folders] if len(folders) > 1 else [done[0]["algorithm"]]
+    )
     show(done, labels)
 
 
 @app.command()
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Finished run folders, or folders of them, to compare.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Finished run folders, or folders of them, to compare."
+        ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="FILE.html, or a folder [report.html in the run, or here for several]", show_default=False),
+        typer.Option(
+            help="FILE.html, or a folder [report.html in the run, or here for several]",
+            show_default=False,
+        ),
     ] = None,
     trust_plugins: TrustPlugins = False,
     plugin_dir: PluginDir = None,
@@ -344,7 +440,9 @@ def report(
 
 @app.command("list")
 def list_(
-    kind: Annotated[str | None, typer.Argument(help="algorithms, datasets, models or partitions; all.")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(help="algorithms, datasets, models or partitions; all.")
+    ] = None,
 ) -> None:
     """Show what can be named, with its options."""
     if kind is not None and kind not in LISTS:
@@ -369,7 +467,9 @@ def _plugins(kind: str) -> list[tuple[str, str, str]]:
         function = plugins.find(kind, name)
         options = ", ".join(map(str, options_of(function).values()))
         rows.append((name, (function.__doc__ or "").strip().split("\n")[0], options))
-    return rows + [(name, f"in equal blocks: {mix}", "") for name, mix in plugins.presets(kind).items()]
+    return rows + [
+        (name, f"in equal blocks: {mix}", "") for name, mix in plugins.presets(kind).items()
+    ]
 
 
 data_app = typer.Typer(
@@ -381,7 +481,8 @@ app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
 
 DataDir = Annotated[
-    str | None, typer.Option("--data-dir", metavar="DIR", help="[$FEDPROTO_DATA, or ~/.cache/fedproto]")
+    str | None,
+    typer.Option("--data-dir", metavar="DIR", help="[$FEDPROTO_DATA, or ~/.cache/fedproto]"),
 ]
 
 
@@ -389,7 +490,8 @@ DataDir = Annotated[
 def data_get(
     name: Annotated[str, typer.Argument(help="a data set that `fedproto data list` shows")],
     mirror: Annotated[
-        str | None, typer.Option(metavar="URL", help="a folder with the same files [their publisher's]")
+        str | None,
+        typer.Option(metavar="URL", help="a folder with the same files [their publisher's]"),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -409,14 +511,32 @@ def data_get(
 @contextmanager
 def _download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
     """A bar a file, in bytes."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     console, tasks = Console(), dict[str, TaskID]()
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(24), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(24),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
 
         def told(file: str, here: int, total: int | None) -> None:
-            task = tasks[file] if file in tasks else tasks.setdefault(file, bar.add_task(file, total=total))
+            task = (
+                tasks[file]
+                if file in tasks
+                else tasks.setdefault(file, bar.add_task(file, total=total))
+            )
             bar.update(task, completed=here, total=total)
 
         yield told
@@ -442,10 +562,14 @@ def data_check(
     from fedproto.data.shared.download import check_all
 
     findings = check_all(name, DataFolders(data_dir))
-    print_table(("data set", "file", "state"), [(each, str(f.path), f.state) for each, f in findings])
+    print_table(
+        ("data set", "file", "state"), [(each, str(f.path), f.state) for each, f in findings]
+    )
     wrong = [str(finding.path) for _, finding in findings if not finding.good]
     if wrong:
-        raise DataError(f"{len(wrong)} of {len(findings)} files are wrong or missing, first {wrong[0]}")
+        raise DataError(
+            f"{len(wrong)} of {len(findings)} files are wrong or missing, first {wrong[0]}"
+        )
 
 
 def _version(wanted: bool) -> None:
@@ -470,10 +594,14 @@ for command in (predict, join, members, extend, export):
 
 def main() -> None:
     """Errors meant for people become one line and exit code 2; SIGTERM is handled like Ctrl-C."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun ends the others of a process that died, and at once
+    if (
+        "TORCHELASTIC_RUN_ID" not in os.environ
+    ):  # torchrun ends the others of a process that died, and at once
         handle_sigterm()
     try:
         app()
     except FedProtoError as error:
-        Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
+        )
         sys.exit(2)

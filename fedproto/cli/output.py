@@ -33,11 +33,15 @@ def _look_in(folder: Path | None) -> Path | None:
 #: ends what they allow with the command.
 TrustPlugins = Annotated[
     bool,
-    typer.Option("--trust-plugins", help="run the code of plug-ins that files name", callback=_trust_files),
+    typer.Option(
+        "--trust-plugins", help="run the code of plug-ins that files name", callback=_trust_files
+    ),
 ]
 PluginDir = Annotated[
     Path | None,
-    typer.Option(help="where plug-ins lie [the current folder]", show_default=False, callback=_look_in),
+    typer.Option(
+        help="where plug-ins lie [the current folder]", show_default=False, callback=_look_in
+    ),
 ]
 
 
@@ -75,7 +79,9 @@ def execute(experiment: Experiment, folder: RunFolder, of: Path) -> dict[str, An
 
     config = experiment.config
     try:
-        with progress_bar(Console(), experiment.algorithm.name, experiment.progress.round, config.rounds) as on_round:
+        with progress_bar(
+            Console(), experiment.algorithm.name, experiment.progress.round, config.rounds
+        ) as on_round:
             return experiment.execute(folder, on_round).data
     except Interrupted as stop:
         done = f"{experiment.algorithm.name} stopped after round {experiment.progress.round} of {config.rounds}"

@@ -21,22 +21,35 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 50  # clients in one sentence
 Ways = Literal["prototype", "head", "both"]
-Run = Annotated[Path, typer.Argument(help="a run folder, an exported one, or a deployed member's TOML file")]
+Run = Annotated[
+    Path, typer.Argument(help="a run folder, an exported one, or a deployed member's TOML file")
+]
 
 
 def predict(
     run: Run,
     inputs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[INPUT]...", help="images, tables, texts, .npy or .npz arrays, or folders of them"),
+        typer.Argument(
+            metavar="[INPUT]...",
+            help="images, tables, texts, .npy or .npz arrays, or folders of them",
+        ),
     ] = None,
-    client: Annotated[int | None, typer.Option(help="whose model classifies [0]", show_default=False)] = None,
-    by: Annotated[Ways, typer.Option(help="the nearest prototype, the client's head, or both")] = "both",
-    among: Annotated[Literal["all", "own"], typer.Option(help="the federation's classes, or the client's own")] = "all",
+    client: Annotated[
+        int | None, typer.Option(help="whose model classifies [0]", show_default=False)
+    ] = None,
+    by: Annotated[
+        Ways, typer.Option(help="the nearest prototype, the client's head, or both")
+    ] = "both",
+    among: Annotated[
+        Literal["all", "own"], typer.Option(help="the federation's classes, or the client's own")
+    ] = "all",
     top: Annotated[int, typer.Option(help="show so many classes", min=1)] = 1,
     reject: Annotated[
         float | None,
-        typer.Option(help='"none of these" at the cost of this share of known inputs', min=0, max=1),
+        typer.Option(
+            help='"none of these" at the cost of this share of known inputs', min=0, max=1
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="a line of JSON an input")] = False,
     trust_plugins: TrustPlugins = False,
@@ -55,7 +68,10 @@ def predict(
     for notice in (notice for each in found for notice in each.notices):
         say(notice, stderr=True)
     columns = {way: _answers(member, way, among, reject, top, found) for way in ways}
-    answers = [{"input": each.name, **{way: columns[way][row] for way in ways}} for row, each in enumerate(found)]
+    answers = [
+        {"input": each.name, **{way: columns[way][row] for way in ways}}
+        for row, each in enumerate(found)
+    ]
     _print_json(answers) if json else _print_answers(answers, list(ways))
 
 
@@ -83,15 +99,21 @@ def _answers(
     found = classifier.judge(member.preparation.normalised(np.stack([each.x for each in inputs])))
     beyond = np.flatnonzero(~np.isfinite(found.distances).all(1))
     if len(beyond):
-        raise DataError(f"{inputs[beyond[0]].name} is beyond all measure: what the model makes of it is not finite")
+        raise DataError(
+            f"{inputs[beyond[0]].name} is beyond all measure: what the model makes of it is not finite"
+        )
     names, own = classifier.classes_, set(member.own)
     answers = []
     for label, shares, apart in zip(found.labels, found.shares, found.distances, strict=True):
         candidates = []
-        for place in np.argsort(-shares, kind="stable")[:top]:  # of equals the first, as in `predict`
+        for place in np.argsort(-shares, kind="stable")[
+            :top
+        ]:  # of equals the first, as in `predict`
             distance = {"distance": float(apart[place])} if way == "prototype" else {}
             name = str(names[place])
-            candidates.append({"class": name, "own": name in own, **distance, "probability": float(shares[place])})
+            candidates.append(
+                {"class": name, "own": name in own, **distance, "probability": float(shares[place])}
+            )
         answers.append({"label": str(label), "candidates": candidates})
     return answers
 
@@ -105,7 +127,9 @@ def _print_json(answers: list[dict[str, Any]]) -> None:
 
 def _print_answers(answers: list[dict[str, Any]], ways: list[str]) -> None:
     headers = ["input", *(f"by {way}" for way in ways)]
-    print_table(headers, [[answer["input"], *(_told(answer[way]) for way in ways)] for answer in answers])
+    print_table(
+        headers, [[answer["input"], *(_told(answer[way]) for way in ways)] for answer in answers]
+    )
     if any(not c["own"] for answer in answers for way in ways for c in answer[way]["candidates"]):
         say("* the client has never seen this class itself")
 
@@ -117,7 +141,9 @@ def _told(found: dict[str, Any]) -> str:
         near = f"at {each['distance']:.3g}" if "distance" in each else f"{each['probability']:.1%}"
         parts.append(f"{each['class']}{'' if each['own'] else '*'} {near}")
     told = ", ".join(parts)
-    return told if found["label"] == found["candidates"][0]["class"] else f"{found['label']} ({told})"
+    return (
+        told if found["label"] == found["candidates"][0]["class"] else f"{found['label']} ({told})"
+    )
 
 
 def _show_rejections(run: Path, client: int | None, reject: float, json: bool) -> None:
@@ -125,12 +151,21 @@ def _show_rejections(run: Path, client: int | None, reject: float, json: bool) -
 
     found = rejections(run, reject, None if client is None else [client])
     if not found:
-        raise DataError(f"{run} has no test images of classes that its clients never saw, so there is nothing to show")
+        raise DataError(
+            f"{run} has no test images of classes that its clients never saw, so there is nothing to show"
+        )
     _say_who_cannot_reject(found, reject)
     if json:
         _print_json([vars(each) for each in found])
         return
-    headers = ("classified by", "clients", "accuracy", "known rejected", "unseen rejected", "AUROC, unseen")
+    headers = (
+        "classified by",
+        "clients",
+        "accuracy",
+        "known rejected",
+        "unseen rejected",
+        "AUROC, unseen",
+    )
     rows = []
     for way in dict.fromkeys(each.way for each in found):
         some = [each for each in found if each.way == way]
@@ -138,7 +173,9 @@ def _show_rejections(run: Path, client: int | None, reject: float, json: bool) -
         shares = [_mean_of(some, column, ".1%") for column in columns]
         rows.append([way, str(len(some)), *shares, _mean_of(some, "auroc", ".3f")])
     print_table(headers, rows)
-    say(f"means over clients; rejecting {reject:.0%} of known images was asked for, by test images not counted here")
+    say(
+        f"means over clients; rejecting {reject:.0%} of known images was asked for, by test images not counted here"
+    )
 
 
 def _mean_of(found: list[Rejection], column: str, form: str) -> str:
@@ -165,19 +202,39 @@ def _say_who_cannot_reject(found: list[Rejection], reject: float) -> None:
 
 
 def join(
-    prototypes: Annotated[Path, typer.Option(help="the federation's: a run folder, or a file of one")],
-    data: Annotated[str, typer.Option(metavar="NAME", help="the newcomer's: mnist5k, folder:PATH, ...")],
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="any architecture [the data set's]")] = None,
-    weights: Annotated[Path | None, typer.Option(help="a file for the model's body [drawn]")] = None,
-    classes: Annotated[str, typer.Option(help="those it has, with commas [all]", show_default=False)] = "",
-    shots: Annotated[int | None, typer.Option(help="images of each [all]", min=1, show_default=False)] = None,
+    prototypes: Annotated[
+        Path, typer.Option(help="the federation's: a run folder, or a file of one")
+    ],
+    data: Annotated[
+        str, typer.Option(metavar="NAME", help="the newcomer's: mnist5k, folder:PATH, ...")
+    ],
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="any architecture [the data set's]")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="a file for the model's body [drawn]")
+    ] = None,
+    classes: Annotated[
+        str, typer.Option(help="those it has, with commas [all]", show_default=False)
+    ] = "",
+    shots: Annotated[
+        int | None, typer.Option(help="images of each [all]", min=1, show_default=False)
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 10,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
-    data_dir: Annotated[str | None, typer.Option(help="where data files lie [$FEDPROTO_DATA]")] = None,
-    name: Annotated[str | None, typer.Option(help="of the member [the folder's]", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="the newcomer's run folder [runs/newcomer]")] = None,
-    assign: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="as for run: lam=0.1")] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="where data files lie [$FEDPROTO_DATA]")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="of the member [the folder's]", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="the newcomer's run folder [runs/newcomer]")
+    ] = None,
+    assign: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="as for run: lam=0.1")
+    ] = None,
     trust_plugins: TrustPlugins = False,
     plugin_dir: PluginDir = None,
 ) -> None:
@@ -190,16 +247,32 @@ def join(
 
     target = out or Path("runs") / "newcomer"
     RunFolder.refuse_used(target)
-    options = {"seed": seed, "device": device, "data_dir": data_dir} | dict(map(read_assignment, assign or []))
+    options = {"seed": seed, "device": device, "data_dir": data_dir} | dict(
+        map(read_assignment, assign or [])
+    )
     prepared = prepare(
-        prototypes, data, model=model, weights=weights, classes=classes, shots=shots, epochs=epochs, options=options
+        prototypes,
+        data,
+        model=model,
+        weights=weights,
+        classes=classes,
+        shots=shots,
+        epochs=epochs,
+        options=options,
     )
     for notice in notices(prepared[0]):
         say(notice, stderr=True)
     try:
-        joined = proceed(prepared, target, name or target.name, lambda who: progress_bar(Console(), who, 0, epochs))
+        joined = proceed(
+            prepared,
+            target,
+            name or target.name,
+            lambda who: progress_bar(Console(), who, 0, epochs),
+        )
     except Interrupted:
-        again = f"continue with: fedproto resume {target}" if target.exists() else "nothing was written"
+        again = (
+            f"continue with: fedproto resume {target}" if target.exists() else "nothing was written"
+        )
         say(f"stopped; {again}", stderr=True)
         raise typer.Exit(130) from None
     _print_epochs(joined.epochs)
@@ -207,21 +280,39 @@ def join(
 
 
 def _print_epochs(epochs: list[Epoch]) -> None:
-    headers = ("epoch", "head, joined", "head, alone", "difference", "prototype, joined", "prototype, own classes")
+    headers = (
+        "epoch",
+        "head, joined",
+        "head, alone",
+        "difference",
+        "prototype, joined",
+        "prototype, own classes",
+    )
     rows = []
     for each in epochs:
         head, alone = each.joined["head"], each.alone["head"]
         near, own = each.joined["prototype"], each.joined["prototype_own"]
         rows.append(
-            [str(each.epoch), f"{head:.1%}", f"{alone:.1%}", f"{head - alone:+.1%}", f"{near:.1%}", f"{own:.1%}"]
+            [
+                str(each.epoch),
+                f"{head:.1%}",
+                f"{alone:.1%}",
+                f"{head - alone:+.1%}",
+                f"{near:.1%}",
+                f"{own:.1%}",
+            ]
         )
     print_table(headers, rows)
 
 
 def members(
     run: Annotated[Path, typer.Argument(help="a finished run of fedproto")],
-    add: Annotated[list[Path] | None, typer.Option(help="fold in a newcomer: its folder, or its upload")] = None,
-    remove: Annotated[list[str] | None, typer.Option(metavar="NAME", help="take a member's share out")] = None,
+    add: Annotated[
+        list[Path] | None, typer.Option(help="fold in a newcomer: its folder, or its upload")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="take a member's share out")
+    ] = None,
     trust_plugins: TrustPlugins = False,
     plugin_dir: PluginDir = None,
 ) -> None:
@@ -240,7 +331,9 @@ def members(
             say(notice, stderr=True)
         if add or remove:
             bank.save(folder)
-    print_table(("member", "classes"), [(name, ", ".join(bank.held_by(name))) for name in bank.members])
+    print_table(
+        ("member", "classes"), [(name, ", ".join(bank.held_by(name))) for name in bank.members]
+    )
     for change in bank.changes:
         what = {"joined": "brought", "left": "took along"}[change["did"]]
         classes = f", and {what} {', '.join(change['classes'])}" if change["classes"] else ""
@@ -249,9 +342,13 @@ def members(
 
 def extend(
     run: Annotated[Path, typer.Argument(help="a finished run of fedproto")],
-    newcomers: Annotated[list[Path] | None, typer.Argument(metavar="[NEWCOMER]...", help="folders of join")] = None,
+    newcomers: Annotated[
+        list[Path] | None, typer.Argument(metavar="[NEWCOMER]...", help="folders of join")
+    ] = None,
     rounds: Annotated[int, typer.Option(help="more rounds", min=1)] = 10,
-    out: Annotated[Path | None, typer.Option(help="the run folder [RUN-extended]", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="the run folder [RUN-extended]", show_default=False)
+    ] = None,
     trust_plugins: TrustPlugins = False,
     plugin_dir: PluginDir = None,
 ) -> None:
@@ -284,5 +381,8 @@ def export(
     if obstacle is not None:
         say(f"{obstacle}: {to / MANIFEST} states no threshold", stderr=True)
     if member.preparation.encoding is not None:
-        say(f"{to / ENCODING} {member.preparation.encoding.tells}: read it before you hand it on", stderr=True)
+        say(
+            f"{to / ENCODING} {member.preparation.encoding.tells}: read it before you hand it on",
+            stderr=True,
+        )
     say(f"written to {to}")

@@ -64,7 +64,11 @@ def convert(name: str, value: Any, kind: Any) -> Any:
         value = value.item()
     if origin is Annotated:
         if isinstance(args[1], FilePath):
-            return str(Path(convert(name, str(value) if isinstance(value, os.PathLike) else value, args[0])).absolute())
+            return str(
+                Path(
+                    convert(name, str(value) if isinstance(value, os.PathLike) else value, args[0])
+                ).absolute()
+            )
         number = convert(name, value, args[0])
         if not args[1].accept(number):
             raise ConfigError(f"{name} must be {_describe(kind)}, not {value!r}")
@@ -76,7 +80,13 @@ def convert(name: str, value: Any, kind: Any) -> Any:
             raise unknown(f"value of {name}", str(value), args)
         return value
     if origin is tuple:
-        parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
+        parts = (
+            value.split(",")
+            if isinstance(value, str)
+            else value
+            if isinstance(value, (list, tuple))
+            else [value]
+        )
         return tuple(convert(name, part, args[0]) for part in parts)
     return _convert_scalar(name, value, kind)
 
@@ -91,7 +101,9 @@ def _convert_scalar(name: str, value: Any, kind: type) -> Any:
     refusal = ConfigError(f"{name} must be {_describe(kind)}, not {value!r}")
     if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    if kind in (int, float) and (isinstance(value, bool) or not isinstance(value, (int, float, str))):
+    if kind in (int, float) and (
+        isinstance(value, bool) or not isinstance(value, (int, float, str))
+    ):
         raise refusal
     if kind is int and isinstance(value, float) and not value.is_integer():
         raise refusal
@@ -110,7 +122,9 @@ def _describe(kind: Any) -> str:
     if typing.get_origin(kind) is Annotated:
         base, bounds = typing.get_args(kind)
         return _describe(base) + str(bounds)
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(
+        kind, str(kind)
+    )
 
 
 @dataclass(frozen=True)
@@ -133,7 +147,9 @@ def options_of(function: Callable) -> dict[str, Option]:
         parameters = inspect.signature(function).parameters
     except Exception as error:  # annotations of a plug-in from outside may be anything
         name = getattr(function, "__name__", repr(function))
-        raise ConfigError(f"the parameters of {name} cannot be read: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"the parameters of {name} cannot be read: {type(error).__name__}: {error}"
+        ) from error
     return {
         name: Option(name, hints.get(name) or _kind_of(parameter.default), parameter.default)
         for name, parameter in parameters.items()
@@ -158,9 +174,13 @@ def checked(function: Callable, given: dict[str, Any], what: str) -> dict[str, A
     values = {}
     for name, option in known.items():
         where = f"{what}'s {name}"
-        values[name] = _converted(where, given[name], option.kind) if name in given else option.default
+        values[name] = (
+            _converted(where, given[name], option.kind) if name in given else option.default
+        )
         if not _is_writable(values[name]):
-            raise ConfigError(f"{where} must be a number, text, true, false or a list of these, not {values[name]!r}")
+            raise ConfigError(
+                f"{where} must be a number, text, true, false or a list of these, not {values[name]!r}"
+            )
     return values
 
 
@@ -171,7 +191,9 @@ def _converted(where: str, value: Any, kind: Any) -> Any:
     except FedProtoError:
         raise
     except Exception as error:
-        raise ConfigError(f"{where} cannot be {value!r}: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{where} cannot be {value!r}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _is_writable(value: Any) -> bool:
@@ -192,9 +214,17 @@ class Part:
     count: int | None = None
 
     def __str__(self) -> str:
-        inside = ", ".join(f"{key}={_text(value)}" for key, value in self.options.items() if value is not None)
-        name = f'"{self.name}"' if re.search(r"[,()*]", self.name) else self.name  # a path may hold any of these
-        return name + (f"({inside})" if inside else "") + (f"*{self.count}" if self.count is not None else "")
+        inside = ", ".join(
+            f"{key}={_text(value)}" for key, value in self.options.items() if value is not None
+        )
+        name = (
+            f'"{self.name}"' if re.search(r"[,()*]", self.name) else self.name
+        )  # a path may hold any of these
+        return (
+            name
+            + (f"({inside})" if inside else "")
+            + (f"*{self.count}" if self.count is not None else "")
+        )
 
 
 def _text(value: Any) -> str:
@@ -232,9 +262,13 @@ def _split(text: str) -> list[str]:
 
 
 def _parse_part(text: str, what: str) -> Part:
-    match = re.fullmatch(r'((?:"[^"]*"|[^()*"])+)(?:\((.*)\))?(?:\s*\*\s*([^()*]+))?', text, re.DOTALL)
+    match = re.fullmatch(
+        r'((?:"[^"]*"|[^()*"])+)(?:\((.*)\))?(?:\s*\*\s*([^()*]+))?', text, re.DOTALL
+    )
     if not match:
-        raise ConfigError(f"{what} {text!r} cannot be read; write it like 'name', 'name(option=value)' or 'name*7'")
+        raise ConfigError(
+            f"{what} {text!r} cannot be read; write it like 'name', 'name(option=value)' or 'name*7'"
+        )
     name, inside, count = match.groups()
     options = {}
     for piece in _split(inside) if inside and inside.strip() else []:

@@ -96,7 +96,10 @@ def load(kind: str, name: str) -> Callable:
     module, _, function = name.partition(":")
     try:
         found = getattr(_imported(module), function)
-    except (Exception, SystemExit) as error:  # somebody's file can fail in any way while it is imported
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # somebody's file can fail in any way while it is imported
         raise ConfigError(
             f"{kind} {name!r} cannot be loaded from {_places()}: {type(error).__name__}: {error}"
         ) from error

@@ -19,7 +19,12 @@ from fedproto.config.options import Part, checked, options_of, parse
 from fedproto.errors import ConfigError, FedProtoError, unknown
 
 #: kind -> the folder of its plug-ins
-FOLDERS = {"algorithm": "algorithms", "dataset": "data", "model": "models", "partition": "partitions"}
+FOLDERS = {
+    "algorithm": "algorithms",
+    "dataset": "data",
+    "model": "models",
+    "partition": "partitions",
+}
 
 #: kind -> module and class of what its plug-ins return
 RETURNS = {
@@ -56,7 +61,9 @@ def find(kind: str, name: str) -> Callable:
         stem = base.replace("-", "_")
         return getattr(importlib.import_module(f"fedproto.{FOLDERS[kind]}.{stem}"), stem)
     if name in presets(kind):
-        raise ConfigError(f"{kind} {name!r} is a mix itself, so it stands alone; options for it are given with --set")
+        raise ConfigError(
+            f"{kind} {name!r} is a mix itself, so it stands alone; options for it are given with --set"
+        )
     raise unknown(kind, name, [*names(kind), *presets(kind)])
 
 
@@ -65,7 +72,9 @@ def trust_chosen(settings: Mapping[str, Any]) -> None:
     plugin_trust.trust_plugins(*(name for _, name in outside_names(settings)))
 
 
-def refuse_plugins(settings: Mapping[str, Any], where: str | Path, remedy: str | None = None) -> None:
+def refuse_plugins(
+    settings: Mapping[str, Any], where: str | Path, remedy: str | None = None
+) -> None:
     """Refuse settings that were read from a file if they name a plug-in that the user does not trust.
 
     `remedy` says how to trust it where that is not by the flag --trust-plugins.
@@ -81,7 +90,9 @@ def outside_names(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         value = settings.get(kind)
         for choice in value if isinstance(value, list) else [value]:
             if isinstance(choice, str) and ":" in choice:
-                yield from ((kind, part.name) for part in parse(choice, kind) if is_outside(kind, part.name))
+                yield from (
+                    (kind, part.name) for part in parse(choice, kind) if is_outside(kind, part.name)
+                )
 
 
 def build(kind: str, part: Part, *context: Any) -> Any:
@@ -99,7 +110,9 @@ def build(kind: str, part: Part, *context: Any) -> Any:
     return function(*context, *arguments, **options)
 
 
-def _made_outside(kind: str, name: str, function: Callable, context: tuple, options: dict[str, Any]) -> Any:
+def _made_outside(
+    kind: str, name: str, function: Callable, context: tuple, options: dict[str, Any]
+) -> Any:
     """What a plug-in from outside returns, if it is of use."""
     try:
         with plugin_trust.reachable(name):
@@ -132,21 +145,34 @@ def _misfit(kind: str, name: str, context: int, error: TypeError) -> ConfigError
     """Why a plug-in cannot be called with what it is given."""
     base, colon, _ = name.partition(":")
     if base not in names(kind):
-        return ConfigError(f"{kind} {name!r} must take {context} positional arguments, and options after `*`: {error}")
-    return ConfigError(f"{kind} {base!r} takes no path" if colon else f"{kind} {base!r} needs a path: '{base}:PATH'")
+        return ConfigError(
+            f"{kind} {name!r} must take {context} positional arguments, and options after `*`: {error}"
+        )
+    return ConfigError(
+        f"{kind} {base!r} takes no path"
+        if colon
+        else f"{kind} {base!r} needs a path: '{base}:PATH'"
+    )
 
 
 def short(kind: str, part: Part) -> str:
     """A part as a person would write it: only the options that differ from their defaults."""
     defaults = {name: option.default for name, option in options_of(find(kind, part.name)).items()}
-    return str(Part(part.name, {name: value for name, value in part.options.items() if value != defaults[name]}))
+    return str(
+        Part(
+            part.name,
+            {name: value for name, value in part.options.items() if value != defaults[name]},
+        )
+    )
 
 
 def _expected(kind: str, name: str, made: Any) -> None:
     """Refuse what is not of the kind's type; a plug-in from outside may have forgotten its `return`."""
     module, wanted = RETURNS[kind]
     if not isinstance(made, getattr(importlib.import_module(module), wanted)):
-        raise ConfigError(f"{kind} {name!r} returned {type(made).__name__}, where {module}.{wanted} is wanted")
+        raise ConfigError(
+            f"{kind} {name!r} returned {type(made).__name__}, where {module}.{wanted} is wanted"
+        )
 
 
 #: The functions of an algorithm, and what each is called with: see `types.Algorithm`.
@@ -169,7 +195,9 @@ def _refuse_wrong_functions(name: str, algorithm: Any) -> None:
         function = getattr(algorithm, field)
         wanted = f"a function of ({', '.join(arguments)})"
         if not callable(function):
-            raise ConfigError(f"algorithm {name!r}: {field} must be {wanted}, not {type(function).__name__}")
+            raise ConfigError(
+                f"algorithm {name!r}: {field} must be {wanted}, not {type(function).__name__}"
+            )
         try:
             inspect.signature(function).bind(*arguments)
         except TypeError as error:
@@ -177,9 +205,15 @@ def _refuse_wrong_functions(name: str, algorithm: Any) -> None:
         except ValueError:  # a function written in C may not tell
             continue
     if not isinstance(algorithm.name, str) or not algorithm.name.strip():
-        raise ConfigError(f"algorithm {name!r} must have a name that is text, not {algorithm.name!r}")
+        raise ConfigError(
+            f"algorithm {name!r} must have a name that is text, not {algorithm.name!r}"
+        )
     phase = importlib.import_module("fedproto.core.types").Phase
-    if not isinstance(algorithm.phases, tuple) or not all(isinstance(each, phase) for each in algorithm.phases):
+    if not isinstance(algorithm.phases, tuple) or not all(
+        isinstance(each, phase) for each in algorithm.phases
+    ):
         raise ConfigError(f"algorithm {name!r}: phases must be a tuple of fedproto.Phase")
     if algorithm.collects not in ("nothing", "after", "during"):
-        raise ConfigError(f"algorithm {name!r}: collects must be nothing, after or during, not {algorithm.collects!r}")
+        raise ConfigError(
+            f"algorithm {name!r}: collects must be nothing, after or during, not {algorithm.collects!r}"
+        )

@@ -51,11 +51,19 @@ class Config:
     lr: PositiveFloat = 0.01
     momentum: Fraction = 0.5
     epochs: Rounds = 1
-    last_batch: Literal["auto", "keep", "drop"] = "auto"  # partial batches: see core/local_training.py
+    last_batch: Literal["auto", "keep", "drop"] = (
+        "auto"  # partial batches: see core/local_training.py
+    )
     dim: Width | None = None
-    start: Literal["shared", "own"] = "shared"  # initial weights: one draw an architecture, or one a client
-    initial: File | None = None  # weights of the models' bodies to start from, instead of drawn ones
-    prototypes: File | None = None  # global prototypes to start from: a file, or a run folder that holds one
+    start: Literal["shared", "own"] = (
+        "shared"  # initial weights: one draw an architecture, or one a client
+    )
+    initial: File | None = (
+        None  # weights of the models' bodies to start from, instead of drawn ones
+    )
+    prototypes: File | None = (
+        None  # global prototypes to start from: a file, or a run folder that holds one
+    )
     participation: PositiveFraction = 1.0
     lost_uploads: Fraction = 0.0
     stragglers: Fraction = 0.0
@@ -68,8 +76,12 @@ class Config:
     stack: PositiveInt | None = (
         None  # clients the vectorised engine trains at a time; None: as many as the device is good at
     )
-    states: Literal["auto", "device", "host", "disk"] = "auto"  # where it keeps the clients' models between rounds
-    compile: Literal["auto", "on", "off"] = "auto"  # fuse the kernels of its step: see engines/selection.py
+    states: Literal["auto", "device", "host", "disk"] = (
+        "auto"  # where it keeps the clients' models between rounds
+    )
+    compile: Literal["auto", "on", "off"] = (
+        "auto"  # fuse the kernels of its step: see engines/selection.py
+    )
     eval_every: PositiveInt = 10
     checkpoint_every: NonNegativeInt = 10
     data_dir: File | None = None
@@ -102,16 +114,31 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(map(_toml, value)) + "]"
     if value is None:  # said, not left out: a profile would fill the gap with something else
         return '"none"'
-    return json.dumps(value, ensure_ascii=False)  # JSON's escapes beyond \uFFFF are pairs, which TOML refuses
+    return json.dumps(
+        value, ensure_ascii=False
+    )  # JSON's escapes beyond \uFFFF are pairs, which TOML refuses
 
 
 VERSION = 1  # of the format of config.toml
-FROM_DATA = "from_data"  # in [partition]: the options that were left open, and that the data set filled in
+FROM_DATA = (
+    "from_data"  # in [partition]: the options that were left open, and that the data set filled in
+)
 RUN_FIELDS = {field.name for field in fields(Config)} - set(plugins.FOLDERS)
 #: What a profile governs: another profile, named on the command line, sets them anew.
-GOVERNED = {"algorithm.weighting", "algorithm.collect", "algorithm.absent", "partition.test_shots", "model.fresh"}
+GOVERNED = {
+    "algorithm.weighting",
+    "algorithm.collect",
+    "algorithm.absent",
+    "partition.test_shots",
+    "model.fresh",
+}
 AUTO = "auto"  # the model that the data set names
-DEFAULTS: dict[str, Any] = {"dataset": "mnist5k", "algorithm": "fedproto", "model": AUTO, "partition": "nway"}
+DEFAULTS: dict[str, Any] = {
+    "dataset": "mnist5k",
+    "algorithm": "fedproto",
+    "model": AUTO,
+    "partition": "nway",
+}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -134,7 +161,9 @@ def as_asked(tables: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(partition, dict):
         return tables
     filled = partition.get(FROM_DATA)
-    left_open = {FROM_DATA, *(str(name) for name in filled)} if isinstance(filled, list) else {FROM_DATA}
+    left_open = (
+        {FROM_DATA, *(str(name) for name in filled)} if isinstance(filled, list) else {FROM_DATA}
+    )
     kept = {name: value for name, value in partition.items() if name not in left_open}
     return tables | {"partition": kept}
 
@@ -189,12 +218,16 @@ def read_assignment(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def configure(settings: Mapping[str, Any], assigned: Mapping[str, Any] | None = None) -> list[Config]:
+def configure(
+    settings: Mapping[str, Any], assigned: Mapping[str, Any] | None = None
+) -> list[Config]:
     """Settings (TOML, flags, keywords) and what `--set` assigned, which wins, as one configuration an algorithm."""
     settings = DEFAULTS | {key: value for key, value in settings.items() if value is not None}
     assigned = assigned or {}
     # Moved to the end, where it wins: `--set ways=5` over the `partition.ways` of a flag and the `ways` of a file.
-    settings = {key: value for key, value in settings.items() if key not in assigned} | dict(assigned)
+    settings = {key: value for key, value in settings.items() if key not in assigned} | dict(
+        assigned
+    )
     chosen = {kind: parts_of(kind, settings.pop(kind)) for kind in plugins.FOLDERS}
     if len(chosen["partition"]) > 1:
         raise ConfigError("partition takes one choice, not a list")
@@ -202,17 +235,24 @@ def configure(settings: Mapping[str, Any], assigned: Mapping[str, Any] | None = 
     values = _checked_run(run)
     profile = _profile(values.get("profile", "paper"), chosen["dataset"])
     done = {
-        kind: [complete(kind, part, profile.get(kind, {}) | options[kind], last[kind]) for part in chosen[kind]]
+        kind: [
+            complete(kind, part, profile.get(kind, {}) | options[kind], last[kind])
+            for part in chosen[kind]
+        ]
         for kind in plugins.FOLDERS
     }
     dataset, model, (partition,) = tuple(done["dataset"]), tuple(done["model"]), done["partition"]
-    return [Config(dataset, algorithm, model, partition, **values) for algorithm in done["algorithm"]]
+    return [
+        Config(dataset, algorithm, model, partition, **values) for algorithm in done["algorithm"]
+    ]
 
 
 def parts_of(kind: str, value: Any) -> list[Part]:
     """A choice as text, with model presets written out and paths made absolute."""
     if not isinstance(value, str):
-        raise ConfigError(f"{kind} must be text, such as {DEFAULTS.get(kind, 'cnn')!r}, not {value!r}")
+        raise ConfigError(
+            f"{kind} must be text, such as {DEFAULTS.get(kind, 'cnn')!r}, not {value!r}"
+        )
     parts = parse(plugins.presets(kind).get(value, value), kind)
     for position, part in enumerate(parts):
         base, colon, argument = part.name.partition(":")
@@ -251,7 +291,10 @@ def _sort(
 
     A bare name belongs to whoever alone has an option of it.
     """
-    accepted = {kind: {name for part in parts for name in _options(kind, part)} for kind, parts in chosen.items()}
+    accepted = {
+        kind: {name for part in parts for name in _options(kind, part)}
+        for kind, parts in chosen.items()
+    }
     run: dict[str, Any] = {}
     options: dict[str, dict[str, Any]] = {kind: {} for kind in plugins.FOLDERS}
     last: dict[str, dict[str, Any]] = {kind: {} for kind in plugins.FOLDERS}
@@ -271,7 +314,9 @@ def _sort(
 def _options(kind: str, part: Part) -> set[str]:
     """The names of a plug-in's options; of `auto`, those of all models, since the data set has not been read yet."""
     if kind == "model" and part.name == AUTO:
-        return {option for name in plugins.names("model") for option in _options("model", Part(name))}
+        return {
+            option for name in plugins.names("model") for option in _options("model", Part(name))
+        }
     return set(options_of(plugins.find(kind, part.name)))
 
 
@@ -283,16 +328,22 @@ def _owner(key: str, accepted: dict[str, set[str]], assigned: bool) -> str:
     elif key in RUN_FIELDS:
         return "run"
     if len(owners) > 1:
-        raise ConfigError(f"{key!r} is ambiguous: write {' or '.join(f'{kind}.{key}' for kind in owners)}")
+        raise ConfigError(
+            f"{key!r} is ambiguous: write {' or '.join(f'{kind}.{key}' for kind in owners)}"
+        )
     return owners[0] if owners else "run"
 
 
-def _unknown_key(key: str, kind: str, accepted: dict[str, set[str]], chosen: dict[str, list[Part]]) -> ConfigError:
+def _unknown_key(
+    key: str, kind: str, accepted: dict[str, set[str]], chosen: dict[str, list[Part]]
+) -> ConfigError:
     if "." in key and kind in accepted:
         who = ", ".join(part.name for part in chosen[kind])
         return unknown(f"option of {kind} {who}", key.partition(".")[2], accepted[kind])
     return unknown(
-        "key", key, RUN_FIELDS | set(plugins.FOLDERS) | {name for names in accepted.values() for name in names}
+        "key",
+        key,
+        RUN_FIELDS | set(plugins.FOLDERS) | {name for names in accepted.values() for name in names},
     )
 
 
@@ -317,13 +368,19 @@ def _profile(name: str, datasets: Sequence[Part]) -> dict[str, dict[str, Any]]:
 
 def complete(kind: str, part: Part, given: dict[str, Any], last: dict[str, Any]) -> Part:
     """A part with all its options: defaults < `given` < those in the part itself < `last`, as far as it has them."""
-    known = _options(kind, part)  # an option written in the part itself stays even if unknown, to be refused below
+    known = _options(
+        kind, part
+    )  # an option written in the part itself stays even if unknown, to be refused below
     layers = (given, part.options, last)
-    layered = {k: v for layer in layers for k, v in layer.items() if k in known or layer is part.options}
+    layered = {
+        k: v for layer in layers for k, v in layer.items() if k in known or layer is part.options
+    }
     if kind == "model" and part.name == AUTO:
         return replace(part, options=layered)
     function = plugins.find(kind, part.name)
-    return replace(part, options=checked(function, layered, f"{kind} {part.name.partition(':')[0]}"))
+    return replace(
+        part, options=checked(function, layered, f"{kind} {part.name.partition(':')[0]}")
+    )
 
 
 def resolve_auto(part: Part, name: str) -> list[Part]:
@@ -332,6 +389,8 @@ def resolve_auto(part: Part, name: str) -> list[Part]:
     for option in part.options:
         if not any(option in _options("model", candidate) for candidate in parts):
             raise unknown(
-                f"option of model {name}", option, {o for candidate in parts for o in _options("model", candidate)}
+                f"option of model {name}",
+                option,
+                {o for candidate in parts for o in _options("model", candidate)},
             )
     return [complete("model", candidate, {}, part.options) for candidate in parts]

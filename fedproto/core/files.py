@@ -222,7 +222,7 @@ def _short_checksum(content: Mapping[str, Any]) -> str:
 
 
 def pack_tensors(tensors: Tree, kind: str, version: int, header: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a safetensors file that carries its format, version, header and checksum."""
+    """Return the bytes of a safetensors file with its format, version, header and checksum."""
     separate = _without_shared_memory(tensors)
     described = {"format": kind, "version": version, **header}
     described["sha256"] = _checksum(separate, described)

@@ -37,7 +37,11 @@ class Split:
     writer: np.ndarray | None = None
 
     def rows(self, index: np.ndarray) -> Split:
-        x = Lazy.over(self.x).subset(index) if isinstance(self.x, (Lazy, np.memmap)) else self.x[index]
+        x = (
+            Lazy.over(self.x).subset(index)
+            if isinstance(self.x, (Lazy, np.memmap))
+            else self.x[index]
+        )
         return Split(x, self.y[index], None if self.writer is None else self.writer[index])
 
 
@@ -60,7 +64,9 @@ class Source:
 
     def __post_init__(self) -> None:
         refuse_unwritable("the data set is called", self.name)
-        if len(set(self.classes)) < len(self.classes):  # members share class names, so two would become one
+        if len(set(self.classes)) < len(
+            self.classes
+        ):  # members share class names, so two would become one
             raise DataError(f"{self.name} names a class twice: {', '.join(self.classes)}")
         for part, split in (("training", self.train), ("test", self.test)):
             check(f"{self.name}: the {part} set", split, len(self.classes))
@@ -79,12 +85,21 @@ class Source:
         """Training and test inputs are of one shape, and the options fit it."""
         shapes = [split.x.shape[1:] for split in (self.train, self.test)]
         if shapes[0] != shapes[1]:
-            raise DataError(f"{self.name} has training inputs of shape {shapes[0]} but test inputs of {shapes[1]}")
+            raise DataError(
+                f"{self.name} has training inputs of shape {shapes[0]} but test inputs of {shapes[1]}"
+            )
         channels = shapes[0][0] if len(shapes[0]) != 2 else 1
-        if not {len(self.mean), len(self.std)} <= {1, channels}:  # would otherwise grow channels by broadcasting
-            raise ConfigError(f"{self.name} has {channels} channels: mean and std take 1 or {channels} values")
+        if not {len(self.mean), len(self.std)} <= {
+            1,
+            channels,
+        }:  # would otherwise grow channels by broadcasting
+            raise ConfigError(
+                f"{self.name} has {channels} channels: mean and std take 1 or {channels} values"
+            )
         if self.augment and len(shapes[0]) not in (2, 3):
-            raise ConfigError(f"{self.name} has inputs of shape {shapes[0]}: augment crops and flips images only")
+            raise ConfigError(
+                f"{self.name} has inputs of shape {shapes[0]}: augment crops and flips images only"
+            )
 
     def tensor(self, split: Split, index: np.ndarray) -> Tensor:
         """Rows of a split as the model sees them: float32, channels first, normalised."""
@@ -95,7 +110,9 @@ class Source:
     def preparation(self) -> Preparation:
         shape = self.train.x.shape[1:]
         channels_first = (1, *shape) if len(shape) == 2 else shape
-        return Preparation(channels_first, tuple(self.mean), tuple(self.std), self.scale, self.encoding)
+        return Preparation(
+            channels_first, tuple(self.mean), tuple(self.std), self.scale, self.encoding
+        )
 
 
 def _relabelled(split: Split, places: Sequence[int]) -> Split:
@@ -107,25 +124,37 @@ def check(where: str, split: Split, classes: int) -> None:
     """Refuse arrays that no model could be trained on, in one sentence."""
     if split.x.dtype.kind not in "fiub" or split.x.ndim < 2:
         found = f"{split.x.dtype} of shape {split.x.shape}"
-        raise DataError(f"{where} must have inputs that are numbers, with one row a sample, not {found}")
+        raise DataError(
+            f"{where} must have inputs that are numbers, with one row a sample, not {found}"
+        )
     if 0 in split.x.shape[1:]:
         raise DataError(f"{where} has inputs of shape {split.x.shape[1:]}, which hold no value")
     if len(split.x) != len(split.y):
         raise DataError(f"{where} has {len(split.x)} inputs but {len(split.y)} labels")
     if split.writer is not None and split.writer.ndim != 1:
-        raise DataError(f"{where} has client or writer ids of shape {split.writer.shape}: one a row is wanted")
+        raise DataError(
+            f"{where} has client or writer ids of shape {split.writer.shape}: one a row is wanted"
+        )
     if split.writer is not None and split.writer.dtype.kind == "f" and np.isnan(split.writer).any():
         raise DataError(f"{where} has a client or writer id that is not a number")
     if split.writer is not None and len(split.writer) != len(split.y):
-        raise DataError(f"{where} has {len(split.y)} labels but {len(split.writer)} client or writer ids")
+        raise DataError(
+            f"{where} has {len(split.y)} labels but {len(split.writer)} client or writer ids"
+        )
     if split.writer is not None and split.writer.dtype.kind == "U" and (split.writer == "").any():
-        raise DataError(f"{where} has an empty client or writer id in row {np.flatnonzero(split.writer == '')[0]}")
+        raise DataError(
+            f"{where} has an empty client or writer id in row {np.flatnonzero(split.writer == '')[0]}"
+        )
     if len(split.y) and not (split.y.min() >= 0 and split.y.max() < classes):
         wrong = split.y[(split.y < 0) | (split.y >= classes)][0]
-        raise DataError(f"{where} has a label {wrong}, out of range: there are {classes} classes, 0 to {classes - 1}")
+        raise DataError(
+            f"{where} has a label {wrong}, out of range: there are {classes} classes, 0 to {classes - 1}"
+        )
     row = _not_finite(split.x)
     if row is not None:
-        raise DataError(f"{where} holds a value that is not a finite number (NaN or infinite) in row {row}")
+        raise DataError(
+            f"{where} holds a value that is not a finite number (NaN or infinite) in row {row}"
+        )
 
 
 def _not_finite(x: np.ndarray | Lazy) -> int | None:
@@ -146,7 +175,9 @@ def refuse_unwritable(where: str, name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where} {name!r}, which holds half a character and cannot be written in UTF-8") from error
+        raise DataError(
+            f"{where} {name!r}, which holds half a character and cannot be written in UTF-8"
+        ) from error
 
 
 def few(y: np.ndarray) -> int:
@@ -162,7 +193,9 @@ def hold_out(y: np.ndarray, share: float = 0.2) -> tuple[np.ndarray, np.ndarray]
     """(train, test) rows for a source without a test set: the same seeded fifth of each class every time."""
     generator = rng.generator(0, "hold out")
     held = [
-        generator.permutation(rows)[: max(1, round(share * len(rows)))] if len(rows) > 1 else rows[:0]
+        generator.permutation(rows)[: max(1, round(share * len(rows)))]
+        if len(rows) > 1
+        else rows[:0]
         for rows in (np.flatnonzero(y == label) for label in np.unique(y))
     ]
     test = np.sort(np.concatenate(held)) if held else np.zeros(0, int)
@@ -184,12 +217,26 @@ def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split], **opti
     if len(splits) == 1:
         splits = [splits[0].rows(rows) for rows in hold_out(splits[0].y)]
     train, test = splits
-    if (train.x.dtype == np.uint8) != (test.x.dtype == np.uint8):  # one of them would be scaled wrongly
-        raise DataError(f"{name} has training inputs of type {train.x.dtype} but test inputs of {test.x.dtype}")
+    if (train.x.dtype == np.uint8) != (
+        test.x.dtype == np.uint8
+    ):  # one of them would be scaled wrongly
+        raise DataError(
+            f"{name} has training inputs of type {train.x.dtype} but test inputs of {test.x.dtype}"
+        )
     model = "cnn" if train.x.ndim >= 3 else "mlp"
     scale = 255.0 if train.x.dtype == np.uint8 else 1.0
     mixed, shots = f"{model}-mh", few(train.y)
-    return Source(name, classes, train, test, scale=scale, model=model, mixed_model=mixed, shots=shots, **options)
+    return Source(
+        name,
+        classes,
+        train,
+        test,
+        scale=scale,
+        model=model,
+        mixed_model=mixed,
+        shots=shots,
+        **options,
+    )
 
 
 def from_clients(clients: Sequence) -> list[Source]:
@@ -207,14 +254,19 @@ def _arrays(client: Any, where: str) -> list[np.ndarray]:
         found = f"{len(client)} things" if listed else type(client).__name__
         raise DataError(f"{where} must be (x, y) or (x, y, x_test, y_test), not {found}")
     try:
-        arrays = [np.asarray(array.detach().cpu() if isinstance(array, Tensor) else array) for array in client]
+        arrays = [
+            np.asarray(array.detach().cpu() if isinstance(array, Tensor) else array)
+            for array in client
+        ]
         arrays[1::2] = [np.asarray(y.tolist()) if y.dtype == object else y for y in arrays[1::2]]
     except (ValueError, TypeError) as error:
         raise DataError(f"{where} has inputs or labels that are no array: {error}") from error
     for y in arrays[1::2]:
         if y.dtype.kind not in "iuU" or y.ndim != 1:
             found = f"{y.dtype} of shape {y.shape}"
-            raise DataError(f"{where} has labels that are no list of whole numbers or of text: {found}")
+            raise DataError(
+                f"{where} has labels that are no list of whole numbers or of text: {found}"
+            )
     return arrays
 
 
@@ -223,8 +275,12 @@ def _from_client(arrays: list[np.ndarray], names: tuple[str, ...], where: str) -
     try:
         labels = [_numbered(y, index) for y in arrays[1::2]]
     except KeyError as error:
-        raise DataError(f"{where} has test images of class {error}, of which nobody has a training image") from error
-    return from_arrays(where, names, [Split(x, y) for x, y in zip(arrays[::2], labels, strict=True)])
+        raise DataError(
+            f"{where} has test images of class {error}, of which nobody has a training image"
+        ) from error
+    return from_arrays(
+        where, names, [Split(x, y) for x, y in zip(arrays[::2], labels, strict=True)]
+    )
 
 
 def _numbered(labels: np.ndarray, index: dict[str, int]) -> np.ndarray:
@@ -252,12 +308,16 @@ class DataFolders:
                 if (folder / candidate).exists():
                     return folder / candidate
         looked = ", ".join(str(folder) for folder in self.folders())
-        raise DataError(f"{candidates[0]} was not found in {looked}: put it there, or name a folder with --data-dir")
+        raise DataError(
+            f"{candidates[0]} was not found in {looked}: put it there, or name a folder with --data-dir"
+        )
 
 
 def folders_in(path: Path) -> list[Path]:
     """Those that are not hidden, by name."""
-    return sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
+    return sorted(
+        each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__"))
+    )
 
 
 DIGITS = tuple("0123456789")

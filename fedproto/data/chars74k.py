@@ -24,4 +24,6 @@ def chars74k(places: DataFolders) -> Source:
     check(str(path), everything, len(classes))
     is_test = np.isin(typeface, np.unique(typeface)[-TEST_TYPEFACES:])
     train, test = (everything.rows(np.flatnonzero(rows)) for rows in (~is_test, is_test))
-    return Source("chars74k", classes, train, test, (0.1307,), (0.3081,), model=MODEL, mixed_model=MIXED_MODEL)
+    return Source(
+        "chars74k", classes, train, test, (0.1307,), (0.3081,), model=MODEL, mixed_model=MIXED_MODEL
+    )

@@ -21,12 +21,25 @@ def cifar100(places: DataFolders, *, coarse: bool = False) -> Source:
     labels = "coarse" if coarse else "fine"
     names = _names(folder / "meta", labels)
     train, test = (_read(folder / part, labels, len(names)) for part in ("train", "test"))
-    return Source("cifar100", names, train, test, *IMAGENET, augment=True, model="resnet18", mixed_model="resnet18-mh")
+    return Source(
+        "cifar100",
+        names,
+        train,
+        test,
+        *IMAGENET,
+        augment=True,
+        model="resnet18",
+        mixed_model="resnet18-mh",
+    )
 
 
 def _names(path: Path, labels: str) -> tuple[str, ...]:
     names = _load(path).get(f"{labels}_label_names".encode())
-    if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names) or len(names) != SIZES[labels]:
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(name, bytes) for name in names)
+        or len(names) != SIZES[labels]
+    ):
         raise DataError(f"{path} must hold a list {labels}_label_names of {SIZES[labels]} names")
     return tuple(name.decode("utf-8", "replace") for name in names)
 
@@ -50,5 +63,7 @@ def _load(path: Path) -> dict[bytes, Any]:
     except Exception as error:  # a damaged pickle can fail in any way
         raise DataError(f"{path} is damaged or no CIFAR-100 python file: {error}") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path} is no CIFAR-100 python file: it holds {type(content).__name__}, not a dict")
+        raise DataError(
+            f"{path} is no CIFAR-100 python file: it holds {type(content).__name__}, not a dict"
+        )
     return content

@@ -14,7 +14,14 @@ import numpy as np
 from fedproto.config.options import File
 from fedproto.core.class_names import class_name
 from fedproto.data import DataFolders, Source, Split, few, hold_out
-from fedproto.data.shared.feature_encoding import ENCODING, Category, Columns, Number, numbers, read_encoding
+from fedproto.data.shared.feature_encoding import (
+    ENCODING,
+    Category,
+    Columns,
+    Number,
+    numbers,
+    read_encoding,
+)
 from fedproto.errors import DataError, unknown
 
 LABELS = ("label", "class", "target", "y")  # what a column of classes is usually called
@@ -22,11 +29,17 @@ DELIMITERS = ",;\t"
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 NA = ("NA", "?")  # missing, as an empty value is
 MOST_CATEGORIES = 1000  # of a column: each becomes an input
-FEW_TEXTS = 10  # of a column: so many may be categories of a small table, however few rows hold each
+FEW_TEXTS = (
+    10  # of a column: so many may be categories of a small table, however few rows hold each
+)
 LONGEST = 1000  # characters of a value: every value of a column takes as much room as its longest
-CHUNK = 10_000  # rows that are Python's own texts at a time, which take ten times the room of an array
+CHUNK = (
+    10_000  # rows that are Python's own texts at a time, which take ten times the room of an array
+)
 
-delimited.field_size_limit(2**31 - 1)  # Python's own is 131,072 characters, and a text may be longer
+delimited.field_size_limit(
+    2**31 - 1
+)  # Python's own is 131,072 characters, and a text may be longer
 
 
 def csv(
@@ -59,7 +72,9 @@ def csv(
             f"{path} needs a column of classes and another of inputs, beside any of clients: it has {found}"
         )
     names, y, rows = labelled(path, inputs.pop(chosen).tolist(), table.cut, table.place)
-    columns = _given(Path(encoding), inputs, path) if encoding else _fitted(table, inputs, rows[0], keep)
+    columns = (
+        _given(Path(encoding), inputs, path) if encoding else _fitted(table, inputs, rows[0], keep)
+    )
     x = columns(inputs, table.place)
     writer = table.clients(whose) if whose else None
     train, test = (Split(x, y, writer).rows(part) for part in rows)
@@ -98,7 +113,9 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The header, then the rows, each with the number of its last line; blank lines are passed over."""
     with opened(path) as file:
         first = file.readline()
-        delimiter = max(DELIMITERS, key=lambda mark: len(next(delimited.reader([first], delimiter=mark), [])))
+        delimiter = max(
+            DELIMITERS, key=lambda mark: len(next(delimited.reader([first], delimiter=mark), []))
+        )
         rows = delimited.reader(chain([first], file), delimiter=delimiter, strict=True)
         header = _header(path, next(rows, []))
         yield rows.line_num, header
@@ -116,7 +133,9 @@ def _header(path: Path, names: list[str]) -> list[str]:
     wrong = [name for name in names if not name or _is_number(name)]
     if not names or wrong:
         found = f"{wrong[0]!r}" if wrong else "nothing"
-        raise DataError(f"{path} has no header: its first line must name every column in words, and holds {found}")
+        raise DataError(
+            f"{path} has no header: its first line must name every column in words, and holds {found}"
+        )
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise DataError(f"{path} names two columns {twice[0]!r}")
@@ -135,10 +154,15 @@ def parts_of(path: Path, stems: Sequence[str], ends: Sequence[str]) -> list[Path
     """The file itself, or those of training and test in a folder."""
     if not path.is_dir():
         return [path]
-    found = [next((path / (stem + end) for end in ends if (path / (stem + end)).exists()), None) for stem in stems]
+    found = [
+        next((path / (stem + end) for end in ends if (path / (stem + end)).exists()), None)
+        for stem in stems
+    ]
     wanted = " and ".join(stem + ends[0] for stem in stems)
     if None in found:
-        raise DataError(f"{path} is a folder that does not hold {wanted}: put them there, or name a file")
+        raise DataError(
+            f"{path} is a folder that does not hold {wanted}: put them there, or name a file"
+        )
     return [each for each in found if each is not None]
 
 
@@ -156,7 +180,9 @@ class Table(NamedTuple):
     cut: int | None  # where the test rows begin, if they are told
 
     @classmethod
-    def read(cls, path: Path, ignore: Sequence[str] = (), only: Sequence[str] | None = None) -> Table:
+    def read(
+        cls, path: Path, ignore: Sequence[str] = (), only: Sequence[str] | None = None
+    ) -> Table:
         """All columns but those to `ignore`, or `only` some, as far as they are there."""
         paths = parts_of(path, ("train", "test"), (".csv", ".csv.gz"))
         read = [_columns(each, [name for name in ignore if name], only) for each in paths]
@@ -166,7 +192,9 @@ class Table(NamedTuple):
             missing = [name for name in read[0][0] if name not in columns]
             if missing:
                 raise DataError(f"{each} has no column {missing[0]!r}, which {paths[0]} has")
-        columns = {name: np.concatenate([columns[name] for columns, _ in read]) for name in read[0][0]}
+        columns = {
+            name: np.concatenate([columns[name] for columns, _ in read]) for name in read[0][0]
+        }
         files = [(each, lines) for each, (_, lines) in zip(paths, read, strict=True)]
         return cls(columns, files, len(read[0][1]) if len(read) > 1 else None)
 
@@ -178,7 +206,9 @@ class Table(NamedTuple):
     def clients(self, name: str) -> np.ndarray:
         missing = np.flatnonzero(self.columns[name] == "")
         if len(missing):
-            raise DataError(f"{self.place(missing[0])} has no client: fill in column {name!r}, or name it in `ignore`")
+            raise DataError(
+                f"{self.place(missing[0])} has no client: fill in column {name!r}, or name it in `ignore`"
+            )
         return self.columns[name]
 
     def place(self, row: int) -> str:
@@ -190,7 +220,9 @@ class Table(NamedTuple):
         raise IndexError(row)
 
 
-def _columns(path: Path, ignore: Sequence[str], only: Sequence[str] | None) -> tuple[dict[str, np.ndarray], list[int]]:
+def _columns(
+    path: Path, ignore: Sequence[str], only: Sequence[str] | None
+) -> tuple[dict[str, np.ndarray], list[int]]:
     """The columns of one file as arrays of text, without blanks around it, and the line of each row."""
     rows = read_rows(path)
     _, header = next(rows)
@@ -228,7 +260,9 @@ def labelled(
     number = {name: position for position, name in enumerate(names)}
     foreign = next((row for row, label in enumerate(labels) if label not in number), None)
     if foreign is not None:
-        raise DataError(f"{place(foreign)} has the label {labels[foreign]!r}, which no training row has")
+        raise DataError(
+            f"{place(foreign)} has the label {labels[foreign]!r}, which no training row has"
+        )
     y = np.array([number[label] for label in labels], np.int64)
     if cut is not None:
         return names, y, (np.arange(cut), np.arange(cut, len(y)))
@@ -263,11 +297,15 @@ def _given(file: Path, inputs: dict[str, np.ndarray], path: str) -> Columns:
         raise DataError(f"{file} is the encoding of texts, and {path} is a table")
     missing = found.missing(inputs)
     if missing:
-        raise DataError(f"{path} has no column {missing[0]!r}, which {file} speaks of: it has {', '.join(inputs)}")
+        raise DataError(
+            f"{path} has no column {missing[0]!r}, which {file} speaks of: it has {', '.join(inputs)}"
+        )
     return found
 
 
-def _fitted(table: Table, inputs: dict[str, np.ndarray], train: np.ndarray, keep: Sequence[str]) -> Columns:
+def _fitted(
+    table: Table, inputs: dict[str, np.ndarray], train: np.ndarray, keep: Sequence[str]
+) -> Columns:
     kept = {table.named(name) for name in keep if name}
     columns = []
     for name, texts in inputs.items():
@@ -275,7 +313,9 @@ def _fitted(table: Table, inputs: dict[str, np.ndarray], train: np.ndarray, keep
     return Columns(tuple(columns))
 
 
-def _fitted_column(table: Table, name: str, texts: np.ndarray, train: np.ndarray, is_kept: bool) -> Number | Category:
+def _fitted_column(
+    table: Table, name: str, texts: np.ndarray, train: np.ndarray, is_kept: bool
+) -> Number | Category:
     """How a column becomes inputs, by its training rows."""
     known = numbers(texts[train])
     if known is not None:
@@ -308,11 +348,15 @@ def _identifies_rows(texts: np.ndarray) -> bool:
 
 def _standardised(table: Table, name: str, known: np.ndarray) -> Number:
     """To mean 0 and deviation 1; a column that never changes is 0."""
-    changes = len(np.unique(known)) > 1  # asked of the numbers: rounding gives equal ones a tiny deviation
+    changes = (
+        len(np.unique(known)) > 1
+    )  # asked of the numbers: rounding gives equal ones a tiny deviation
     with np.errstate(over="ignore", invalid="ignore"):
         mean, std = known.mean() if changes else known[:1].sum(), known.std() if changes else 1.0
     if not np.isfinite(std):
-        raise DataError(f"{table.files[0][0]}: column {name!r} holds numbers too large to be squared")
+        raise DataError(
+            f"{table.files[0][0]}: column {name!r} holds numbers too large to be squared"
+        )
     return Number(name, float(mean), float(std))
 
 
@@ -320,7 +364,9 @@ def _refuse_spoilt_numbers(table: Table, name: str, texts: np.ndarray, train: np
     """A column of numbers with a stray word, or with decimal commas, would else become an input for each number."""
     values = np.unique(texts[train])
     read = [
-        value for value in values if value and numbers(np.char.replace(values[values == value], ",", ".")) is not None
+        value
+        for value in values
+        if value and numbers(np.char.replace(values[values == value], ",", ".")) is not None
     ]
     if len(read) <= 10 or len(read) < 0.8 * np.count_nonzero(values != ""):
         return

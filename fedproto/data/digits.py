@@ -10,4 +10,6 @@ def digits(places: DataFolders) -> Source:
     everything = Split(bunch.images.astype(np.uint8), bunch.target.astype(np.int64))
     train, test = map(everything.rows, hold_out(everything.y))
     mean, std, levels = (0.3053,), (0.3760,), 16.0
-    return Source("digits", DIGITS, train, test, mean, std, levels, model="mlp", mixed_model="mlp-mh", shots=8)
+    return Source(
+        "digits", DIGITS, train, test, mean, std, levels, model="mlp", mixed_model="mlp-mh", shots=8
+    )

@@ -1,7 +1,10 @@
 from fedproto.data import DataFolders, Source, Split
 from fedproto.data.shared.idx import read_pair
 
-FOLDERS = ("fashion-mnist", "FashionMNIST/raw")  # never the data folder itself: MNIST's files have the same names
+FOLDERS = (
+    "fashion-mnist",
+    "FashionMNIST/raw",
+)  # never the data folder itself: MNIST's files have the same names
 CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip

@@ -17,7 +17,10 @@ from fedproto.data.shared.lazy_images import Images, Lazy
 from fedproto.errors import ConfigError, DataError
 
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-NORMAL = (0.1307,), (0.3081,)  # MNIST's mean and deviation, as in the released code; the same for all forms
+NORMAL = (
+    (0.1307,),
+    (0.3081,),
+)  # MNIST's mean and deviation, as in the released code; the same for all forms
 IDX_FOLDERS = ("femnist", "femnist/gzip", "emnist", "emnist/gzip", "EMNIST/raw")
 LEAF_FOLDERS = ("femnist", "femnist/data", "leaf/data/femnist/data")
 TEST_FOLDER = "hsf_4"  # writers of NIST's own test set: high-school students, where the others are mostly staff
@@ -35,7 +38,10 @@ FORMS = {
 
 
 def femnist(
-    places: DataFolders, *, form: Literal["auto", "leaf", "emnist", "nist"] = "auto", size: PositiveInt | None = None
+    places: DataFolders,
+    *,
+    form: Literal["auto", "leaf", "emnist", "nist"] = "auto",
+    size: PositiveInt | None = None,
 ) -> Source:
     """Handwritten 0-9, A-Z and a-z by 3,600 people: LEAF's FEMNIST, EMNIST by class, or NIST's 128x128 images.
 
@@ -66,7 +72,9 @@ def _locate(places: DataFolders, form: str) -> tuple[str, Path]:
                     return found, folder / candidate
     looked = ", ".join(map(str, places.folders()))
     what = " or ".join(dict.fromkeys(candidates[0] for candidates in wanted.values()))
-    raise DataError(f"{what} was not found in {looked}: put it there, or name a folder with --data-dir")
+    raise DataError(
+        f"{what} was not found in {looked}: put it there, or name a folder with --data-dir"
+    )
 
 
 # --- LEAF: JSON files, writer by writer
@@ -88,7 +96,9 @@ def _shards(folder: Path) -> Split:
     parts = [split for path in paths for split in _shard(path)]
     if not parts:
         raise DataError(f"{folder} holds no writer")
-    x, y, writer = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y", "writer"))
+    x, y, writer = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y", "writer")
+    )
     return Split(x, y, writer)
 
 
@@ -100,9 +110,13 @@ def _shard(path: Path) -> Iterator[Split]:
         counts = content.get("num_samples", [len(data["y"]) for _, data in people])
         found = [len(data["y"]) for _, data in people]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is damaged or no LEAF file: {type(error).__name__}: {error}") from error
+        raise DataError(
+            f"{path} is damaged or no LEAF file: {type(error).__name__}: {error}"
+        ) from error
     if counts != found:
-        raise DataError(f"{path} is damaged: num_samples does not say how many labels each writer has")
+        raise DataError(
+            f"{path} is damaged: num_samples does not say how many labels each writer has"
+        )
     for user, data in people:
         yield _writer(f"{path}: writer {user}", str(user), data)
 
@@ -118,7 +132,9 @@ def _writer(where: str, user: str, data: dict[str, Any]) -> Split:
         raise DataError(f"{where} has labels that are no whole numbers")
     if not ((x >= 0) & (x <= 1)).all():  # NaN is neither
         raise DataError(f"{where} has a value that is not between 0 and 1")
-    split = Split(np.rint(255 * (1 - x)).astype(np.uint8), y.astype(np.int64), np.full(len(y), user))
+    split = Split(
+        np.rint(255 * (1 - x)).astype(np.uint8), y.astype(np.int64), np.full(len(y), user)
+    )
     check(where, split, len(CLASSES))
     return split
 
@@ -127,7 +143,9 @@ def _writer(where: str, user: str, data: dict[str, Any]) -> Split:
 
 
 def _emnist(places: DataFolders) -> tuple[Split, Split]:
-    (x, y), (test_x, test_y) = (read_pair(places, IDX_FOLDERS, f"emnist-byclass-{part}") for part in ("train", "test"))
+    (x, y), (test_x, test_y) = (
+        read_pair(places, IDX_FOLDERS, f"emnist-byclass-{part}") for part in ("train", "test")
+    )
     return Split(_upright(x), y), Split(_upright(test_x), test_y)
 
 
@@ -143,9 +161,13 @@ def _mat(path: Path) -> tuple[Split, Split]:
         symbols = "".join(map(chr, np.asarray(dataset["mapping"])[:, 1]))
     except Exception as error:  # a damaged file can fail in any way
         reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"{path} is damaged or no emnist-byclass.mat of MATLAB 5: {reason}") from error
+        raise DataError(
+            f"{path} is damaged or no emnist-byclass.mat of MATLAB 5: {reason}"
+        ) from error
     if symbols != "".join(CLASSES):
-        raise DataError(f"{path} maps its labels to {symbols[:70]!r}, not to 0-9, A-Z, a-z: is it emnist-byclass.mat?")
+        raise DataError(
+            f"{path} maps its labels to {symbols[:70]!r}, not to 0-9, A-Z, a-z: is it emnist-byclass.mat?"
+        )
     for part, split in (("train", train), ("test", test)):
         check(f"{path}: {part}", split, len(CLASSES))
     return train, test
@@ -179,9 +201,13 @@ def _files_of(folder: Path) -> dict[str, list[str]]:
     """The images of a class: hsf_4 to test, train_xx to train, which repeats the other hsf_N."""
     subfolders = sorted(each for each in folder.glob("*_*") if each.is_dir())
     training = [each for each in subfolders if each.name.startswith("train_")]
-    training = training or [each for each in subfolders if each.name.startswith("hsf_") and each.name != TEST_FOLDER]
+    training = training or [
+        each for each in subfolders if each.name.startswith("hsf_") and each.name != TEST_FOLDER
+    ]
     parts = {"train": training, "test": [each for each in subfolders if each.name == TEST_FOLDER]}
-    return {part: [path for each in where for path in _images_in(each)] for part, where in parts.items()}
+    return {
+        part: [path for each in where for path in _images_in(each)] for part, where in parts.items()
+    }
 
 
 def _images_in(folder: Path) -> list[str]:

@@ -8,7 +8,12 @@ from fedproto.data import DataFolders, Source, Split, folders_in, from_arrays
 from fedproto.data.shared.lazy_images import Images, agreed
 from fedproto.errors import DataError
 
-TESTS = ("test", "val", "valid", "validation")  # what a test set may be called; the first that is there is taken
+TESTS = (
+    "test",
+    "val",
+    "valid",
+    "validation",
+)  # what a test set may be called; the first that is there is taken
 ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
@@ -33,11 +38,19 @@ def folder(
     names = tuple(sorted(found[0]))
     for name in found[-1]:
         if name not in found[0]:
-            raise DataError(f"{parts[-1] / name} holds a class that {parts[0]} has no image of: add some, or remove it")
+            raise DataError(
+                f"{parts[-1] / name} holds a class that {parts[0]} has no image of: add some, or remove it"
+            )
     files = [[file for name in names for file in classes.get(name, ())] for classes in found]
-    labels = [np.repeat(np.arange(len(names)), [len(classes.get(name, ())) for name in names]) for classes in found]
+    labels = [
+        np.repeat(np.arange(len(names)), [len(classes.get(name, ())) for name in names])
+        for classes in found
+    ]
     shape, mode = agreed(((file, file) for part in files for file in part), size, grey)
-    splits = [Split(Images(part, shape, mode, size is not None), y) for part, y in zip(files, labels, strict=True)]
+    splits = [
+        Split(Images(part, shape, mode, size is not None), y)
+        for part, y in zip(files, labels, strict=True)
+    ]
     return from_arrays(f"folder:{path}", names, splits, mean=mean, std=std, augment=augment)
 
 
@@ -47,7 +60,9 @@ def _parts(root: Path) -> list[Path]:
     if not (root / "train").is_dir():
         for part in tests:
             if not _images_in(part) and any(_images_in(each) for each in folders_in(part)):
-                raise DataError(f"{part} holds a folder a class, but there is no {root / 'train'} to train with")
+                raise DataError(
+                    f"{part} holds a folder a class, but there is no {root / 'train'} to train with"
+                )
         return [root]
     return [root / "train", *tests[:1]]
 
@@ -59,7 +74,9 @@ def _classes(root: Path) -> dict[str, list[str]]:
         if not any(files.values()):
             raise _without_classes(root)
     except OSError as error:
-        raise DataError(f"{error.filename} is no folder that can be read: {error.strerror}") from error
+        raise DataError(
+            f"{error.filename} is no folder that can be read: {error.strerror}"
+        ) from error
     found: dict[str, list[str]] = {}
     for name, images in files.items():
         if images:  # two spellings of one name are one class
@@ -69,9 +86,17 @@ def _classes(root: Path) -> dict[str, list[str]]:
 
 def _without_classes(root: Path) -> DataError:
     if not _images_in(root):
-        return DataError(f"{root} holds no images: it needs a folder a class with files that end in {', '.join(ENDS)}")
-    hint = f", and call no class {root.name!r}, which names a set" if root.name in ("train", *TESTS) else ""
-    return DataError(f"{root} holds images, but no folder a class: put them in {root / 'CLASS'}{hint}")
+        return DataError(
+            f"{root} holds no images: it needs a folder a class with files that end in {', '.join(ENDS)}"
+        )
+    hint = (
+        f", and call no class {root.name!r}, which names a set"
+        if root.name in ("train", *TESTS)
+        else ""
+    )
+    return DataError(
+        f"{root} holds images, but no folder a class: put them in {root / 'CLASS'}{hint}"
+    )
 
 
 def _images_in(folder: Path) -> list[str]:

@@ -13,7 +13,14 @@ from fedproto.data.npz import MOST_CLASSES
 from fedproto.data.shared.lazy_images import Lazy, Named, agreed, decode, full_shape
 from fedproto.errors import ConfigError, DataError, MissingExtra, need
 
-LABELS = ("label", "labels", "fine_label", "character", "class", "target")  # columns taken for it, first come first
+LABELS = (
+    "label",
+    "labels",
+    "fine_label",
+    "character",
+    "class",
+    "target",
+)  # columns taken for it, first come first
 CLIENTS = ("client", "client_id", "writer", "writer_id", "user", "user_id")
 TESTS = ("test", "validation", "valid")
 SAFE_MAJOR_VERSION = 4  # of `datasets`
@@ -58,13 +65,17 @@ def _tables(name: str, subset: str | None) -> list[Any]:
     if not is_folder:
         _refuse_other_than_hub(name)
     if int(datasets.__version__.partition(".")[0]) < SAFE_MAJOR_VERSION:
-        raise MissingExtra("dataset hf needs datasets>=4, since older versions run code that a data set brings")
+        raise MissingExtra(
+            "dataset hf needs datasets>=4, since older versions run code that a data set brings"
+        )
     try:
         found = datasets.load_dataset(name, subset)
     except Exception as error:  # the network, the hub's answer, a damaged file
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if is_folder:
-            raise DataError(f"dataset hf cannot read the folder {name}, which needs train-*.parquet ({why})") from error
+            raise DataError(
+                f"dataset hf cannot read the folder {name}, which needs train-*.parquet ({why})"
+            ) from error
         raise DataError(
             f"dataset hf finds no folder {name!r}, and it cannot be read from the hub ({why}): where there is no "
             "network, put the data set's parquet files in a folder, and name it with hf:FOLDER"
@@ -79,18 +90,24 @@ def _refuse_other_than_hub(name: str) -> None:
     """Refuse what is not OWNER/NAME: `load_dataset("pandas")` would unpickle files of the current folder."""
     owner, slash, own_name = name.partition("/")
     if not (owner and slash and own_name) or Path(name).suffix == ".py":
-        raise DataError(f"dataset hf finds no folder {name!r}; a data set of the hub is written hf:OWNER/NAME")
+        raise DataError(
+            f"dataset hf finds no folder {name!r}; a data set of the hub is written hf:OWNER/NAME"
+        )
 
 
 class _Columns:
     """Which column holds what."""
 
-    def __init__(self, where: str, table: Any, image: str | None, label: str | None, client: str | None) -> None:
+    def __init__(
+        self, where: str, table: Any, image: str | None, label: str | None, client: str | None
+    ) -> None:
         self.where, self.features = where, table.features
         for name in (image, label, client):
             if name is not None and name not in self.features:
                 raise ConfigError(f"{where} has no column {name!r}: it has {self._listed()}")
-        self.image = image or self._only([n for n in self.features if self._is_image(n)], (), "image")
+        self.image = image or self._only(
+            [n for n in self.features if self._is_image(n)], (), "image"
+        )
         self.client = client or next((name for name in CLIENTS if name in self.features), None)
         self.label = label or self._label()
 
@@ -103,13 +120,19 @@ class _Columns:
 
     def _is_image(self, name: str) -> bool:
         feature = self.features[name]
-        return type(feature).__name__ == "Image" or (isinstance(feature, dict) and set(feature) == {"bytes", "path"})
+        return type(feature).__name__ == "Image" or (
+            isinstance(feature, dict) and set(feature) == {"bytes", "path"}
+        )
 
     def _label(self) -> str:
         """The column of class labels, else one of a usual name, else the only one of whole numbers or text."""
         rest = [name for name in self.features if name not in (self.image, self.client)]
         named = [name for name in rest if type(self.features[name]).__name__ == "ClassLabel"]
-        others = [name for name in rest if self._kind(name).startswith(("int", "uint", "string", "large_string"))]
+        others = [
+            name
+            for name in rest
+            if self._kind(name).startswith(("int", "uint", "string", "large_string"))
+        ]
         return self._only(named or others, LABELS, "label")
 
     def _only(self, candidates: list[str], usual: tuple[str, ...], what: str) -> str:
@@ -119,29 +142,43 @@ class _Columns:
                 f"{self.where} has no column of images, and numbers go in an npz file: it has {self._listed()}"
             )
         if len(candidates) != 1:
-            raise ConfigError(f"{self.where} needs {what}=COLUMN, to say which it is: it has {self._listed()}")
+            raise ConfigError(
+                f"{self.where} needs {what}=COLUMN, to say which it is: it has {self._listed()}"
+            )
         return candidates[0]
 
     def pictures(self, table: Any) -> Any:
         """The column of images alone, as the bytes of their files."""
         datasets = need("datasets", "'fedproto[hub]'", "dataset hf")
         if not self._is_image(self.image):
-            raise DataError(f"{self.where}: column {self.image!r} holds {self._kind(self.image)}, not images")
-        return table.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
+            raise DataError(
+                f"{self.where}: column {self.image!r} holds {self._kind(self.image)}, not images"
+            )
+        return table.select_columns([self.image]).cast_column(
+            self.image, datasets.Image(decode=False)
+        )
 
     def labels(self, tables: list[Any]) -> tuple[list[np.ndarray], tuple[str, ...]]:
         """Each table's labels, and the names of the classes."""
         found = [_column(table, self.label, self.where) for table in tables]
         if found[0].dtype.kind in "OU":
-            names = sorted({str(name) for column in found for name in np.unique(column.astype(str))})
+            names = sorted(
+                {str(name) for column in found for name in np.unique(column.astype(str))}
+            )
             return [np.searchsorted(names, column.astype(str)) for column in found], tuple(names)
         if any(column.dtype.kind not in "iu" for column in found):
-            raise DataError(f"{self.where}: labels must be whole numbers or text, not {found[0].dtype}")
+            raise DataError(
+                f"{self.where}: labels must be whole numbers or text, not {found[0].dtype}"
+            )
         stated = getattr(self.features[self.label], "names", None)
         highest = int(found[0].max(initial=0))
         if stated is None and highest >= MOST_CLASSES:
-            raise DataError(f"{self.where} has a label {highest}, out of range: labels count from 0")
-        return [column.astype(np.int64) for column in found], tuple(stated or map(str, range(highest + 1)))
+            raise DataError(
+                f"{self.where} has a label {highest}, out of range: labels count from 0"
+            )
+        return [column.astype(np.int64) for column in found], tuple(
+            stated or map(str, range(highest + 1))
+        )
 
     def writers(self, table: Any) -> np.ndarray | None:
         if self.client is None or self.client not in table.features:

@@ -27,7 +27,9 @@ def npz(
     return from_named("npz", path, arrays, mean=mean, std=std, augment=augment)
 
 
-def from_named(kind: str, path: str, arrays: dict[str, np.ndarray], end: str = "", **options: Any) -> Source:
+def from_named(
+    kind: str, path: str, arrays: dict[str, np.ndarray], end: str = "", **options: Any
+) -> Source:
     """A source of arrays by their names, which stand with `end` in the file or folder."""
     y, classes = _labels(path, arrays)
     splits = [Split(arrays["x"], y, arrays.get("client"))]
@@ -59,7 +61,9 @@ def whole(path: str, name: str, y: np.ndarray) -> np.ndarray:
     """Labels, or other ids, as int64."""
     if y.dtype.kind not in "iu" or y.ndim != 1:
         found = f"{y.dtype} of shape {y.shape}"
-        raise DataError(f"{path}: {name} must be a list of whole numbers, not {found}; names go in `classes`")
+        raise DataError(
+            f"{path}: {name} must be a list of whole numbers, not {found}; names go in `classes`"
+        )
     return y.astype(np.int64)
 
 
@@ -69,5 +73,7 @@ def _labels(path: str, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple
         return y, tuple(str(name) for name in arrays["classes"].reshape(-1))
     highest = int(y.max(initial=0))
     if highest >= MOST_CLASSES:
-        raise DataError(f"{path} has a label {highest}, out of range: labels count from 0, or `classes` names them")
+        raise DataError(
+            f"{path} has a label {highest}, out of range: labels count from 0, or `classes` names them"
+        )
     return y, tuple(str(label) for label in range(highest + 1))

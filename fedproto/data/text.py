@@ -48,7 +48,9 @@ def text(
     if not all(parts):
         raise DataError(f"{path} holds no text: {_WANTED}")
     cut = len(parts[0]) if len(parts) > 1 else None
-    names, y, rows = labelled(path, [d.label for d in documents], cut, lambda row: documents[row].place)
+    names, y, rows = labelled(
+        path, [d.label for d in documents], cut, lambda row: documents[row].place
+    )
     trained_on = (documents[row].text for row in rows[0])
     words = _given(Path(encoding), path) if encoding else Words.of(trained_on, vocabulary, length)
     if not words.words:
@@ -88,7 +90,9 @@ def texts_in(path: Path) -> Iterator[tuple[str, str]]:
     for line, row in _rows(path):
         name = usual(list(row), ("text",))
         if name is None:
-            raise DataError(f"{path}, line {line} has no 'text': it has {', '.join(row) or 'nothing'}")
+            raise DataError(
+                f"{path}, line {line} has no 'text': it has {', '.join(row) or 'nothing'}"
+            )
         yield row[name], f"{path}, line {line}"
 
 
@@ -141,21 +145,29 @@ def _json_object(place: str, line: str) -> dict[str, str]:
     found = parse_json(line, place, DataError)
     if not isinstance(found, dict):
         raise DataError(f'{place} is no JSON object, such as {{"text": "...", "label": "..."}}')
-    plain = {key: value for key, value in found.items() if type(value) in (str, int)}  # true and false are no names
+    plain = {
+        key: value for key, value in found.items() if type(value) in (str, int)
+    }  # true and false are no names
     return {key: str(value) for key, value in plain.items()}
 
 
-def _chosen(path: Path, rows: Iterator[tuple[int, dict[str, str]]], label: str | None) -> Iterator[Document]:
+def _chosen(
+    path: Path, rows: Iterator[tuple[int, dict[str, str]]], label: str | None
+) -> Iterator[Document]:
     """Text, label and client of each row, in whichever columns the first row has them."""
     of: tuple[str, str, str | None] | None = None
     for line, row in rows:
         of = of or _keys(path, list(row), label)
         missing = [name for name in of if name is not None and name not in row]
         if missing:
-            raise DataError(f"{path}, line {line} has no {missing[0]!r} that is a text or a whole number")
+            raise DataError(
+                f"{path}, line {line} has no {missing[0]!r} that is a text or a whole number"
+            )
         client = row[of[2]].strip() if of[2] is not None else None
         if client == "":
-            raise DataError(f"{path}, line {line} has no client: fill in {of[2]!r}, or leave it out of every line")
+            raise DataError(
+                f"{path}, line {line} has no client: fill in {of[2]!r}, or leave it out of every line"
+            )
         yield Document(row[of[0]], row[of[1]].strip(), client, f"{path}, line {line}")
 
 

@@ -70,7 +70,9 @@ def _replied(
         asked = from_record(message.content)
         nonce = {"nonce": asked.header.get("nonce")}  # shows that the answer is to this message
         if "refused" in asked.header:
-            LOG.warning("The last answer did not count: %s", printable(str(asked.header["refused"])))
+            LOG.warning(
+                "The last answer did not count: %s", printable(str(asked.header["refused"]))
+            )
         reply = act(asked, _read_own_file(context.node_config))
         content = to_record(Message(reply.header | nonce, reply.arrays))
     except FedProtoError as error:
@@ -87,5 +89,7 @@ def _read_own_file(node_config: Mapping[str, Any]) -> MemberSettings:
     from fedproto.errors import ConfigError
 
     if "member" not in node_config:
-        raise ConfigError("this SuperNode was started without its file: --node-config 'member=\"PATH.toml\"'")
+        raise ConfigError(
+            "this SuperNode was started without its file: --node-config 'member=\"PATH.toml\"'"
+        )
     return read_member(Path(str(node_config["member"])), operated=True)

@@ -25,14 +25,25 @@ LONGEST_PAUSE = 2.0  # seconds before all are asked for again, however many they
 LONGEST_HEADER = 2**20  # letters
 DEFAULT_MAX_BYTES = 64 * 2**20  # of one reply's arrays
 PAYLOAD = "safetensors"  # how a payload is written
-_UNREACHABLE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+_UNREACHABLE = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
 
 
 def to_record(parcel: Message) -> RecordDict:
     """The payload as one array of bytes; the header as one text, since Flower's records know no empty lists."""
     payload = parcel.payload()
-    arrays = ArrayRecord({"payload": Array("uint8", (len(payload),), PAYLOAD, payload)} if payload else {})
-    return RecordDict({"arrays": arrays, "header": ConfigRecord({"json": json.dumps(parcel.header, sort_keys=True)})})
+    arrays = ArrayRecord(
+        {"payload": Array("uint8", (len(payload),), PAYLOAD, payload)} if payload else {}
+    )
+    return RecordDict(
+        {
+            "arrays": arrays,
+            "header": ConfigRecord({"json": json.dumps(parcel.header, sort_keys=True)}),
+        }
+    )
 
 
 def from_record(record: RecordDict) -> Message:
@@ -77,7 +88,9 @@ class FlowerTransport:
     grows by those that are seen. Of the others the first who says a name holds it while it is there.
     """
 
-    def __init__(self, grid: Grid, registered: set[str] | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(
+        self, grid: Grid, registered: set[str] | None = None, max_bytes: int = DEFAULT_MAX_BYTES
+    ) -> None:
         self.grid = grid
         self.puller = Puller(grid, max_bytes + MAX_DESCRIPTION_BYTES)
         self.names: dict[int, str] = {}  # by node; no name twice
@@ -85,13 +98,23 @@ class FlowerTransport:
         self._sent: dict[str, int] = {}
 
     def present(self) -> list[str]:
-        online = {node.node_id: node.name for node in self.grid.get_nodes() if node.status == "online"}
-        by_key = {name: node for node, name in reversed(online.items()) if name}  # of two, the first
+        online = {
+            node.node_id: node.name for node in self.grid.get_nodes() if node.status == "online"
+        }
+        by_key = {
+            name: node for node, name in reversed(online.items()) if name
+        }  # of two, the first
         self.registered |= set(by_key)
-        said = {node: name for node, name in self.names.items() if node in online and name not in self.registered}
+        said = {
+            node: name
+            for node, name in self.names.items()
+            if node in online and name not in self.registered
+        }
         self.names = said | {node: name for name, node in by_key.items()}
         unnamed = [node for node, name in online.items() if not name and node not in self.names]
-        for node, sent, reply in self._replies({node: Message({}, {}) for node in unnamed}, "query", 30):
+        for node, sent, reply in self._replies(
+            {node: Message({}, {}) for node in unnamed}, "query", 30
+        ):
             self._introduce(node, sent, reply)
         return [self.names[node] for node in online if node in self.names]
 
@@ -108,7 +131,9 @@ class FlowerTransport:
     ) -> Iterator[tuple[str, Message | str, int]]:
         nodes = {name: node for node, name in self.names.items()}
         self._sent = {}
-        for node, parcel, reply in self._replies({nodes[n]: p for n, p in parcels.items()}, kind, timeout):
+        for node, parcel, reply in self._replies(
+            {nodes[n]: p for n, p in parcels.items()}, kind, timeout
+        ):
             found, bytes_up = _read(parcel, reply)
             yield self.names[node], found, bytes_up
 
@@ -123,9 +148,17 @@ class FlowerTransport:
         Whose reply it is is told by the message it answers: errors of Flower's own come from nobody. Those that come
         later belong to no question any more, and Flower drops them.
         """
-        marked = {node: replace(p, header=p.header | {"nonce": token_hex(16)}) for node, p in parcels.items()}
-        messages = [FlowerMessage(to_record(p), node, kind, ttl=timeout) for node, p in marked.items()]
-        self._sent = {self.names.get(node, ""): size(m.content) for node, m in zip(marked, messages, strict=True)}
+        marked = {
+            node: replace(p, header=p.header | {"nonce": token_hex(16)})
+            for node, p in parcels.items()
+        }
+        messages = [
+            FlowerMessage(to_record(p), node, kind, ttl=timeout) for node, p in marked.items()
+        ]
+        self._sent = {
+            self.names.get(node, ""): size(m.content)
+            for node, m in zip(marked, messages, strict=True)
+        }
         asked = dict(zip(self.grid.push_messages(messages), marked, strict=True))
         asked.pop("", None)  # a node that has gone since
         ends = time.monotonic() + timeout
@@ -154,7 +187,9 @@ def _read(sent: Message, reply: FlowerMessage | Refused) -> tuple[Message | str,
     bytes_up = 0
     try:
         if reply.has_error():  # whose text is its sender's
-            return Message({"error": "unreachable" if reply.error.code in _UNREACHABLE else "app-failed"}, {}), 0
+            return Message(
+                {"error": "unreachable" if reply.error.code in _UNREACHABLE else "app-failed"}, {}
+            ), 0
         bytes_up = size(reply.content)
         return _answer(sent, reply), bytes_up
     except Refused as refusal:
@@ -167,5 +202,7 @@ def _answer(sent: Message, reply: FlowerMessage) -> Message:
     """What a reply says, if it is an answer to what was sent: Flower does not hold a reply to its sender's key."""
     found = from_record(reply.content)
     if found.header.get("nonce") != sent.header["nonce"]:
-        raise Refused("it does not answer the message that was sent: somebody else may have sent it")
+        raise Refused(
+            "it does not answer the message that was sent: somebody else may have sent it"
+        )
     return found

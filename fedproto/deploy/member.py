@@ -23,7 +23,13 @@ from fedproto.config.options import words
 from fedproto.config.settings import AUTO, complete, one_part, resolve_auto
 from fedproto.core.class_names import is_plain
 from fedproto.core.federation import Federation, Member, rearrange_head
-from fedproto.core.files import explain_write_errors, hold_lock, read_tensors, write_atomically, write_tensors
+from fedproto.core.files import (
+    explain_write_errors,
+    hold_lock,
+    read_tensors,
+    write_atomically,
+    write_tensors,
+)
 from fedproto.core.local_training import evaluate, train
 from fedproto.core.tensors import flatten_groups, split_groups
 from fedproto.core.types import Algorithm, Task, Tree, nothing
@@ -31,7 +37,13 @@ from fedproto.data import DataFolders, Source
 from fedproto.data.shared.feature_encoding import ENCODING, to_json
 from fedproto.deploy.messages import Header, Message, of_upload, to_server
 from fedproto.deploy.settings import MemberSettings, TrainingTerms, checked
-from fedproto.errors import ConfigError, MessageError, RefusedByMember, RunFolderError, TrainingError
+from fedproto.errors import (
+    ConfigError,
+    MessageError,
+    RefusedByMember,
+    RunFolderError,
+    TrainingError,
+)
 from fedproto.inference.trained_client import Trained, made
 from fedproto.partitions import PartitionRequest
 from fedproto.partitions.classes import classes as of_classes
@@ -56,7 +68,9 @@ class MemberCheckpoint:
     reply: Message
 
     def save(self, path: Path, fingerprint: str) -> None:
-        reply = {name: torch.from_numpy(np.array(value)) for name, value in self.reply.arrays.items()}
+        reply = {
+            name: torch.from_numpy(np.array(value)) for name, value in self.reply.arrays.items()
+        }
         tensors = flatten_groups({"state": self.state, "server": self.server, "reply": reply})
         header = {
             "round": self.round,
@@ -74,7 +88,9 @@ class MemberCheckpoint:
             return None
         tensors, header = read_tensors(path, FORMAT, VERSION)
         if header.get("member") != fingerprint:
-            raise RunFolderError(f"{path} is of another member, or of other data or another model: name another state")
+            raise RunFolderError(
+                f"{path} is of another member, or of other data or another model: name another state"
+            )
         groups = split_groups(tensors)
         arrays = {name: value.numpy() for name, value in groups.get("reply", {}).items()}
         try:
@@ -97,8 +113,12 @@ def answer(parcel: Message, own: MemberSettings) -> Message:
     path = Path(own.state) / STATE
     with _hold_state(own):
         kept = MemberCheckpoint.load(path, own.fingerprint())
-        if kept is not None and kept.reply.header.get("federation") != parcel.header.get("federation"):
-            raise RunFolderError(f"{path} is of another federation, or its server lost its state: name another state")
+        if kept is not None and kept.reply.header.get("federation") != parcel.header.get(
+            "federation"
+        ):
+            raise RunFolderError(
+                f"{path} is of another federation, or its server lost its state: name another state"
+            )
         if kept is not None and kept.round == round:
             return kept.reply
         if kept is not None and kept.round > round:
@@ -120,9 +140,13 @@ def scored(parcel: Message, own: MemberSettings) -> Message:
         kept = MemberCheckpoint.load(path, own.fingerprint())
         with settings(own.threads, "float32"):
             seat = _seated(parcel, own, terms, kept)
-            found = Message({"member": own.name, "round": parcel.header["round"], **seat.accuracies()}, {})
+            found = Message(
+                {"member": own.name, "round": parcel.header["round"], **seat.accuracies()}, {}
+            )
         if kept is not None and "known" in seat.server:
-            newer = replace(kept, state=seat.state, classes=seat.federation.classes, server=seat.server)
+            newer = replace(
+                kept, state=seat.state, classes=seat.federation.classes, server=seat.server
+            )
             newer.save(path, own.fingerprint())
         return found
 
@@ -133,13 +157,17 @@ def refuse_what_is_not_allowed(terms: TrainingTerms, own: MemberSettings) -> Non
     part = terms.part()
     allowed = words(own.algorithms)
     if allowed and part.name not in allowed:
-        raise RefusedByMember(f"the server asks for {part.name}, and this member's `algorithms` are {own.algorithms!r}")
+        raise RefusedByMember(
+            f"the server asks for {part.name}, and this member's `algorithms` are {own.algorithms!r}"
+        )
     content = "prototypes" if algorithm.shared is nothing else "weights"
     counts = part.options.get("weighting") != "uniform"  # with it, every member counts once
     sent = [content, "counts"] if counts else [content]
     for kind in sent:
         if kind not in words(own.sends):
-            raise RefusedByMember(f"{terms.algorithm} sends {kind}, and this member's `sends` are {own.sends!r}")
+            raise RefusedByMember(
+                f"{terms.algorithm} sends {kind}, and this member's `sends` are {own.sends!r}"
+            )
 
 
 @contextmanager
@@ -162,9 +190,17 @@ def trained(own: MemberSettings) -> Trained:
     federation = _federation(own, TrainingTerms(dim=dim), kept.classes)
     if federation.classes != kept.classes:
         raise RunFolderError(f"{own.name}'s data has other classes than when it trained")
-    shared = Prototypes(kept.classes, kept.server["prototypes"], kept.server["known"]) if dim else None
-    about = {"client": own.name, "dataset": federation.members[0].dataset, "model": federation.members[0].model}
-    return made(federation.members[0], kept.state, kept.classes, shared, about | {"round": kept.round})
+    shared = (
+        Prototypes(kept.classes, kept.server["prototypes"], kept.server["known"]) if dim else None
+    )
+    about = {
+        "client": own.name,
+        "dataset": federation.members[0].dataset,
+        "model": federation.members[0].model,
+    }
+    return made(
+        federation.members[0], kept.state, kept.classes, shared, about | {"round": kept.round}
+    )
 
 
 @dataclass(frozen=True)
@@ -201,17 +237,29 @@ def _trained(
             raise TrainingError(
                 f"{own.name}'s training broke down in round {round}: {name} is not finite; the lr may be too high"
             )
-    header = {"member": own.name, "round": round, "federation": parcel.header.get("federation"), **reply.header, **told}
+    header = {
+        "member": own.name,
+        "round": round,
+        "federation": parcel.header.get("federation"),
+        **reply.header,
+        **told,
+    }
     # Weights that travel are in the state already; prototypes are what it classifies by.
     sent = seat.server if "known" in seat.server else {}
-    return MemberCheckpoint(round, seat.federation.classes, outcome.state, sent, Message(header, reply.arrays))
+    return MemberCheckpoint(
+        round, seat.federation.classes, outcome.state, sent, Message(header, reply.arrays)
+    )
 
 
-def _seated(parcel: Message, own: MemberSettings, terms: TrainingTerms, kept: MemberCheckpoint | None) -> _Seated:
+def _seated(
+    parcel: Message, own: MemberSettings, terms: TrainingTerms, kept: MemberCheckpoint | None
+) -> _Seated:
     federation = _federation(own, terms, tuple(parcel.header["classes"]))
     member = replace(federation.members[0], id=parcel.header["number"])
     algorithm = _algorithm(terms)
-    like = algorithm.init(member.initial, Task(len(federation.classes), federation.task.dim, 1, terms.seed))
+    like = algorithm.init(
+        member.initial, Task(len(federation.classes), federation.task.dim, 1, terms.seed)
+    )
     try:
         server = to_server(parcel, federation.classes, like)
     except (KeyError, ValueError, RuntimeError, IndexError, TypeError) as error:
@@ -267,7 +315,10 @@ def _refuse_unlisted(names: tuple[str, ...], known: tuple[str, ...]) -> None:
 
 def _source(own: MemberSettings) -> Source:
     """The member's data. What a table's columns or a text's words mean is kept: files grow, and a model stays."""
-    part, kept = complete("dataset", one_part("dataset", own.data), {}, {}), Path(own.state) / ENCODING
+    part, kept = (
+        complete("dataset", one_part("dataset", own.data), {}, {}),
+        Path(own.state) / ENCODING,
+    )
     if kept.exists():
         part = replace(part, options=part.options | {"encoding": str(kept)})
     source = plugins.build("dataset", part, DataFolders(own.data_dir))
@@ -281,7 +332,10 @@ def _source(own: MemberSettings) -> Source:
 def _narrowed(source: Source, classes: tuple[str, ...]) -> Source:
     """A source that speaks of these classes only; rows of others, which nobody asks for, are called the first."""
     new = np.array([classes.index(name) if name in classes else 0 for name in source.classes])
-    splits = {part: replace(getattr(source, part), y=new[getattr(source, part).y]) for part in ("train", "test")}
+    splits = {
+        part: replace(getattr(source, part), y=new[getattr(source, part).y])
+        for part in ("train", "test")
+    }
     return replace(source, classes=classes, **splits)
 
 
@@ -290,22 +344,32 @@ def _terms(header: dict[str, Any]) -> TrainingTerms:
     for key, least in (("round", 1), ("number", 0)):
         value = header.get(key)
         if type(value) is not int or not least <= value < 2**31:
-            raise MessageError(f"the server's message needs a whole number from {least} to 2147483647 as {key!r}")
+            raise MessageError(
+                f"the server's message needs a whole number from {least} to 2147483647 as {key!r}"
+            )
     for key in ("classes", "known"):
         names = header.get(key, [])
-        are_names = isinstance(names, list) and all(isinstance(name, str) and is_plain(name) for name in names)
+        are_names = isinstance(names, list) and all(
+            isinstance(name, str) and is_plain(name) for name in names
+        )
         if not are_names or len(set(names)) < len(names):
-            raise MessageError(f"the server's message has {key!r} that are not a list of different names")
+            raise MessageError(
+                f"the server's message has {key!r} that are not a list of different names"
+            )
     if "classes" not in header:
         raise MessageError("the server's message names no classes")
     if ":" in str(header.get("algorithm")):
-        raise RefusedByMember("the server names an algorithm of its own module, which a member never imports")
+        raise RefusedByMember(
+            "the server names an algorithm of its own module, which a member never imports"
+        )
     names = [field.name for field in fields(TrainingTerms)]
     missing = [name for name in names if name not in header]
     if missing:
         raise MessageError(f"the server's message lacks {missing[0]!r}")
     try:
-        return checked(TrainingTerms, {name: header[name] for name in names}, "the server's message")
+        return checked(
+            TrainingTerms, {name: header[name] for name in names}, "the server's message"
+        )
     except ConfigError as error:
         raise MessageError(str(error)) from error
 

@@ -46,7 +46,10 @@ def of_server(received: Tree, classes: tuple[str, ...]) -> Message:
 def to_server(parcel: Message, classes: tuple[str, ...], like: Tree) -> Tree:
     """The same back, over `classes`, in the shapes and types of `like`: the state before anybody spoke."""
     if "known" not in like:
-        return {name: torch.from_numpy(parcel.arrays[f"value.{name}"].copy()).to(v) for name, v in like.items()}
+        return {
+            name: torch.from_numpy(parcel.arrays[f"value.{name}"].copy()).to(v)
+            for name, v in like.items()
+        }
     rows = torch.tensor([classes.index(name) for name in parcel.header["known"]], dtype=torch.long)
     result = {"known": like["known"].index_fill(0, rows.to(like["known"].device), 1)}
     for name, value in like.items():
@@ -59,13 +62,17 @@ def to_server(parcel: Message, classes: tuple[str, ...], like: Tree) -> Tree:
 def of_upload(upload: Upload, classes: tuple[str, ...]) -> Message:
     """A member's upload: one weight for all of it, or a row per class it speaks of, whose names are in the header."""
     parts = codec.upload_parts(upload)
-    spoken = [classes[row] for row in parts["extra.rows"].tolist()] if "extra.rows" in parts else None
+    spoken = (
+        [classes[row] for row in parts["extra.rows"].tolist()] if "extra.rows" in parts else None
+    )
     return Message({} if spoken is None else {"spoken": spoken}, _as_arrays(parts))
 
 
 def to_upload(parcel: Message) -> Upload:
     """An upload as it was sent: rows are of the header's `spoken` classes, in that order."""
-    groups = split_groups({name: torch.from_numpy(value.copy()) for name, value in parcel.arrays.items()})
+    groups = split_groups(
+        {name: torch.from_numpy(value.copy()) for name, value in parcel.arrays.items()}
+    )
     weights = {name: value for name, value in groups["extra"].items() if name != "rows"}
     return Upload(groups["value"], weights)
 

@@ -23,7 +23,9 @@ from flwr.serverapp import Grid
 from fedproto.core.files import parse_json
 from fedproto.errors import Refused
 
-MAX_DESCRIPTION_BYTES = 2**21  # of all that is not a chunk of an array: records, and the text of the header
+MAX_DESCRIPTION_BYTES = (
+    2**21
+)  # of all that is not a chunk of an array: records, and the text of the header
 MAX_OBJECTS = 5_000  # in one reply: its records, its arrays, and their chunks of 5 MB
 PULL_SECONDS = 5.0  # spent on one reply before the others have their turn
 _RESPONSE_OVERHEAD_BYTES = 2**12  # what a response holds beside the object
@@ -119,7 +121,9 @@ class Puller:
         """Tell Flower that it may delete a reply."""
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
-        request = ConfirmMessageReceivedRequest(message_object_id=arriving.message_id, **self._origin())
+        request = ConfirmMessageReceivedRequest(
+            message_object_id=arriving.message_id, **self._origin()
+        )
         self.grid._runtime_client.ConfirmMessageReceived(request)  # type: ignore[attr-defined]
 
     def _origin(self) -> dict[str, Any]:
@@ -172,7 +176,9 @@ def _inflate(arriving: _Arriving, max_bytes: int) -> FlowerMessage:
 
 def _refuse_absurd_objects(contents: dict[str, bytes], max_bytes: int) -> None:
     """Refuse descriptions that are large or deeply nested, and arrays that name their chunks again and again."""
-    from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_object_head_values_from_object_content,
+    )
 
     joined = 0
     described = 0
@@ -182,7 +188,9 @@ def _refuse_absurd_objects(contents: dict[str, bytes], max_bytes: int) -> None:
             continue
         described += len(content)
         if described > MAX_DESCRIPTION_BYTES:
-            raise Refused(f"its reply has more than {MAX_DESCRIPTION_BYTES} bytes beside its arrays")
+            raise Refused(
+                f"its reply has more than {MAX_DESCRIPTION_BYTES} bytes beside its arrays"
+            )
         if kind not in _JSON_OBJECTS:
             continue
         body = content[content.index(b"\0") + 1 :]

@@ -124,7 +124,9 @@ def _ask(hall: ServerState, post: Transport, names: list[str], say: Say) -> set[
     return silent
 
 
-def _heard(hall: ServerState, name: str, found: Message | str, size: int, expected: Expected) -> str:
+def _heard(
+    hall: ServerState, name: str, found: Message | str, size: int, expected: Expected
+) -> str:
     """Why an answer does not count; empty where it does."""
     if name not in hall.seats:
         return "was refused: it is no member"

@@ -15,7 +15,9 @@ def init(folder: Path, members: list[str], data: str, classes: list[str]) -> Non
     """Write it, or nothing; each member starts with a share of the classes, to be changed in its file."""
     for name in members:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-            raise ConfigError(f"a member's name is of letters, digits, '.', '_' and '-', not {name!r}")
+            raise ConfigError(
+                f"a member's name is of letters, digits, '.', '_' and '-', not {name!r}"
+            )
         if name in ("ca.crt", "server.key", "server.pem") or name.endswith(".pub"):
             raise ConfigError(f"a member cannot be called {name!r}, as files of keys are")
     odd = [each for each in (*classes, data, str(folder)) if re.search(r'["\\,\n]', each)]
@@ -32,19 +34,32 @@ def init(folder: Path, members: list[str], data: str, classes: list[str]) -> Non
         with whole_folder(folder.absolute()) as made:
             _fill(made, folder.absolute(), members, data, classes)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}; name another folder") from error
+        raise ConfigError(
+            f"{folder} cannot be made: {error.strerror or error}; name another folder"
+        ) from error
 
 
 def _fill(made: Path, folder: Path, members: list[str], data: str, classes: list[str]) -> None:
-    words = {"NAMES": " ".join(members), "FIRST": members[0], "SECOND": members[1], "MEMBERS": ",".join(members)}
+    words = {
+        "NAMES": " ".join(members),
+        "FIRST": members[0],
+        "SECOND": members[1],
+        "MEMBERS": ",".join(members),
+    }
     common = words | {"STATE": str(folder / "server"), "CLASSES": ",".join(classes)}
     for file in (*TEMPLATE.glob("*.sh"), TEMPLATE / "keys.py", TEMPLATE / "pyproject.toml"):
         _write(made / file.name, file, common)
     _write(made / ".gitignore", TEMPLATE / "gitignore", {})
     _write(made / "README.md", TEMPLATE / "guide.md", common | {"STATE": "server"})
     for place, name in enumerate(members):
-        own = [each for number, each in enumerate(classes) if number % (len(members) + 1) != place] or classes
-        _write(made / f"{name}.toml", TEMPLATE / "member.toml", {"NAME": name, "DATA": data, "CLASSES": ",".join(own)})
+        own = [
+            each for number, each in enumerate(classes) if number % (len(members) + 1) != place
+        ] or classes
+        _write(
+            made / f"{name}.toml",
+            TEMPLATE / "member.toml",
+            {"NAME": name, "DATA": data, "CLASSES": ",".join(own)},
+        )
 
 
 def _write(path: Path, template: Path, words: dict[str, str]) -> None:

@@ -73,12 +73,16 @@ class ServerState:
     def __init__(self, settings: ServerSettings, terms: TrainingTerms) -> None:
         self.settings, self.terms = settings, terms
         self.algorithm = terms.build()
-        self.id = token_hex(8)  # tells this federation from another that the same members take part in
+        self.id = token_hex(
+            8
+        )  # tells this federation from another that the same members take part in
         self.round = 0
         self.classes, _ = merge_names(words(settings.classes), "the server's settings name a class")
         self.seats: dict[str, MemberRecord] = {}
         self.registered: set[str] = set()  # names of keys: who has none cannot say them
-        self.uploads: dict[str, Upload] = {}  # as they were sent; rows are of the seat's `spoken` classes
+        self.uploads: dict[
+            str, Upload
+        ] = {}  # as they were sent; rows are of the seat's `spoken` classes
         self.answers: dict[str, Answer] = {}  # of the round that is not closed yet
         self.path = Path(settings.state) / STATE
         self.server, self.shapes = _beginning(self.algorithm, terms, settings, self.classes)
@@ -95,7 +99,12 @@ class ServerState:
         own = [float(whole or not seat.spoken or each in seat.spoken) for each in self.classes]
         state = of_server(self.algorithm.send(self.server, torch.tensor(own)), self.classes)
         told = {"refused": seat.reason} if seat.reason else {}
-        header = {"round": self.round + 1, "number": seat.number, "classes": list(self.classes), "member": name}
+        header = {
+            "round": self.round + 1,
+            "number": seat.number,
+            "classes": list(self.classes),
+            "member": name,
+        }
         header |= {"federation": self.id}
         return Message({**header, **vars(self.terms), **state.header, **told}, state.arrays)
 
@@ -121,7 +130,9 @@ class ServerState:
         try:
             check(name, parcel, expected)
             spoken = list(parcel.header["spoken"]) if expected.by_class else []
-            brought = check_new_classes(spoken, self._known(), set(self.seats[name].brought), expected.limits)
+            brought = check_new_classes(
+                spoken, self._known(), set(self.seats[name].brought), expected.limits
+            )
         except Refused as error:
             self.refuse(name, str(error))
             raise
@@ -131,9 +142,17 @@ class ServerState:
 
     def judge(self) -> dict[str, str]:
         """Refuse the answers of this round that are out of line with the others'; gives who that is, and why."""
-        answers = {name: Amounts.of(answer.upload, answer.spoken) for name, answer in self.answers.items()}
-        before = {name: upload for name, upload in self.uploads.items() if name not in answers and self.admits(name)}
-        remembered = {name: Amounts.of(upload, self.seats[name].spoken) for name, upload in before.items()}
+        answers = {
+            name: Amounts.of(answer.upload, answer.spoken) for name, answer in self.answers.items()
+        }
+        before = {
+            name: upload
+            for name, upload in self.uploads.items()
+            if name not in answers and self.admits(name)
+        }
+        remembered = {
+            name: Amounts.of(upload, self.seats[name].spoken) for name, upload in before.items()
+        }
         reasons = find_outliers(answers, remembered, self._limits())
         for name, reason in reasons.items():
             del self.answers[name]
@@ -188,7 +207,11 @@ class ServerState:
         self.answers = {}
         self._strike_leavers()
         spoke = set(self.uploads)
-        counts = spoke if self.algorithm.remembers else {n for n in spoke if self.seats[n].last_round == self.round}
+        counts = (
+            spoke
+            if self.algorithm.remembers
+            else {n for n in spoke if self.seats[n].last_round == self.round}
+        )
         uploads = [self._placed(n) for n in sorted(counts, key=self._number)]
         if uploads and uploads[0].sums:
             together = stack_uploads(uploads)
@@ -219,7 +242,11 @@ class ServerState:
 
     def _placed(self, name: str) -> Upload:
         upload = self.uploads[name]
-        return over(upload, self.seats[name].spoken, self.classes) if self.seats[name].spoken else upload
+        return (
+            over(upload, self.seats[name].spoken, self.classes)
+            if self.seats[name].spoken
+            else upload
+        )
 
     def _before(self, uploads: Upload) -> Tree:
         """The server's state over the classes there are now; zeros where it has none yet."""
@@ -227,7 +254,9 @@ class ServerState:
         fresh = {name: torch.zeros_like(value[0]) for name, value in uploads.sums.items()}
         if weight.dim() > 1:
             fresh["known"] = torch.zeros_like(weight[0])
-        if self.algorithm.remembers:  # all that anybody who is still a member ever said is in the uploads
+        if (
+            self.algorithm.remembers
+        ):  # all that anybody who is still a member ever said is in the uploads
             return fresh
         return {name: self._kept(name, value) for name, value in fresh.items()}
 
@@ -247,7 +276,9 @@ class ServerState:
                 self._make_folder()
                 stack.enter_context(hold_lock(folder, wait_seconds=self.settings.patience))
             except OSError as error:
-                raise RunFolderError(f"{folder} cannot be written: {error.strerror or error}") from error
+                raise RunFolderError(
+                    f"{folder} cannot be written: {error.strerror or error}"
+                ) from error
             yield
 
     def save(self) -> None:
@@ -257,7 +288,8 @@ class ServerState:
         """
         remembered = self.uploads if self.algorithm.remembers else {}  # else nobody asks for them
         uploads = {
-            str(self.seats[name].number): flatten_groups(upload._asdict()) for name, upload in remembered.items()
+            str(self.seats[name].number): flatten_groups(upload._asdict())
+            for name, upload in remembered.items()
         }
         tensors = flatten_groups({"server": self.server} | uploads)
         header = {
@@ -272,7 +304,9 @@ class ServerState:
             self._make_folder()
             write_tensors(self.path, tensors, KIND, VERSION, header, private=True)
         except OSError as error:
-            raise RunFolderError(f"{self.path} cannot be written: {error.strerror or error}") from error
+            raise RunFolderError(
+                f"{self.path} cannot be written: {error.strerror or error}"
+            ) from error
 
     def _make_folder(self) -> None:
         """Make the state's folder, for its owner only; one that is there keeps the permissions it has."""
@@ -281,10 +315,16 @@ class ServerState:
     def _refuse_other(self, server: Tree) -> None:
         """A state of other prototypes or another architecture than the settings speak of."""
         by_class = "known" in self.server
-        mine, theirs = ({n: _row(v, by_class) for n, v in tree.items()} for tree in (self.server, server))
+        mine, theirs = (
+            {n: _row(v, by_class) for n, v in tree.items()} for tree in (self.server, server)
+        )
         if mine != theirs:
-            odd = next(n for n in sorted(mine.keys() | theirs.keys()) if mine.get(n) != theirs.get(n))
-            raise RunFolderError(f"{self.path} holds a state of another dim, model, shape or number of classes ({odd})")
+            odd = next(
+                n for n in sorted(mine.keys() | theirs.keys()) if mine.get(n) != theirs.get(n)
+            )
+            raise RunFolderError(
+                f"{self.path} holds a state of another dim, model, shape or number of classes ({odd})"
+            )
 
     def load(self) -> None:
         """Go on from what was kept, if anything was."""
@@ -292,7 +332,9 @@ class ServerState:
             return
         tensors, of = read_state(self.path)
         if of["algorithm"] != str(self.terms.part()):
-            raise RunFolderError(f"{self.path} is of {of['algorithm']}, not of {self.terms.part()}: name another state")
+            raise RunFolderError(
+                f"{self.path} is of {of['algorithm']}, not of {self.terms.part()}: name another state"
+            )
         parts = split_groups(tensors)
         server = parts.get("server", {})
         try:
@@ -300,7 +342,11 @@ class ServerState:
             self.classes = tuple(dict.fromkeys((*of["classes"], *self.classes)))
             self.registered |= set(of["registered"])
             self.seats = {name: MemberRecord(**seat) for name, seat in of["seats"].items()}
-            stored = {name: parts[str(seat.number)] for name, seat in self.seats.items() if str(seat.number) in parts}
+            stored = {
+                name: parts[str(seat.number)]
+                for name, seat in self.seats.items()
+                if str(seat.number) in parts
+            }
             self.uploads = {name: Upload(**split_groups(tree)) for name, tree in stored.items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"{self.path} is damaged: {error}") from error
@@ -326,12 +372,15 @@ def _beginning(
     server = algorithm.init(params, task)
     seen = torch.zeros(1, task.dim)
     batch = Batch(torch.empty(0), torch.zeros(1, dtype=torch.long), torch.ones(1))
-    upload = algorithm.upload(Step(params, seen, seen, batch, algorithm.send(server, torch.ones(task.classes))))
+    upload = algorithm.upload(
+        Step(params, seen, seen, batch, algorithm.send(server, torch.ones(task.classes)))
+    )
     if not upload.sums:
         raise ConfigError(f"{algorithm.name} sends nothing, so there is nothing to deploy")
-    return {name: value[: len(classes)] if "known" in server else value for name, value in server.items()}, shapes_of(
-        upload
-    )
+    return {
+        name: value[: len(classes)] if "known" in server else value
+        for name, value in server.items()
+    }, shapes_of(upload)
 
 
 def _architecture(terms: TrainingTerms, settings: ServerSettings, classes: int) -> Tree:
@@ -342,7 +391,11 @@ def _architecture(terms: TrainingTerms, settings: ServerSettings, classes: int) 
         )
     part = one_part("model", settings.model)
     shape = tuple(convert("shape", settings.shape, tuple[PositiveInt, ...]))
-    return state_of(draw_model(complete("model", part, {}, {}), Fit(shape, classes, terms.dim or None), terms.seed))
+    return state_of(
+        draw_model(
+            complete("model", part, {}, {}), Fit(shape, classes, terms.dim or None), terms.seed
+        )
+    )
 
 
 def read_state(path: Path) -> tuple[Tree, dict[str, Any]]:

@@ -52,7 +52,9 @@ class TrainingTerms:
 
     def build(self) -> Algorithm:
         if self.part().options.get("fixed"):
-            raise ConfigError("fixed prototypes are for a newcomer in the simulator: a server makes its own")
+            raise ConfigError(
+                "fixed prototypes are for a newcomer in the simulator: a server makes its own"
+            )
         algorithm = plugins.build("algorithm", self.part())
         if not (algorithm.additive or algorithm.remembers):
             raise ConfigError(
@@ -67,22 +69,30 @@ class ServerSettings:
 
     state: File = "server"  # the folder in which it keeps all it knows
     rounds: Rounds = 100
-    model: str = ""  # and the inputs' shape, where weights travel: the server takes no member's word for it
+    model: str = (
+        ""  # and the inputs' shape, where weights travel: the server takes no member's word for it
+    )
     shape: str = ""
     classes: str = ""  # names, with commas; more may come where new-classes is true
     members: str = ""  # names, with commas; empty: whoever Flower lets in
-    quorum: PositiveInt = 2  # members without whom no round is begun, and answers without which none is closed
+    quorum: PositiveInt = (
+        2  # members without whom no round is begun, and answers without which none is closed
+    )
     timeout: PositiveFloat = 600.0  # seconds a round waits for answers
     patience: PositiveFloat = 600.0  # seconds to wait for a quorum
     new_classes: bool = False
     max_bytes: PositiveInt = 64 * 2**20
     max_count: PositiveFloat = 1e7
     max_norm: PositiveFloat = 1e4
-    max_count_ratio: PositiveFloat = 100.0  # count and norm of a class beside the median of the other members'
+    max_count_ratio: PositiveFloat = (
+        100.0  # count and norm of a class beside the median of the other members'
+    )
     max_norm_ratio: PositiveFloat = 5.0
     max_classes: PositiveInt = 1000  # of the federation
     max_new_classes: PositiveInt = 100  # that one member may bring, in all rounds together
-    trust_plugins: bool = False  # whether the server may run the code of the plug-ins that its settings name
+    trust_plugins: bool = (
+        False  # whether the server may run the code of the plug-ins that its settings name
+    )
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,9 @@ def checked(kind: type, given: Mapping[str, Any], where: str) -> Any:
     for key in values:
         if key not in hints:
             raise unknown(f"key in {where}", key, hints)
-    needed = {field.name for field in fields(kind) if field.default is field.default_factory}  # both are MISSING
+    needed = {
+        field.name for field in fields(kind) if field.default is field.default_factory
+    }  # both are MISSING
     for key in needed - set(values):
         raise ConfigError(f"{where} lacks {key!r}")
     return kind(**{key: convert(key, value, hints[key]) for key, value in values.items()})
@@ -140,8 +152,14 @@ def read_member(path: Path, operated: bool = False) -> MemberSettings:
     _refuse_unknown(words(settings.algorithms), plugins.names("algorithm"), f"algorithm in {path}")
     _refuse_unknown(words(settings.sends), SENDS, f"word after `sends` in {path}")
     here = path.absolute().parent
-    moved = {key: str(here / tables[key]) for key in ("state", "weights", "data_dir") if key in tables}
-    return checked(MemberSettings, vars(settings) | moved | {"data": _seen_from(here, settings.data)}, str(path))
+    moved = {
+        key: str(here / tables[key]) for key in ("state", "weights", "data_dir") if key in tables
+    }
+    return checked(
+        MemberSettings,
+        vars(settings) | moved | {"data": _seen_from(here, settings.data)},
+        str(path),
+    )
 
 
 def _trust_if_told(chosen: Mapping[str, str], told: bool, where: str) -> None:
@@ -160,7 +178,11 @@ def _refuse_unknown(names: list[str], known: Iterable[str], what: str) -> None:
 def _seen_from(here: Path, data: str) -> str:
     """`csv:scans.csv` as a path from the member's folder, if there is such a file; a name stays as it is."""
     base, colon, rest = data.partition(":")
-    return f"{base}:{here / rest}" if colon and not Path(rest).is_absolute() and (here / rest).exists() else data
+    return (
+        f"{base}:{here / rest}"
+        if colon and not Path(rest).is_absolute() and (here / rest).exists()
+        else data
+    )
 
 
 def divided(config: Mapping[str, Any], where: str) -> tuple[ServerSettings, TrainingTerms]:
@@ -169,5 +191,7 @@ def divided(config: Mapping[str, Any], where: str) -> tuple[ServerSettings, Trai
     mine = {key: value for key, value in config.items() if key.replace("-", "_") not in terms}
     theirs = {key: value for key, value in config.items() if key.replace("-", "_") in terms}
     settings, stated = checked(ServerSettings, mine, where), checked(TrainingTerms, theirs, where)
-    _trust_if_told({"algorithm": stated.algorithm, "model": settings.model}, settings.trust_plugins, where)
+    _trust_if_told(
+        {"algorithm": stated.algorithm, "model": settings.model}, settings.trust_plugins, where
+    )
     return settings, stated

@@ -14,12 +14,20 @@ def read_status(path: Path) -> dict[str, Any]:
     places = [path, path / STATE, path / "server" / STATE]
     file = next((place for place in places if place.is_file()), None)
     if file is None:
-        raise RunFolderError(f"{path} holds no {STATE}: the server keeps one from its first round on")
+        raise RunFolderError(
+            f"{path} holds no {STATE}: the server keeps one from its first round on"
+        )
     _, of = read_state(file)
     members = {
-        name: {key: value for key, value in seat.items() if key != "number"} for name, seat in of["seats"].items()
+        name: {key: value for key, value in seat.items() if key != "number"}
+        for name, seat in of["seats"].items()
     }
-    return {"round": of["round"], "algorithm": of["algorithm"], "classes": of["classes"], "members": members}
+    return {
+        "round": of["round"],
+        "algorithm": of["algorithm"],
+        "classes": of["classes"],
+        "members": members,
+    }
 
 
 def rows(status: dict[str, Any]) -> list[list[str]]:
@@ -28,7 +36,11 @@ def rows(status: dict[str, Any]) -> list[list[str]]:
 
 def _row(seat: dict[str, Any]) -> list[str]:
     told = seat["accuracy"]
-    shown = {name: value for name, value in told.items() if name.removesuffix("_own") not in told or "own" not in name}
+    shown = {
+        name: value
+        for name, value in told.items()
+        if name.removesuffix("_own") not in told or "own" not in name
+    }
     accuracy = ", ".join(f"{name} {value:.1%}" for name, value in shown.items())
     beside = seat["beside_up"] + seat["beside_down"]
     traffic = (f"{seat['bytes_up']:,}", f"{seat['bytes_down']:,}", f"{beside:,}")

@@ -63,22 +63,38 @@ def check(member: str, parcel: Message, expected: Expected) -> None:
 
 def _check_sender(member: str, parcel: Message, expected: Expected) -> None:
     if parcel.header.get("member") != member:
-        raise Refused(f"it says it is of {_word(parcel.header.get('member'))}, but {member} sent it")
+        raise Refused(
+            f"it says it is of {_word(parcel.header.get('member'))}, but {member} sent it"
+        )
     if parcel.header.get("round") != expected.round:
-        raise Refused(f"it is of round {_word(parcel.header.get('round'))}, and this is round {expected.round}")
+        raise Refused(
+            f"it is of round {_word(parcel.header.get('round'))}, and this is round {expected.round}"
+        )
     if member not in expected.members:
-        raise Refused("it was not asked for: its sender is no member of this round, or has answered already")
+        raise Refused(
+            "it was not asked for: its sender is no member of this round, or has answered already"
+        )
 
 
 def _check_names(parcel: Message, expected: Expected) -> int:
     """The number of classes it speaks of."""
     names = parcel.header.get("spoken")
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name.strip() for name in names):
+    if (
+        not isinstance(names, list)
+        or not names
+        or not all(isinstance(name, str) and name.strip() for name in names)
+    ):
         raise Refused("it does not name the classes it speaks of")
     if len(names) > expected.limits.classes:
-        raise Refused(f"it speaks of {len(names)} classes, and {expected.limits.classes} are accepted")
-    if len(set(names)) < len(names) or any(len(name) > WORD or not is_plain(name) for name in names):
-        raise Refused(f"it names a class twice, or with more than {WORD} letters, or in letters that are not plain")
+        raise Refused(
+            f"it speaks of {len(names)} classes, and {expected.limits.classes} are accepted"
+        )
+    if len(set(names)) < len(names) or any(
+        len(name) > WORD or not is_plain(name) for name in names
+    ):
+        raise Refused(
+            f"it names a class twice, or with more than {WORD} letters, or in letters that are not plain"
+        )
     new = [name for name in names if name not in expected.classes]
     if new and not expected.limits.new_classes:
         raise Refused(
@@ -87,7 +103,9 @@ def _check_names(parcel: Message, expected: Expected) -> int:
     return len(names)
 
 
-def check_new_classes(spoken: list[str], known: set[str], brought: set[str], limits: Limits) -> list[str]:
+def check_new_classes(
+    spoken: list[str], known: set[str], brought: set[str], limits: Limits
+) -> list[str]:
     """The classes that an answer would bring to those `known`, or refuse them with the reason.
 
     `brought` are those that its member has brought already, in other rounds.
@@ -108,7 +126,9 @@ def check_new_classes(spoken: list[str], known: set[str], brought: set[str], lim
 def _check_arrays(parcel: Message, expected: Expected, rows: int | None) -> None:
     if set(parcel.arrays) != set(expected.shapes):
         odd = sorted(set(parcel.arrays) ^ set(expected.shapes))[0]
-        raise Refused(f"its arrays are not those of this method: {_word(odd)} is missing or too many")
+        raise Refused(
+            f"its arrays are not those of this method: {_word(odd)} is missing or too many"
+        )
     for name, value in parcel.arrays.items():
         wanted = expected.shapes[name] if rows is None else (rows, *expected.shapes[name])
         kind = np.int32 if name == ROWS else np.float32
@@ -133,7 +153,9 @@ def _check_amounts(parcel: Message, expected: Expected) -> None:
             raise Refused(f"{name} is not 1, by which every member counts once")
     for name, value in parcel.arrays.items():
         if name.startswith("value.") and value.size:
-            mean = value.astype(np.float64) / weight.reshape(weight.shape + (1,) * (value.ndim - weight.ndim))
+            mean = value.astype(np.float64) / weight.reshape(
+                weight.shape + (1,) * (value.ndim - weight.ndim)
+            )
             axes = tuple(range(weight.ndim, value.ndim))
             with np.errstate(over="ignore"):
                 largest = float(np.sqrt((mean**2).mean(axes)).max())
@@ -153,14 +175,24 @@ class Amounts:
     @classmethod
     def of(cls, upload: Upload, spoken: list[str]) -> Amounts:
         weight = upload.weights["weight"].double().reshape(-1)
-        values = list(trainable(upload.sums).values())  # running statistics are in the units of each member's data
-        rows = torch.cat([value.double().reshape(len(weight), -1) for value in values], 1) / weight[:, None]
+        values = list(
+            trainable(upload.sums).values()
+        )  # running statistics are in the units of each member's data
+        rows = (
+            torch.cat([value.double().reshape(len(weight), -1) for value in values], 1)
+            / weight[:, None]
+        )
         norms = rows.square().mean(1).sqrt()
         names = spoken or [""]
-        return cls(dict(zip(names, norms.tolist(), strict=True)), dict(zip(names, weight.tolist(), strict=True)))
+        return cls(
+            dict(zip(names, norms.tolist(), strict=True)),
+            dict(zip(names, weight.tolist(), strict=True)),
+        )
 
 
-def find_outliers(answers: Mapping[str, Amounts], remembered: Mapping[str, Amounts], limits: Limits) -> dict[str, str]:
+def find_outliers(
+    answers: Mapping[str, Amounts], remembered: Mapping[str, Amounts], limits: Limits
+) -> dict[str, str]:
     """Whose answers of a round are too large beside the others', and why; all are judged together.
 
     The one that is most out of line goes first, and the rest are judged without it, so that it makes nobody else look
@@ -176,12 +208,17 @@ def find_outliers(answers: Mapping[str, Amounts], remembered: Mapping[str, Amoun
         del present[name]
 
 
-def _most_out_of_line(present: Mapping[str, Amounts], judged: set[str], limits: Limits) -> tuple[str, str] | None:
+def _most_out_of_line(
+    present: Mapping[str, Amounts], judged: set[str], limits: Limits
+) -> tuple[str, str] | None:
     """Who is further beyond a limit than anybody else, and the sentence about it."""
     norms = _ratios({name: amounts.norms for name, amounts in present.items()}, rare_is_odd=True)
     counts = _ratios({name: amounts.counts for name, amounts in present.items()}, rare_is_odd=False)
     candidates = []
-    for ratios, limit, what in ((norms, limits.norm_ratio, "norm"), (counts, limits.count_ratio, "count")):
+    for ratios, limit, what in (
+        (norms, limits.norm_ratio, "norm"),
+        (counts, limits.count_ratio, "count"),
+    ):
         for name in judged:
             about, ratio = max(ratios[name].items(), key=lambda item: item[1])
             whose = f"of class {_word(about)}" if about else "of its weights"
@@ -195,7 +232,9 @@ def _most_out_of_line(present: Mapping[str, Amounts], judged: set[str], limits: 
     return (name, sentence) if excess > 1 else None
 
 
-def _ratios(amounts: Mapping[str, Mapping[str, float]], rare_is_odd: bool) -> dict[str, dict[str, float]]:
+def _ratios(
+    amounts: Mapping[str, Mapping[str, float]], rare_is_odd: bool
+) -> dict[str, dict[str, float]]:
     """Each member's amount of each class over the median of the others'.
 
     Where too few others speak of a class, its amount is compared with that of their usual class instead. With
@@ -204,7 +243,9 @@ def _ratios(amounts: Mapping[str, Mapping[str, float]], rare_is_odd: bool) -> di
     usual = _medians_of_others({name: median(mine.values()) for name, mine in amounts.items()})
     classes = {about for mine in amounts.values() for about in mine}
     by_class = {
-        about: _medians_of_others({name: mine[about] for name, mine in amounts.items() if about in mine})
+        about: _medians_of_others(
+            {name: mine[about] for name, mine in amounts.items() if about in mine}
+        )
         for about in classes
     }
     ratios: dict[str, dict[str, float]] = {name: {} for name in amounts}
@@ -235,7 +276,9 @@ def shapes_of(upload: Upload) -> tuple[dict[str, tuple[int, ...]], bool]:
     """What a member's answer looks like: each array's shape, without the classes' axis where there is one."""
     by_class = upload.weights["weight"].dim() > 0
     parts = upload_parts(upload)
-    return {name: tuple(value.shape[1:] if by_class else value.shape) for name, value in parts.items()}, by_class
+    return {
+        name: tuple(value.shape[1:] if by_class else value.shape) for name, value in parts.items()
+    }, by_class
 
 
 def accuracies(header: Header) -> dict[str, float]:

@@ -23,26 +23,46 @@ class ReferenceEngine:
         trainings: Sequence[Training],
         shard: Shard = Shard(),  # noqa: B008 (a constant)
     ) -> None:
-        self.federations, self.algorithm, self.trainings, self.shard = federations, algorithm, trainings, shard
-        self.states: list[list[Tree]] = [[member.initial for member in each.members] for each in federations]
+        self.federations, self.algorithm, self.trainings, self.shard = (
+            federations,
+            algorithm,
+            trainings,
+            shard,
+        )
+        self.states: list[list[Tree]] = [
+            [member.initial for member in each.members] for each in federations
+        ]
 
-    def train(self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]) -> Iterator[Chunk]:
+    def train(
+        self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]
+    ) -> Iterator[Chunk]:
         """Train the sampled clients, one chunk each, and keep their new states."""
         for number, (server, cohort) in enumerate(zip(servers, cohorts, strict=True)):
             slow = set(cohort.slow.tolist())
             for client in filter(self.shard.holds, cohort.sampled.tolist()):
                 yield self._train(round, number, server, cohort, client, client in slow)
 
-    def _train(self, round: int, number: int, server: Tree, cohort: Cohort, client: int, slow: bool) -> Chunk:
+    def _train(
+        self, round: int, number: int, server: Tree, cohort: Cohort, client: int, slow: bool
+    ) -> Chunk:
         federation, training = self.federations[number], self.trainings[number]
         member, own = federation.members[client], self.states[number][client]
         with errors_named(f"round {round}, client {client} ({member.model}), training"):
             received = self.algorithm.send(server, federation.own_classes[client])
-            outcome = local_training.train(member, self.algorithm, own, received, training, round, slow)
+            outcome = local_training.train(
+                member, self.algorithm, own, received, training, round, slow
+            )
         self.states[number][client] = outcome.state
         loss = {name: value[None] for name, value in outcome.loss.items()}
         sound = _finite(outcome.loss | outcome.state | outcome.upload.sums)
-        return make_chunk(number, cohort, torch.tensor([client]), stack_uploads([outcome.upload]), loss, sound[None])
+        return make_chunk(
+            number,
+            cohort,
+            torch.tensor([client]),
+            stack_uploads([outcome.upload]),
+            loss,
+            sound[None],
+        )
 
     def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
         """Every client's accuracies with the server's present state."""
@@ -53,16 +73,26 @@ class ReferenceEngine:
             for member in filter(lambda member: self.shard.holds(member.id), federation.members):
                 with errors_named(f"client {member.id} ({member.model}), evaluation"):
                     received = self.algorithm.send(server, everything)
-                    accuracies = local_training.evaluate(member, self.algorithm, states[member.id], received)
+                    accuracies = local_training.evaluate(
+                        member, self.algorithm, states[member.id], received
+                    )
                 for key, value in accuracies.items():
-                    table.setdefault(key, torch.zeros(len(states), dtype=torch.float64))[member.id] = value
+                    table.setdefault(key, torch.zeros(len(states), dtype=torch.float64))[
+                        member.id
+                    ] = value
             tables.append(table)
         return tables
 
     def export(self, federation: int) -> Tree:
         """All clients' states as one flat tree, for a checkpoint."""
-        mine = [(number, state) for number, state in enumerate(self.states[federation]) if self.shard.holds(number)]
-        return {f"{number}.{name}": value for number, state in mine for name, value in state.items()}
+        mine = [
+            (number, state)
+            for number, state in enumerate(self.states[federation])
+            if self.shard.holds(number)
+        ]
+        return {
+            f"{number}.{name}": value for number, state in mine for name, value in state.items()
+        }
 
     def restore(self, federation: int, tree: Tree) -> None:
         states, device = self.states[federation], self.federations[federation].device

@@ -33,15 +33,23 @@ COMPILED = 20.0  # seconds that a compiled step must save to be worth compiling
 
 
 def resolve(
-    config: Config, federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]
+    config: Config,
+    federations: Sequence[Federation],
+    algorithm: Algorithm,
+    trainings: Sequence[Training],
 ) -> tuple[Config, Plan, list[str]]:
     """The configuration with what `auto` means here, so that a run folder says what was done; and what to say."""
     device = federations[0].device.type
     engine = _engine(config, federations, trainings) if config.engine == "auto" else config.engine
     plan = Plan(
-        config.stack, config.states, _compiles(config, engine, federations, trainings), config.precision == "bf16"
+        config.stack,
+        config.states,
+        _compiles(config, engine, federations, trainings),
+        config.precision == "bf16",
     )
-    stacked = engine == "vectorised" or (engine == "processes" and on_one_core(federations) == "vectorised")
+    stacked = engine == "vectorised" or (
+        engine == "processes" and on_one_core(federations) == "vectorised"
+    )
     notices = []
     if stacked:
         plan, why_not = _fitting(plan, federations, algorithm, trainings)
@@ -51,19 +59,34 @@ def resolve(
     if stacked and plan.stack is None:
         plan = replace(plan, stack=_fitting_stack(config, federations, trainings))
     if config.precision == "bf16" and not stacked:
-        raise ConfigError(f"precision bf16 needs the vectorised engine, but {notices[0] if notices else engine} it is")
+        raise ConfigError(
+            f"precision bf16 needs the vectorised engine, but {notices[0] if notices else engine} it is"
+        )
     ranks = torchrun.ranks() if torchrun.under_torchrun() else None
     workers = ranks or ((config.workers or _cores()) if engine == "processes" else None)
     compile = "on" if plan.compile and stacked else "off"
-    settled = {"engine": engine, "device": device, "compile": compile, "workers": workers, "stack": plan.stack}
+    settled = {
+        "engine": engine,
+        "device": device,
+        "compile": compile,
+        "workers": workers,
+        "stack": plan.stack,
+    }
     return replace(config, **settled), replace(plan, stacked=stacked), notices  # type: ignore[arg-type]
 
 
-def _engine(config: Config, federations: Sequence[Federation], trainings: Sequence[Training]) -> str:
+def _engine(
+    config: Config, federations: Sequence[Federation], trainings: Sequence[Training]
+) -> str:
     """What `auto` means."""
     if federations[0].device.type == "cuda":
         return "vectorised"
-    steps = config.rounds * config.epochs * config.participation * sum(map(sum, _steps(federations, trainings)))
+    steps = (
+        config.rounds
+        * config.epochs
+        * config.participation
+        * sum(map(sum, _steps(federations, trainings)))
+    )
     # Not where CUDA is: a process that has used its GPU must not be forked.
     may_fork = not (torch.cuda.is_available() or torchrun.under_torchrun() or forked.is_daemon())
     several = max(len(each.members) for each in federations) > 1 and _cores() > 1
@@ -72,14 +95,21 @@ def _engine(config: Config, federations: Sequence[Federation], trainings: Sequen
 
 def _steps(federations: Sequence[Federation], trainings: Sequence[Training]) -> list[list[int]]:
     """Each client's batches an epoch."""
-    return [[steps_per_epoch(m, t) for m in f.members] for f, t in zip(federations, trainings, strict=True)]
+    return [
+        [steps_per_epoch(m, t) for m in f.members]
+        for f, t in zip(federations, trainings, strict=True)
+    ]
 
 
-def _compiles(config: Config, engine: str, federations: Sequence[Federation], trainings: Sequence[Training]) -> bool:
+def _compiles(
+    config: Config, engine: str, federations: Sequence[Federation], trainings: Sequence[Training]
+) -> bool:
     """Whether the step is compiled: on a GPU only, and by itself only where the run is long enough to win it back."""
     if federations[0].device.type != "cuda" or engine != "vectorised":
         if config.compile == "on":
-            raise ConfigError("compile on needs device cuda and the vectorised engine: accepted here are off and auto")
+            raise ConfigError(
+                "compile on needs device cuda and the vectorised engine: accepted here are off and auto"
+            )
         return False
     steps = _steps(federations, trainings)
     saved = 0.0003 + 2.5e-6 * sum(map(len, steps))  # seconds a step (benchmarks/RESULTS.md)
@@ -100,7 +130,10 @@ def on_one_core(federations: Sequence[Federation]) -> str:
 
 
 def _fitting(
-    plan: Plan, federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]
+    plan: Plan,
+    federations: Sequence[Federation],
+    algorithm: Algorithm,
+    trainings: Sequence[Training],
 ) -> tuple[Plan, str | None]:
     """The plan under which the models can be stacked, or why there is none."""
     for tried in (plan, replace(plan, tidy=True)):  # tidy is slower, but some modules call x.view
@@ -110,7 +143,9 @@ def _fitting(
     return plan, why_not
 
 
-def _fitting_stack(config: Config, federations: Sequence[Federation], trainings: Sequence[Training]) -> int | None:
+def _fitting_stack(
+    config: Config, federations: Sequence[Federation], trainings: Sequence[Training]
+) -> int | None:
     """The number of clients that a GPU's free memory lets us train at a time; None on a CPU.
 
     What is free differs from hour to hour, and the order of sums with it. So the run's configuration
@@ -121,10 +156,14 @@ def _fitting_stack(config: Config, federations: Sequence[Federation], trainings:
     if free is None:
         return None
     under_torchrun = torchrun.under_torchrun()
-    groups = architecture_groups.grouped(federations, torchrun.own_shard() if under_torchrun else Shard())
+    groups = architecture_groups.grouped(
+        federations, torchrun.own_shard() if under_torchrun else Shard()
+    )
     for group in groups:  # where the models lie between rounds
         held = len(group) * _model_memory(group[0][1])
-        if config.states == "device" or (config.states == "auto" and held < architecture_groups.Store.SPARE * free):
+        if config.states == "device" or (
+            config.states == "auto" and held < architecture_groups.Store.SPARE * free
+        ):
             free -= held
     fitting = []
     for group in groups:
@@ -144,7 +183,10 @@ def _model_memory(member: Member) -> int:
 
 
 def builder(
-    plan: Plan, federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]
+    plan: Plan,
+    federations: Sequence[Federation],
+    algorithm: Algorithm,
+    trainings: Sequence[Training],
 ) -> Callable[[Shard], Engine]:
     """What makes the engine of one process's share of the clients."""
 

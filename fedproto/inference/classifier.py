@@ -61,7 +61,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self, member: Trained | None = None, *, by: By = "prototype", among: Among = "all", reject: float | None = None
+        self,
+        member: Trained | None = None,
+        *,
+        by: By = "prototype",
+        among: Among = "all",
+        reject: float | None = None,
     ) -> None:
         self.member = member
         self.by = by
@@ -69,7 +74,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
         self.reject = reject
 
     @classmethod
-    def of(cls, run: str | Path, client: int = 0, *, by: By | None = None, **options: Any) -> Classifier:
+    def of(
+        cls, run: str | Path, client: int = 0, *, by: By | None = None, **options: Any
+    ) -> Classifier:
         """A client of a run folder, with the prototypes the federation has now."""
         return cls.from_member(member_of(Path(run), client), by=by, **options)
 
@@ -89,7 +96,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def _ready(self) -> Classifier:
         assert self.member is not None
         if self.by not in ("prototype", "head") or self.among not in ("all", "own"):
-            raise ConfigError(f"by is prototype or head and among is all or own, not {self.by!r} and {self.among!r}")
+            raise ConfigError(
+                f"by is prototype or head and among is all or own, not {self.by!r} and {self.among!r}"
+            )
         self.n_features_in_ = math.prod(self.member.preparation.shape)
         self._fitted: _Fitted | None = None
         _ = self.classes_  # refused now where there is none to choose among
@@ -102,10 +111,14 @@ class Classifier(ClassifierMixin, BaseEstimator):
         if vars(self).get("_fitted") is not None:
             return self._fitted.classes  # type: ignore[union-attr]
         if "_fitted" not in vars(self) or self.member is None:
-            raise AttributeError("classes_ is there when the classifier is ready: fit it, or take a trained member")
+            raise AttributeError(
+                "classes_ is there when the classifier is ready: fit it, or take a trained member"
+            )
         names = self.member.names(self.by, self.among)
         if not names:
-            raise DataError("none of the classes to choose among has a prototype: classify among all, or by head")
+            raise DataError(
+                "none of the classes to choose among has a prototype: classify among all, or by head"
+            )
         return np.array(names)
 
     @property
@@ -135,9 +148,13 @@ class Classifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         classes, labels = np.unique(y, return_inverse=True)
         features, targets = self._embedded(X), torch.from_numpy(labels)
-        means, counts = prototypes.class_means(features, targets, torch.ones(len(labels)).to(features), len(classes))
+        means, counts = prototypes.class_means(
+            features, targets, torch.ones(len(labels)).to(features), len(classes)
+        )
         apart = prototypes.distances(features, means, "l2")
-        others = (counts / (counts - 1))[targets]  # infinite for a class of one, whose sample says nothing
+        others = (counts / (counts - 1))[
+            targets
+        ]  # infinite for a class of one, whose sample says nothing
         apart[torch.arange(len(labels)), targets] *= others
         self._fitted = _Fitted(classes, means, apart.amin(1)[torch.isfinite(others)].numpy())
         return self
@@ -162,8 +179,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def judge(self, prepared: Tensor) -> Judgement:
         """All of these at once, of inputs that are as the member's model sees them."""
-        assert self.member is not None and self._fitted is None, "only a trained member has a preparation"
-        return self._judged(scores_of(self.by, self.among, self.member, self.member.see_prepared(prepared)))
+        assert self.member is not None and self._fitted is None, (
+            "only a trained member has a preparation"
+        )
+        return self._judged(
+            scores_of(self.by, self.among, self.member, self.member.see_prepared(prepared))
+        )
 
     def _judged(self, scores: Tensor) -> Judgement:
         shares = scores.double().softmax(1).numpy()
@@ -181,7 +202,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
         if not 0 <= self.reject <= 1:
             raise ConfigError(f"reject is a share of 0 to 1, not {self.reject}")
         if not len(self.calibration_):
-            raise DataError("nothing was held out to calibrate `reject` on: classify without it, or fit on samples")
+            raise DataError(
+                "nothing was held out to calibrate `reject` on: classify without it, or fit on samples"
+            )
         if not can_reject(self.calibration_, self.reject):
             raise DataError(why_not_rejecting(self._name(), len(self.calibration_), self.reject))
         return threshold(self.calibration_, self.reject)
@@ -201,4 +224,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return scores_of(self.by, self.among, self.member, self.member.see(np.asarray(x)))  # type: ignore[arg-type, union-attr]
 
     def _embedded(self, x: Any) -> Tensor:
-        return torch.from_numpy(np.array(x)) if self.member is None else self.member.see(np.asarray(x))[0]
+        return (
+            torch.from_numpy(np.array(x))
+            if self.member is None
+            else self.member.see(np.asarray(x))[0]
+        )

@@ -34,9 +34,13 @@ def read_inputs(path: Path, preparation: Preparation) -> Iterator[Input]:
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        files = sorted(
+            file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
+        )
         if not files:
-            raise DataError(f"{path} holds no file to classify; folders inside it are not looked into")
+            raise DataError(
+                f"{path} holds no file to classify; folders inside it are not looked into"
+            )
         for file in files:
             yield from read_inputs(file, preparation)
     elif path.suffix.lower() in (".npy", ".npz"):
@@ -54,7 +58,11 @@ def read_inputs(path: Path, preparation: Preparation) -> Iterator[Input]:
 def _from_array(path: Path, preparation: Preparation) -> Iterator[Input]:
     try:
         stored = np.load(path, allow_pickle=False)
-        x = stored if isinstance(stored, np.ndarray) else stored["x" if "x" in stored.files else stored.files[0]]
+        x = (
+            stored
+            if isinstance(stored, np.ndarray)
+            else stored["x" if "x" in stored.files else stored.files[0]]
+        )
         if not isinstance(x, np.ndarray):
             raise ValueError("an entry of it is no array")
     except Exception as error:  # a damaged file can fail in any way
@@ -69,7 +77,9 @@ def _from_array(path: Path, preparation: Preparation) -> Iterator[Input]:
 
 def _refuse_other_kinds(path: Path, of: str, taken: tuple[str, ...]) -> None:
     if not path.name.lower().endswith(taken):
-        raise DataError(f"{path} is no file for a member that was trained on {of}: it takes {', '.join(taken)}, .npy")
+        raise DataError(
+            f"{path} is no file for a member that was trained on {of}: it takes {', '.join(taken)}, .npy"
+        )
 
 
 def _from_table(path: Path, encoding: Columns) -> Iterator[Input]:
@@ -78,8 +88,12 @@ def _from_table(path: Path, encoding: Columns) -> Iterator[Input]:
     table = Table.read(path, only=wanted)
     missing = encoding.missing(table.columns)
     if missing:
-        raise DataError(f"{path} has no column {missing[0]!r}, which this member was trained on: {', '.join(wanted)}")
-    notices = [_new_texts(name, rows, table) for name, rows in encoding.strangers(table.columns).items()]
+        raise DataError(
+            f"{path} has no column {missing[0]!r}, which this member was trained on: {', '.join(wanted)}"
+        )
+    notices = [
+        _new_texts(name, rows, table) for name, rows in encoding.strangers(table.columns).items()
+    ]
     for row, x in enumerate(encoding(table.columns, table.place)):
         yield Input(table.place(row), x, [] if row else notices)
 
@@ -87,10 +101,10 @@ def _from_table(path: Path, encoding: Columns) -> Iterator[Input]:
 def _new_texts(name: str, rows: np.ndarray, table: Table) -> str:
     text, place = str(table.columns[name][rows[0]]), table.place(rows[0])
     if len(rows) > 1:
-        return (
-            f"{place} and {len(rows) - 1:,} more rows: column {name!r} holds what no training row does, first {text!r}"
-        )
-    return f"{place}: column {name!r} " + (f"holds {text!r}, which no training row does" if text else "is empty")
+        return f"{place} and {len(rows) - 1:,} more rows: column {name!r} holds what no training row does, first {text!r}"
+    return f"{place}: column {name!r} " + (
+        f"holds {text!r}, which no training row does" if text else "is empty"
+    )
 
 
 def _from_texts(path: Path, encoding: Words) -> Iterator[Input]:
@@ -98,7 +112,9 @@ def _from_texts(path: Path, encoding: Words) -> Iterator[Input]:
     if not found:
         raise DataError(f"{path} holds no text")
     for (_, place), ids in zip(found, encoding([text for text, _ in found]), strict=True):
-        strange = [] if (ids > UNKNOWN).any() else [f"{place} holds no word that the training texts hold"]
+        strange = (
+            [] if (ids > UNKNOWN).any() else [f"{place} holds no word that the training texts hold"]
+        )
         yield Input(place, ids.astype(np.float32), strange)
 
 
@@ -116,7 +132,9 @@ def _from_image(path: Path, preparation: Preparation) -> Input:
     with opened(path, str(path)) as image:
         notices = _differences(image, channels, (width, height), path)
         try:
-            pixels = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+            pixels = image.convert("L" if channels == 1 else "RGB").resize(
+                (width, height), Image.Resampling.BILINEAR
+            )
         except Exception as error:  # a damaged file can fail in any way
             raise DataError(f"{path} is damaged: {error}") from error
     x = np.asarray(pixels, np.float32).reshape(height, width, channels).transpose(2, 0, 1)
@@ -128,11 +146,17 @@ def _differences(image: Image.Image, channels: int, size: tuple[int, int], path:
     (width, height), (wide, high) = image.size, size
     found, wanted = f"{height}x{width}", f"{high}x{wide}"
     ratio = (width / height) / (wide / high)
-    if image.size != size and (min(width, height) < SMALLEST or not 1 / STRETCH <= ratio <= STRETCH):
-        raise DataError(f"{path} has {found} pixels, of which nothing recognisable is left at {wanted}: crop it first")
+    if image.size != size and (
+        min(width, height) < SMALLEST or not 1 / STRETCH <= ratio <= STRETCH
+    ):
+        raise DataError(
+            f"{path} has {found} pixels, of which nothing recognisable is left at {wanted}: crop it first"
+        )
     notices = [f"{path} was resized from {found} to {wanted} pixels"] if image.size != size else []
     if "A" in image.getbands() or "transparency" in image.info:
         notices.append(f"{path} is partly transparent, which was ignored")
     if (image.mode in GREY) != (channels == 1):
-        notices.append(f"{path} was turned from {'grey to colour' if channels == 3 else 'colour to grey'}")
+        notices.append(
+            f"{path} was turned from {'grey to colour' if channels == 3 else 'colour to grey'}"
+        )
     return notices

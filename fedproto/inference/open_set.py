@@ -11,7 +11,15 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from fedproto.core.federation import Member
-from fedproto.inference.trained_client import Trained, can_reject, halves, members_of, novelty, scores_of, threshold
+from fedproto.inference.trained_client import (
+    Trained,
+    can_reject,
+    halves,
+    members_of,
+    novelty,
+    scores_of,
+    threshold,
+)
 from fedproto.runs.devices import settings
 
 Pair = tuple[Tensor, Tensor]
@@ -25,7 +33,9 @@ class Rejection:
     way: str
     accuracy: float  # among known images, by this way
     known_rejected: float | None  # should be near what was asked for; None where it cannot reject
-    unseen_rejected: float | None  # images of classes the client never saw; None where it cannot reject
+    unseen_rejected: (
+        float | None
+    )  # images of classes the client never saw; None where it cannot reject
     auroc: float  # the chance that an unseen image looks newer than a known one
     calibrated_on: int  # held-out images: fewer than `trained.rows_needed` cannot reject
 
@@ -39,7 +49,11 @@ def rejections(run: Path, reject: float, clients: list[int] | None = None) -> li
     chosen = range(len(makers)) if clients is None else clients
     members = experiment.federation.members
     with settings(experiment.config.threads, experiment.config.precision):
-        return [found for client in chosen for found in _of_member(members[client], makers[client](), reject)]
+        return [
+            found
+            for client in chosen
+            for found in _of_member(members[client], makers[client](), reject)
+        ]
 
 
 def _of_member(member: Member, trained: Trained, reject: float) -> list[Rejection]:
@@ -49,7 +63,10 @@ def _of_member(member: Member, trained: Trained, reject: float) -> list[Rejectio
     seen = trained.see_prepared(known.x[known.rows])
     strange = trained.see_prepared(member.test.x[unseen])
     names = np.array(trained.classes)[known.y[known.rows].cpu().numpy()]
-    return [_judged(member.id, way, trained, seen, strange, names, reject) for way in trained.calibration]
+    return [
+        _judged(member.id, way, trained, seen, strange, names, reject)
+        for way in trained.calibration
+    ]
 
 
 def _unseen(member: Member) -> Tensor:
@@ -59,11 +76,20 @@ def _unseen(member: Member) -> Tensor:
 
 
 def _judged(
-    client: int, way: str, trained: Trained, seen: Pair, strange: Pair, names: np.ndarray, reject: float
+    client: int,
+    way: str,
+    trained: Trained,
+    seen: Pair,
+    strange: Pair,
+    names: np.ndarray,
+    reject: float,
 ) -> Rejection:
     by, among = way.split()
     scores = scores_of(by, among, trained, seen)
-    old, new = novelty(by, scores).numpy(), novelty(by, scores_of(by, among, trained, strange)).numpy()
+    old, new = (
+        novelty(by, scores).numpy(),
+        novelty(by, scores_of(by, among, trained, strange)).numpy(),
+    )
     candidates = np.array(trained.names(by, among))
     calibration = trained.calibration[way]
     limit = threshold(calibration, reject) if can_reject(calibration, reject) else None

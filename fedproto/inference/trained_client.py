@@ -42,17 +42,25 @@ class Trained:
     classes: tuple[str, ...]  # of the head's outputs
     own: tuple[str, ...]  # those it has trained on
     prototypes: Prototypes | None  # the federation's; None where its method has none
-    calibration: dict[str, np.ndarray] = field(default_factory=dict)  # how far held-out images lie: see `novelty`
-    about: dict[str, Any] = field(default_factory=dict)  # for people: data set, model, method, round, accuracy
+    calibration: dict[str, np.ndarray] = field(
+        default_factory=dict
+    )  # how far held-out images lie: see `novelty`
+    about: dict[str, Any] = field(
+        default_factory=dict
+    )  # for people: data set, model, method, round, accuracy
 
     def names(self, by: str, among: str) -> tuple[str, ...]:
         """The classes that are chosen among: all of the federation's, or the member's own."""
         if by == "head":
             return self.classes if among == "all" else self.own
         if self.prototypes is None:
-            raise ConfigError(f"{self.about.get('algorithm', 'this method')} has no prototypes: classify by head")
+            raise ConfigError(
+                f"{self.about.get('algorithm', 'this method')} has no prototypes: classify by head"
+            )
         known = zip(self.prototypes.classes, self.prototypes.known.tolist(), strict=True)
-        return tuple(name for name, is_known in known if is_known and (among == "all" or name in self.own))
+        return tuple(
+            name for name, is_known in known if is_known and (among == "all" or name in self.own)
+        )
 
     def see(self, x: np.ndarray) -> tuple[Tensor, Tensor]:
         """Features and logits of inputs as the data set stores them."""
@@ -122,11 +130,15 @@ def why_not_rejecting(who: str, rows: int, reject: float) -> str:
 def member_of(run: Path, client: int) -> Trained:
     """A client of a run folder, as it is evaluated: with its own state, or with what its server sends."""
     experiment, makers = members_of(run, [client])
-    with settings(experiment.config.threads, experiment.config.precision):  # distances to the bit of those in training
+    with settings(
+        experiment.config.threads, experiment.config.precision
+    ):  # distances to the bit of those in training
         return makers[client]()
 
 
-def members_of(run: Path, clients: Sequence[int] = ()) -> tuple[Experiment, list[Callable[[], Trained]]]:
+def members_of(
+    run: Path, clients: Sequence[int] = ()
+) -> tuple[Experiment, list[Callable[[], Trained]]]:
     """A run's experiment, and what makes each of its members; refused where one of `clients` is not there."""
     folder = RunFolder.open(run)
     if not folder.checkpoint_round():
@@ -138,7 +150,9 @@ def members_of(run: Path, clients: Sequence[int] = ()) -> tuple[Experiment, list
         makers = _makers(experiment, folder)
     for client in clients:
         if not 0 <= client < len(makers):
-            raise ConfigError(f"there is no client {client} in {run}: there are clients 0 to {len(makers) - 1}")
+            raise ConfigError(
+                f"there is no client {client} in {run}: there are clients 0 to {len(makers) - 1}"
+            )
     return experiment, makers
 
 
@@ -148,11 +162,15 @@ def _makers(experiment: Experiment, folder: RunFolder) -> list[Callable[[], Trai
     shared = read_prototypes(folder.path) if "prototypes" in experiment.progress.server else None
     result, encodings = folder.result() or {}, folder.encodings()
     if result and len(result["clients"]) != len(states):
-        raise RunFolderError(f"{folder.path / 'result.json'} speaks of other clients than partition.json")
+        raise RunFolderError(
+            f"{folder.path / 'result.json'} speaks of other clients than partition.json"
+        )
 
     def make(member: Member) -> Trained:
         if member.id in encodings:  # the files may have changed since
-            member = replace(member, preparation=replace(member.preparation, encoding=encodings[member.id]))
+            member = replace(
+                member, preparation=replace(member.preparation, encoding=encodings[member.id])
+            )
         about = {
             "run": folder.path.name,
             "client": member.id,
@@ -162,27 +180,37 @@ def _makers(experiment: Experiment, folder: RunFolder) -> list[Callable[[], Trai
             "round": experiment.progress.round,
             "accuracy": result["clients"][member.id]["accuracy"] if result else {},
         }
-        return made(member, experiment.as_evaluated(member, states[member.id]), names, shared, about)
+        return made(
+            member, experiment.as_evaluated(member, states[member.id]), names, shared, about
+        )
 
     return [partial(make, member) for member in experiment.federation.members]
 
 
 def made(
-    member: Member, state: Tree, classes: tuple[str, ...], shared: Prototypes | None, about: dict[str, Any]
+    member: Member,
+    state: Tree,
+    classes: tuple[str, ...],
+    shared: Prototypes | None,
+    about: dict[str, Any],
 ) -> Trained:
     """A member with its state, calibrated on images that were held out."""
     odd = find_mismatch(member.initial, state)
     if odd is not None:
         raise RunFolderError(f"the state of client {member.id} is not one of its model: {odd}")
     own = tuple(classes[label] for label in member.classes)
-    plain = Trained(_with_state(member.module, state), member.preparation, classes, own, shared, {}, about)
+    plain = Trained(
+        _with_state(member.module, state), member.preparation, classes, own, shared, {}, about
+    )
     return replace(plain, calibration=_calibration(plain, halves(member)[0]))
 
 
 def _with_state(module: nn.Module, state: Tree) -> nn.Module:
     """A copy of a module, which others share, with a client's parameters and buffers in it."""
     own = copy.deepcopy(module).cpu().eval()
-    found = own.load_state_dict(state, strict=False)  # of a layer that is there twice, the first name only is there
+    found = own.load_state_dict(
+        state, strict=False
+    )  # of a layer that is there twice, the first name only is there
     assert not found.unexpected_keys, "the state is of another module"
     return own
 

@@ -35,7 +35,9 @@ class _Person(NamedTuple):
     classes: tuple[str, ...]  # of its head
 
 
-def extend(run: Path, newcomers: Sequence[Path], out: Path, rounds: int) -> tuple[Experiment, RunFolder]:
+def extend(
+    run: Path, newcomers: Sequence[Path], out: Path, rounds: int
+) -> tuple[Experiment, RunFolder]:
     """A federation and its newcomers about to train `rounds` more rounds together, and their run folder.
 
     The server starts from the prototypes of all who are members, the newcomers folded in. A head that lacks classes
@@ -57,27 +59,43 @@ def extend(run: Path, newcomers: Sequence[Path], out: Path, rounds: int) -> tupl
     return experiment, experiment.new_folder(out, given=states)
 
 
-def _people(folder: RunFolder, gone: set[str], loaded: dict[str, Source]) -> tuple[Config, list[_Person]]:
+def _people(
+    folder: RunFolder, gone: set[str], loaded: dict[str, Source]
+) -> tuple[Config, list[_Person]]:
     """The members of a run that have not left, as it left them, and its configuration."""
     experiment, _ = reopen(folder, loaded)
     with closing(experiment.engine):
         states = experiment.client_states()
     config, federation = experiment.config, experiment.federation
-    datasets, models = deal(config.dataset, config.clients, "dataset"), deal(config.model, config.clients, "model")
+    datasets, models = (
+        deal(config.dataset, config.clients, "dataset"),
+        deal(config.model, config.clients, "model"),
+    )
     rows = zip(datasets, models, federation.partition["clients"], states, strict=True)
-    people = [_Person(*row, federation.classes) for number, row in enumerate(rows) if str(number) not in gone]
+    people = [
+        _Person(*row, federation.classes)
+        for number, row in enumerate(rows)
+        if str(number) not in gone
+    ]
     return config, people
 
 
 def _prepared(
-    config: Config, people: list[_Person], shared: Prototypes, rounds: int, out: Path, loaded: dict[str, Source]
+    config: Config,
+    people: list[_Person],
+    shared: Prototypes,
+    rounds: int,
+    out: Path,
+    loaded: dict[str, Source],
 ) -> Experiment:
     """The federation of these people, by the settings of the one they come from."""
     content: dict[str, Any] = {"version": 1, "clients": [person.portion for person in people]}
     with tempfile.TemporaryDirectory() as folder:
         partition, start = Path(folder) / "partition.json", Path(folder) / START
         partition.write_text(json.dumps(content | {"sha256": stamp(content)}))
-        write_prototypes(start, {"prototypes": shared.values, "known": shared.known}, shared.classes)
+        write_prototypes(
+            start, {"prototypes": shared.values, "known": shared.known}, shared.classes
+        )
         settings: dict[str, Any] = {
             "clients": len(people),
             "dataset": tuple(in_runs([person.dataset for person in people])),
@@ -90,7 +108,9 @@ def _prepared(
         experiment = Experiment.prepare(replace(config, **settings, **there), loaded=loaded)
     own = out.absolute()
     experiment.config = replace(
-        experiment.config, partition=Part(f"file:{own / 'partition.json'}"), prototypes=str(own / START)
+        experiment.config,
+        partition=Part(f"file:{own / 'partition.json'}"),
+        prototypes=str(own / START),
     )
     return experiment
 
@@ -100,5 +120,7 @@ def _states(people: list[_Person], experiment: Experiment) -> list[Tree]:
     states: list[Tree] = []
     for member, person in zip(experiment.federation.members, people, strict=True):
         own = {name: value.to(member.initial[name]) for name, value in person.state.items()}
-        states.append(rearrange_head(own, member.initial, person.classes, experiment.federation.classes))
+        states.append(
+            rearrange_head(own, member.initial, person.classes, experiment.federation.classes)
+        )
     return states

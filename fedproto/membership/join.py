@@ -25,7 +25,17 @@ from fedproto.runs.result import Result
 Accuracies = dict[str, float]
 
 #: Settings that are a newcomer's by being one.
-SETTLED = {"absent", "algorithm", "clients", "dataset", "lost_uploads", "eval_every", "fixed", "initial", "model"}
+SETTLED = {
+    "absent",
+    "algorithm",
+    "clients",
+    "dataset",
+    "lost_uploads",
+    "eval_every",
+    "fixed",
+    "initial",
+    "model",
+}
 SETTLED |= {"participation", "profile", "prototypes", "rounds", "stragglers"}
 
 
@@ -61,12 +71,16 @@ def prepare(
     """The newcomer about to join, and the same one about to train alone, from the same start."""
     for key in options:
         if key.removeprefix("algorithm.") in SETTLED or key.partition(".")[0] == "partition":
-            raise ConfigError(f"{key!r} has no meaning for one who joins: a newcomer is one client of fedproto's")
+            raise ConfigError(
+                f"{key!r} has no meaning for one who joins: a newcomer is one client of fedproto's"
+            )
     weighting = read_prototypes(Path(prototypes)).weighting
     settings = {
         "dataset": dataset,
         "model": model,
-        "partition": str(Part("classes", {"names": classes, "shots": shots} if classes or shots else {})),
+        "partition": str(
+            Part("classes", {"names": classes, "shots": shots} if classes or shots else {})
+        ),
         "clients": 1,
         "rounds": epochs,
         "eval_every": 1,
@@ -104,7 +118,14 @@ def join(
     `options` are those of `fedproto.run`. With `out`, the newcomer becomes a run folder with its upload in it.
     """
     prepared = prepare(
-        prototypes, dataset, model=model, weights=weights, classes=classes, shots=shots, epochs=epochs, options=options
+        prototypes,
+        dataset,
+        model=model,
+        weights=weights,
+        classes=classes,
+        shots=shots,
+        epochs=epochs,
+        options=options,
     )
     return proceed(prepared, None if out is None else Path(out), name)
 
@@ -129,11 +150,15 @@ def proceed(
     with hold_all([folder]):
         with watched("joined") as on_round:
             result, beside = _train(joining, folder, on_round)
-        epochs = [Epoch(number, *both) for number, both in enumerate(zip(beside, without, strict=True))]
+        epochs = [
+            Epoch(number, *both) for number, both in enumerate(zip(beside, without, strict=True))
+        ]
         upload = _contribution(joining, name)
         if folder is not None:
             upload.save(folder.path / UPLOAD)
-            folder.write_json("join.json", {"member": name, "epochs": [vars(epoch) for epoch in epochs]})
+            folder.write_json(
+                "join.json", {"member": name, "epochs": [vars(epoch) for epoch in epochs]}
+            )
     return Joined(result, epochs, upload)
 
 
@@ -147,13 +172,21 @@ def notices(experiment: Experiment) -> list[str]:
     """What a newcomer should know before it trains: classes nobody had may be misspelt."""
     new, member = new_classes(experiment), experiment.federation.members[0]
     it = "it" if len(new) == 1 else "them"
-    said = [f"nobody in the federation has {', '.join(map(repr, new))}: the newcomer brings {it}"] if new else []
+    said = (
+        [f"nobody in the federation has {', '.join(map(repr, new))}: the newcomer brings {it}"]
+        if new
+        else []
+    )
     if len(new) == len(member.classes):
-        said.append("none of the newcomer's classes is known to the federation, so there is nothing to join")
+        said.append(
+            "none of the newcomer's classes is known to the federation, so there is nothing to join"
+        )
     return describe_similar_names(experiment.federation.classes) + said
 
 
-def _train(experiment: Experiment, folder: RunFolder | None, on_round: OnRound) -> tuple[Result, list[Accuracies]]:
+def _train(
+    experiment: Experiment, folder: RunFolder | None, on_round: OnRound
+) -> tuple[Result, list[Accuracies]]:
     """To the last epoch; the accuracies before the first and after each."""
     found = [experiment.engine.evaluate([experiment.progress.server])[0]]
 
@@ -163,7 +196,9 @@ def _train(experiment: Experiment, folder: RunFolder | None, on_round: OnRound) 
         on_round(result)
 
     result = experiment.execute(folder, note)
-    return result, [{name: float(values[0]) for name, values in clients.items()} for clients in found]
+    return result, [
+        {name: float(values[0]) for name, values in clients.items()} for clients in found
+    ]
 
 
 def _nobody(result: RoundResult) -> None:

@@ -20,7 +20,15 @@ from fedproto.config.options import Part
 from fedproto.config.settings import one_part, read_run_toml
 from fedproto.core import files
 from fedproto.core.class_names import class_name, describe_similar_names
-from fedproto.core.tensors import FLOATS, flatten_groups, pad_rows, scatter_rows, split_groups, stack_uploads, take_one
+from fedproto.core.tensors import (
+    FLOATS,
+    flatten_groups,
+    pad_rows,
+    scatter_rows,
+    split_groups,
+    stack_uploads,
+    take_one,
+)
 from fedproto.core.types import Tree, Upload
 from fedproto.errors import ConfigError, DataError, RunFolderError
 from fedproto.runs.folder import RunFolder
@@ -58,13 +66,17 @@ class Contribution:
 
     def save(self, path: Path) -> None:
         header = {"member": self.member, "classes": list(self.classes)}
-        files.write_tensors(path, flatten_groups(self.upload._asdict()), UPLOAD_FORMAT, VERSION, header)
+        files.write_tensors(
+            path, flatten_groups(self.upload._asdict()), UPLOAD_FORMAT, VERSION, header
+        )
 
     @classmethod
     def of(cls, member: str, classes: tuple[str, ...], upload: Upload) -> Contribution:
         """Of an upload over a federation's classes: the rows it speaks of."""
         own = upload.weights["weight"].nonzero().flatten()
-        rows = Upload(*({name: value[own].cpu() for name, value in tree.items()} for tree in upload))
+        rows = Upload(
+            *({name: value[own].cpu() for name, value in tree.items()} for tree in upload)
+        )
         return cls(member, tuple(classes[row] for row in own.tolist()), rows)
 
     @classmethod
@@ -103,7 +115,9 @@ class Membership:
     classes: tuple[str, ...]
     algorithm: Part
     members: dict[str, Upload]
-    base: Prototypes | None = None  # those training was given, for classes of which no member speaks
+    base: Prototypes | None = (
+        None  # those training was given, for classes of which no member speaks
+    )
     changes: tuple[dict[str, Any], ...] = ()  # who came and left, in order
 
     @classmethod
@@ -139,7 +153,9 @@ class Membership:
         try:
             algorithm = one_part("algorithm", header["algorithm"])
             uploads = _uploads_of(tensors)
-            members = {name: take_one(uploads, place) for place, name in enumerate(header["members"])}
+            members = {
+                name: take_one(uploads, place) for place, name in enumerate(header["members"])
+            }
             changes = tuple(header["changes"])
             base_values = (tensors["base"], tensors["base_known"]) if "base" in tensors else None
         except KeyError as error:
@@ -151,7 +167,9 @@ class Membership:
         base = Prototypes(classes, *base_values) if base_values else None
         bank = cls(classes, algorithm, members, base, changes)
         if not bank._is_sound():
-            raise DataError(f"{path} is damaged: its members, changes or tensors are not those of its classes")
+            raise DataError(
+                f"{path} is damaged: its members, changes or tensors are not those of its classes"
+            )
         return bank
 
     def _is_sound(self) -> bool:
@@ -166,11 +184,19 @@ class Membership:
             if "prototypes" not in upload.sums or "weight" not in upload.weights:
                 return False
             for value in (*upload.sums.values(), *upload.weights.values()):
-                if value.dtype not in FLOATS or value.shape[:1] != (rows,) or not torch.isfinite(value).all():
+                if (
+                    value.dtype not in FLOATS
+                    or value.shape[:1] != (rows,)
+                    or not torch.isfinite(value).all()
+                ):
                     return False
         wanted = next(iter(self.members.values())).sums["prototypes"].shape
         given = wanted if self.base is None else self.base.values.shape
-        return len(wanted) == 2 and given == wanted and (self.base is None or self.base.known.shape == wanted[:1])
+        return (
+            len(wanted) == 2
+            and given == wanted
+            and (self.base is None or self.base.known.shape == wanted[:1])
+        )
 
     def save(self, folder: RunFolder) -> None:
         made = self.prototypes()
@@ -193,12 +219,21 @@ class Membership:
         """Eq. 6 over the members that are there; a class of which none of them speaks has none, or what was given."""
         algorithm, uploads = plugins.build("algorithm", self.algorithm), list(self.members.values())
         zeros = torch.zeros_like(uploads[0].sums["prototypes"])
-        base = self.base.over(self.classes) if self.base else Prototypes(self.classes, zeros, zeros[:, 0])
+        base = (
+            self.base.over(self.classes)
+            if self.base
+            else Prototypes(self.classes, zeros, zeros[:, 0])
+        )
         server = {"prototypes": base.values.to(zeros), "known": base.known.to(zeros)}
         server = algorithm.aggregate(
             server, _added(uploads) if self.algorithm.name in SUMMED else stack_uploads(uploads)
         )
-        return Prototypes(self.classes, server["prototypes"], server["known"], self.algorithm.options.get("weighting"))
+        return Prototypes(
+            self.classes,
+            server["prototypes"],
+            server["known"],
+            self.algorithm.options.get("weighting"),
+        )
 
     def with_member(self, contribution: Contribution) -> Membership:
         """The bank with an upload folded in; its classes that nobody had come after those that are there."""
@@ -210,9 +245,16 @@ class Membership:
         members = {each: _widened(upload, len(classes)) for each, upload in self.members.items()}
         members[name] = _placed(contribution, classes)
         new = [each for each in contribution.classes if each not in self._spoken()]
-        joined = replace(self, classes=classes, members=members, changes=(*self.changes, _change("joined", name, new)))
+        joined = replace(
+            self,
+            classes=classes,
+            members=members,
+            changes=(*self.changes, _change("joined", name, new)),
+        )
         if not torch.isfinite(joined.prototypes().values).all():
-            raise DataError(f"the upload of {name!r} is too large: with it the prototypes are not finite")
+            raise DataError(
+                f"the upload of {name!r} is too large: with it the prototypes are not finite"
+            )
         return joined
 
     def without(self, name: str) -> Membership:
@@ -221,7 +263,9 @@ class Membership:
             raise DataError(f"there is no member {name!r}: there are {', '.join(self.members)}")
         if len(self.members) == 1:
             raise DataError(f"{name!r} is the last member: with nobody there are no prototypes")
-        rest = replace(self, members={each: upload for each, upload in self.members.items() if each != name})
+        rest = replace(
+            self, members={each: upload for each, upload in self.members.items() if each != name}
+        )
         held = self._held(self.members[name])
         gone = [each for each in self.classes if each in held - rest._spoken()]
         others = tuple(each for each in self.classes if each not in held)
@@ -240,7 +284,9 @@ class Membership:
         return {name for upload in self.members.values() for name in self._held(upload)}
 
     def _held(self, upload: Upload) -> set[str]:
-        return {self.classes[place] for place in upload.weights["weight"].nonzero().flatten().tolist()}
+        return {
+            self.classes[place] for place in upload.weights["weight"].nonzero().flatten().tolist()
+        }
 
     def _checked(self, contribution: Contribution) -> Contribution:
         """The contribution in the types of the others' uploads; what is not one must not reach the sums."""
@@ -249,11 +295,15 @@ class Membership:
         for mine, theirs in zip(like, contribution.upload, strict=True):
             if set(mine) != set(theirs):
                 found, wanted = (", ".join(sorted(tree)) or "nothing" for tree in (theirs, mine))
-                raise DataError(f"{where} holds {found}, where {wanted} are wanted: is it of the same method?")
+                raise DataError(
+                    f"{where} holds {found}, where {wanted} are wanted: is it of the same method?"
+                )
             for name, value in theirs.items():
                 if value.shape != (rows, *mine[name].shape[1:]):
                     shapes = tuple(value.shape), (rows, *mine[name].shape[1:])
-                    raise DataError("{} has {} of shape {}, where {} is wanted".format(where, name, *shapes))
+                    raise DataError(
+                        "{} has {} of shape {}, where {} is wanted".format(where, name, *shapes)
+                    )
                 if value.dtype not in FLOATS:
                     raise DataError(
                         f"{where} has {name} of type {value.dtype}, where floating-point numbers are wanted"
@@ -270,7 +320,9 @@ class Membership:
             self.algorithm.options.get("weighting") == "uniform"
             and not (contribution.upload.weights["weight"] == 1).all()
         ):
-            raise DataError(f"{where} is weighed by images, but in this federation every member counts once")
+            raise DataError(
+                f"{where} is weighed by images, but in this federation every member counts once"
+            )
         return contribution
 
 
@@ -307,7 +359,9 @@ def _uploads_of(tensors: Tree) -> Upload:
 
 def _widened(upload: Upload, classes: int) -> Upload:
     """An upload over more classes, of whose new ones it says nothing."""
-    return Upload(*({name: pad_rows(value, classes) for name, value in tree.items()} for tree in upload))
+    return Upload(
+        *({name: pad_rows(value, classes) for name, value in tree.items()} for tree in upload)
+    )
 
 
 def _cast(contribution: Contribution, like: Upload) -> Contribution:

@@ -44,7 +44,9 @@ class Classifier(nn.Module):
         return features, self.head(features)
 
 
-def assemble(layers: dict[str, nn.Module], width: int, last: dict[str, nn.Module], name: str, fit: Fit) -> Classifier:
+def assemble(
+    layers: dict[str, nn.Module], width: int, last: dict[str, nn.Module], name: str, fit: Fit
+) -> Classifier:
     """Body and head from named layers; where the federation's prototypes are not of size `width`, the body projects."""
     dim = fit.dim or width
     body: dict[str, nn.Module] = dict(layers)
@@ -61,17 +63,27 @@ def with_body(initial: Tree, path: Path) -> Tree:
     """
     stored, body = read_weights(path), [name for name in initial if name.startswith("body.")]
     if not body:
-        raise ConfigError(f"weights {str(path)!r} are for a model with a `body`, and this one has none")
+        raise ConfigError(
+            f"weights {str(path)!r} are for a model with a `body`, and this one has none"
+        )
     found = {name: stored.get(name, stored.get(name.removeprefix("body."))) for name in body}
     for name, value in found.items():
         if value is None or value.shape != initial[name].shape:
             what = "are missing" if value is None else f"have shape {tuple(value.shape)}"
             wanted = tuple(initial[name].shape)
-            raise ConfigError(f"weights {str(path)!r} do not fit the model: its {name} {wanted} {what} there")
-    taken = {name: value.to(initial[name]) for name, value in found.items() if value is not None and _is_real(value)}
+            raise ConfigError(
+                f"weights {str(path)!r} do not fit the model: its {name} {wanted} {what} there"
+            )
+    taken = {
+        name: value.to(initial[name])
+        for name, value in found.items()
+        if value is not None and _is_real(value)
+    }
     for name in found:
         if name not in taken or not torch.isfinite(taken[name]).all():
-            raise ConfigError(f"weights {str(path)!r} have {name} with values that are not finite numbers")
+            raise ConfigError(
+                f"weights {str(path)!r} have {name} with values that are not finite numbers"
+            )
     return initial | taken
 
 
@@ -83,9 +95,13 @@ def _is_real(value: Tensor) -> bool:
 def read_weights(path: Path) -> Tree:
     try:
         safe = path.suffix == ".safetensors"
-        stored = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+        stored = (
+            load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+        )
         return {name: value for name, value in stored.items() if isinstance(value, Tensor)}
     except OSError as error:
         raise ConfigError(f"weights {str(path)!r} cannot be read: {error}") from error
     except Exception as error:  # a damaged file can fail in any way, and torch's own message advises to run its code
-        raise ConfigError(f"weights {str(path)!r} are no .safetensors or .pth file of named tensors") from error
+        raise ConfigError(
+            f"weights {str(path)!r} are no .safetensors or .pth file of named tensors"
+        ) from error

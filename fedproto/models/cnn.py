@@ -6,14 +6,21 @@ from fedproto.models import Classifier, Fit, assemble
 
 
 def cnn(
-    fit: Fit, *, channels: PositiveInt = 20, width: PositiveInt = 50, kernel: PositiveInt = 5, dropout: Fraction = 0.5
+    fit: Fit,
+    *,
+    channels: PositiveInt = 20,
+    width: PositiveInt = 50,
+    kernel: PositiveInt = 5,
+    dropout: Fraction = 0.5,
 ) -> Classifier:
     """The paper's network for MNIST and FEMNIST: two convolutions and two fully connected layers.
 
     Embeds: conv 10 - pool - relu - conv `channels` - dropout - pool - relu - fc `width` - relu; decides: dropout - fc.
     """
     if len(fit.shape) != 3:
-        raise ConfigError(f"model cnn takes images (channels, height, width), not inputs of shape {fit.shape}: use mlp")
+        raise ConfigError(
+            f"model cnn takes images (channels, height, width), not inputs of shape {fit.shape}: use mlp"
+        )
     flat = channels * _side(fit.shape[1], kernel) * _side(fit.shape[2], kernel)
     if flat <= 0:
         raise ConfigError(

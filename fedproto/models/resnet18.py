@@ -9,7 +9,11 @@ from fedproto.models import Classifier, Fit, assemble, read_weights
 
 
 def resnet18(
-    fit: Fit, *, strides: tuple[PositiveInt, ...] = (2, 2), weights: File | None = None, fresh: str = "fc"
+    fit: Fit,
+    *,
+    strides: tuple[PositiveInt, ...] = (2, 2),
+    weights: File | None = None,
+    fresh: str = "fc",
 ) -> Classifier:
     """ResNet18 (He et al. 2016) with the strides of conv1 and of the max-pool; embeds in 512 values.
 
@@ -17,7 +21,9 @@ def resnet18(
     read from it but those in `fresh`. The paper left conv1 and bn1 random too: `fresh="conv1,bn1,fc"`.
     """
     if len(fit.shape) != 3 or len(strides) != 2:
-        raise ConfigError(f"model resnet18 takes images and two strides, not inputs of shape {fit.shape} and {strides}")
+        raise ConfigError(
+            f"model resnet18 takes images and two strides, not inputs of shape {fit.shape} and {strides}"
+        )
     layers: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(fit.shape[0], 64, 7, strides[0], 3, bias=False),
         "bn1": nn.BatchNorm2d(64),
@@ -47,7 +53,9 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(outside)
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or inside != outside:
-            self.downsample = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         inner = torch.relu(self.bn1(self.conv1(x)))
@@ -71,5 +79,7 @@ def _load(model: Classifier, path: Path, fresh: list[str]) -> None:
             )
         if stored[key].shape != own.shape:
             found, wanted = tuple(stored[key].shape), tuple(own.shape)
-            raise ConfigError(f"weights {str(path)!r}: {key} has shape {found}, the model wants {wanted}")
+            raise ConfigError(
+                f"weights {str(path)!r}: {key} has shape {found}, the model wants {wanted}"
+            )
         own.copy_(stored[key])

@@ -50,7 +50,9 @@ def portions(
         if tests is None and test_shots is None:
             chosen = everybodys.rows(labels)
         else:
-            candidates = everybodys.of(labels) if tests is None else _of_classes(pool, tests[client], labels)
+            candidates = (
+                everybodys.of(labels) if tests is None else _of_classes(pool, tests[client], labels)
+            )
             chosen = _test_rows(pool, labels, candidates, test_shots)
         result.append(ClientRows(np.sort(rows), chosen))
     return result

@@ -33,6 +33,8 @@ def _draw(pool: PartitionRequest, alpha: float) -> list[np.ndarray]:
     for label in range(len(pool.names)):
         rows = pool.generator.permutation(np.flatnonzero(pool.train == label))
         cuts = np.cumsum(pool.generator.dirichlet(np.full(pool.clients, alpha)))[:-1]
-        for hand, piece in zip(hands, np.split(rows, np.rint(cuts * len(rows)).astype(int)), strict=True):
+        for hand, piece in zip(
+            hands, np.split(rows, np.rint(cuts * len(rows)).astype(int)), strict=True
+        ):
             hand.append(piece)
     return [np.concatenate(hand) for hand in hands]

@@ -17,14 +17,20 @@ def file(pool: PartitionRequest, path: str) -> list[ClientRows]:
     """A partition that was written before: `file:RUN/partition.json`, checked against its hash and the data set."""
     clients = [client for client in read(Path(path))["clients"] if client["labels"] == pool.source]
     if not clients:
-        raise DataError(f"{path} divides another data set: its class names or labels are not this one's")
+        raise DataError(
+            f"{path} divides another data set: its class names or labels are not this one's"
+        )
     if len(clients) != pool.clients:
         raise DataError(
             f"{path} divides this data set among {len(clients)} clients, but {pool.clients} are wanted: set clients to "
             f"{len(clients)}"
         )
-    portions = [_portion(pool, client, f"{path}: client {number}") for number, client in enumerate(clients)]
-    rows, counts = np.unique(np.concatenate([portion.train for portion in portions]), return_counts=True)
+    portions = [
+        _portion(pool, client, f"{path}: client {number}") for number, client in enumerate(clients)
+    ]
+    rows, counts = np.unique(
+        np.concatenate([portion.train for portion in portions]), return_counts=True
+    )
     if (counts > 1).any():
         raise DataError(f"{path} gives training row {rows[counts > 1][0]} to more than one client")
     return portions
@@ -50,7 +56,9 @@ def _rows(listed: list[int], rows: int, where: str) -> np.ndarray:
 def stamp(content: dict[str, Any]) -> str:
     """SHA-256 of a partition's canonical JSON, without the stamp itself."""
     unstamped = {name: value for name, value in content.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(unstamped, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(unstamped, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -62,7 +70,9 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("sha256"), str):
         raise DataError(f"{path} is no partition file: it must be an object with a 'sha256'")
     if stamp(content) != content["sha256"]:
-        raise DataError(f"{path} was changed after it was written: its SHA-256 is not the one it states")
+        raise DataError(
+            f"{path} was changed after it was written: its SHA-256 is not the one it states"
+        )
     version = content.get("version")
     if type(version) is not int or version != VERSION:
         raise DataError(
@@ -70,7 +80,9 @@ def read(path: Path) -> dict[str, Any]:
         )
     clients = content.get("clients")
     if not isinstance(clients, list) or not clients:
-        raise DataError(f"{path} is no partition file: its 'clients' must be a list of at least one")
+        raise DataError(
+            f"{path} is no partition file: its 'clients' must be a list of at least one"
+        )
     for number, client in enumerate(clients):
         _check_client(client, f"{path}: client {number}")
     return content
@@ -87,7 +99,9 @@ def _check_client(client: Any, where: str) -> None:
         rows = client.get(key)
         odd = [row for row in rows if type(row) is not int] if isinstance(rows, list) else [rows]
         if odd:
-            raise DataError(f"{where} must have a list of whole numbers as {key!r}, not {shown(odd[0], 40)}")
+            raise DataError(
+                f"{where} must have a list of whole numbers as {key!r}, not {shown(odd[0], 40)}"
+            )
     classes = client.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise DataError(f"{where} must have a list of names as 'classes', not {shown(classes, 40)}")

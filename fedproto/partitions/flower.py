@@ -55,7 +55,9 @@ def flower(
         "group_size": group_size,
         "strictness": strictness,
     }
-    partitioner = _built(pool, name, {option: value for option, value in given.items() if value is not None})
+    partitioner = _built(
+        pool, name, {option: value for option, value in given.items() if value is not None}
+    )
     return portions(pool, _rows(pool, name, partitioner), test_shots)
 
 
@@ -66,14 +68,22 @@ def _built(pool: PartitionRequest, name: str, given: dict[str, Any]) -> Any:
     module = need("flwr_datasets.partitioner", "'fedproto[flower]'", "partition flower")
     if name not in module.__all__ or name == "Partitioner":
         raise unknown(
-            "partitioner of Flower Datasets", name, [each for each in module.__all__ if each != "Partitioner"]
+            "partitioner of Flower Datasets",
+            name,
+            [each for each in module.__all__ if each != "Partitioner"],
         )
     wanted = inspect.signature(getattr(module, name)).parameters
     column = "client" if name.endswith("NaturalIdPartitioner") else "label"
-    known = {"num_partitions": pool.clients, "partition_by": column, "seed": int(pool.generator.integers(2**31))}
+    known = {
+        "num_partitions": pool.clients,
+        "partition_by": column,
+        "seed": int(pool.generator.integers(2**31)),
+    }
     for option in given:
         if option not in wanted:
-            raise unknown(f"option of {name}", option, [each for each in wanted if each not in known])
+            raise unknown(
+                f"option of {name}", option, [each for each in wanted if each not in known]
+            )
     options = {option: value for option, value in known.items() if option in wanted} | given
     return _calling(name, getattr(module, name), **options)
 
@@ -85,11 +95,17 @@ def _rows(pool: PartitionRequest, name: str, partitioner: Any) -> list[np.ndarra
     if pool.train_writer is not None:
         columns["client"] = pool.train_writer[order]
     elif name.endswith("NaturalIdPartitioner"):
-        raise ConfigError(f"{name} needs a data set that says whose each image is, as for partition natural")
-    partitioner.dataset = need("datasets", "'fedproto[flower]'", "partition flower").Dataset.from_dict(columns)
+        raise ConfigError(
+            f"{name} needs a data set that says whose each image is, as for partition natural"
+        )
+    partitioner.dataset = need(
+        "datasets", "'fedproto[flower]'", "partition flower"
+    ).Dataset.from_dict(columns)
     found = _calling(name, lambda: partitioner.num_partitions)
     if found != pool.clients:
-        raise ConfigError(f"{name} makes {found} clients of this data set, but clients is {pool.clients}")
+        raise ConfigError(
+            f"{name} makes {found} clients of this data set, but clients is {pool.clients}"
+        )
     parts = (_calling(name, partitioner.load_partition, number) for number in range(pool.clients))
     rows = [np.asarray(part.with_format("numpy")["row"][:], np.int64) for part in parts]
     for number, some in enumerate(rows):

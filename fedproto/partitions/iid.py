@@ -9,4 +9,6 @@ def iid(pool: PartitionRequest, *, test_shots: PositiveInt | None = None) -> lis
     """All training images, shuffled and dealt in equal parts."""
     if pool.clients > len(pool.train):
         raise ConfigError(f"{pool.clients} clients cannot share {len(pool.train)} training images")
-    return portions(pool, np.array_split(pool.generator.permutation(len(pool.train)), pool.clients), test_shots)
+    return portions(
+        pool, np.array_split(pool.generator.permutation(len(pool.train)), pool.clients), test_shots
+    )

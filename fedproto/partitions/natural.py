@@ -26,7 +26,9 @@ def natural(pool: PartitionRequest, *, test_shots: PositiveInt | None = None) ->
     return portions(pool, trains, test_shots, tests if tests and all(map(len, tests)) else None)
 
 
-def _own_tests(pool: PartitionRequest, writers: np.ndarray, train_writer: np.ndarray) -> list[np.ndarray]:
+def _own_tests(
+    pool: PartitionRequest, writers: np.ndarray, train_writer: np.ndarray
+) -> list[np.ndarray]:
     """Each writer's test rows of classes it has training rows of."""
     if pool.test_writer is None:
         return []

@@ -12,7 +12,9 @@ from fedproto.report.ownership import refuse_foreign, replace_own
 GENERATOR = '<meta name="generator" content="fedproto report">'
 
 
-def write(runs: Sequence[str | Path], out: str | Path | None = None, notice: Callable[[str], None] = print) -> Path:
+def write(
+    runs: Sequence[str | Path], out: str | Path | None = None, notice: Callable[[str], None] = print
+) -> Path:
     """Write FILE.html, its twin FILE.md and the folder FILE-figures of PNG and CSV files; gives the page's path.
 
     Files that no report wrote are kept; where one of them is in the way, nothing is written. `runs` are run folders or
@@ -32,7 +34,9 @@ def write(runs: Sequence[str | Path], out: str | Path | None = None, notice: Cal
     from fedproto.report.page import html, markdown, report_of
 
     report = report_of(group(found), left_out, draw)
-    _write_files(page, html(report, GENERATOR), markdown(report, _figures(page).name), report.figures)
+    _write_files(
+        page, html(report, GENERATOR), markdown(report, _figures(page).name), report.figures
+    )
     return page
 
 
@@ -41,7 +45,9 @@ def _page(runs: Sequence[Path], out: str | Path | None) -> Path:
     target = Path(out) if out is not None else runs[0] if len(runs) == 1 else Path()
     page = target if target.suffix.lower() in (".html", ".htm") else target / "report.html"
     if page.is_dir() or (page.exists() and GENERATOR.encode() not in page.read_bytes()[:2000]):
-        raise RunFolderError(f"{page} is there already and is not a report: name another file with --out")
+        raise RunFolderError(
+            f"{page} is there already and is not a report: name another file with --out"
+        )
     return page
 
 
@@ -60,4 +66,6 @@ def _write_files(page: Path, html: str, markdown: str, figures: Sequence) -> Non
         replace_own(_figures(page), files)
         write_atomically(page, html.encode())
     except OSError as error:
-        raise RunFolderError(f"{page} cannot be written: {error}; name another file with --out") from error
+        raise RunFolderError(
+            f"{page} cannot be written: {error}; name another file with --out"
+        ) from error

@@ -29,7 +29,9 @@ def make_harmless(cell: Any) -> Any:
         return cell
     is_formula = cell.startswith(_STARTS_A_FORMULA) and not _is_number(cell)
     text = f"'{cell}" if is_formula else cell
-    return text.replace("\r", " ")  # which Python does not quote, and a spreadsheet takes for the end of a row
+    return text.replace(
+        "\r", " "
+    )  # which Python does not quote, and a spreadsheet takes for the end of a row
 
 
 def _is_number(text: str) -> bool:

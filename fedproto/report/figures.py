@@ -49,7 +49,9 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "fedproto",  # the same runs give the same file
     "savefig.transparent": True,
-} | dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
+} | dict.fromkeys(
+    ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ class Figure:
         return self.svg.replace(INK, INK_ON_DARK)
 
 
-Section = tuple[str, list[Figure], list[str]]  # its heading, its figures, and sentences on what is left out
+Section = tuple[
+    str, list[Figure], list[str]
+]  # its heading, its figures, and sentences on what is left out
 
 
 def draw(groups: Sequence[Group]) -> list[Section]:
@@ -82,7 +86,11 @@ def draw(groups: Sequence[Group]) -> list[Section]:
             ("Clients", *_clients(groups)),
             ("Classes of the clients", *_coverage(groups)),
             ("Prototypes", *_maps(groups)),
-            *([("Members since training", *changes(groups))] if any(each.first.since for each in groups) else []),
+            *(
+                [("Members since training", *changes(groups))]
+                if any(each.first.since for each in groups)
+                else []
+            ),
             ("Accuracy and traffic", *_traffic(groups)),
         ]
 
@@ -90,13 +98,17 @@ def draw(groups: Sequence[Group]) -> list[Section]:
 # --- what all figures share
 
 
-def finish(canvas: Canvas, name: str, title: str, caption: str, alt: str, table: Iterable[Sequence[Any]]) -> Figure:
+def finish(
+    canvas: Canvas, name: str, title: str, caption: str, alt: str, table: Iterable[Sequence[Any]]
+) -> Figure:
     """`table` is the header, then the rows."""
     svg, png = io.StringIO(), io.BytesIO()
     canvas.savefig(svg, format="svg", metadata={"Date": None})
     canvas.savefig(png, format="png", dpi=200, transparent=False, facecolor="white")
     drawn = svg.getvalue()
-    return Figure(name, title, caption, alt, drawn[drawn.index("<svg") :], png.getvalue(), write_csv(table))
+    return Figure(
+        name, title, caption, alt, drawn[drawn.index("<svg") :], png.getvalue(), write_csv(table)
+    )
 
 
 def panel(height: float, rows_of_legend: int = 0) -> tuple[Canvas, Axes]:
@@ -108,7 +120,9 @@ def plain(name: str, longest: int = LONGEST) -> str:
     """A name from a file as one short line of letters that can be drawn."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in name).split())
     line = line if len(line) <= longest else line[: longest - 1] + "…"
-    return f" {line}" if line.startswith("_") else line  # matplotlib passes over labels that begin so
+    return (
+        f" {line}" if line.startswith("_") else line
+    )  # matplotlib passes over labels that begin so
 
 
 def colour(position: int) -> str:
@@ -140,11 +154,17 @@ def _rows(labels: Sequence[str]) -> int:
 
 
 def percent(axes: Axes, axis: str = "y") -> None:
-    getattr(axes, f"{axis}axis").set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}"))
+    getattr(axes, f"{axis}axis").set_major_formatter(
+        FuncFormatter(lambda share, _: f"{100 * share:g}")
+    )
 
 
 def _seeds(groups: Sequence[Group]) -> str:
-    return "; mean over seeds where there are several" if any(len(each.runs) > 1 for each in groups) else ""
+    return (
+        "; mean over seeds where there are several"
+        if any(len(each.runs) > 1 for each in groups)
+        else ""
+    )
 
 
 # --- accuracy and loss against rounds
@@ -164,21 +184,40 @@ def _curves(groups: Sequence[Group]) -> tuple[list[Figure], list[str]]:
 
 def _accuracy_curves(groups: Sequence[Group], name: str, title: str, own: bool) -> Figure:
     ways = [way for way in WAYS if way.endswith("_own") == own]
-    series = [(position, way) for position, each in enumerate(groups) for way in each.ways if way in ways]
+    series = [
+        (position, way) for position, each in enumerate(groups) for way in each.ways if way in ways
+    ]
     labels = [_named(groups, position, way) for position, way in series]
     canvas, axes = panel(2.9, _rows(labels))
     lines = [
-        _line(axes, position, _accuracy(groups[position], way), way.startswith("prototype"), len(series))
+        _line(
+            axes,
+            position,
+            _accuracy(groups[position], way),
+            way.startswith("prototype"),
+            len(series),
+        )
         for position, way in series
     ]
     axes.set(title=title, xlabel="round", ylabel="accuracy, %")
     percent(axes)
     legend(canvas, list(zip(lines, labels, strict=True)))
-    caption = f"Lines: mean over clients{_seeds(groups)}; bands: ± one standard deviation over clients"
-    dashes = "; dashed: by the nearest prototype." if any(way.startswith("prototype") for _, way in series) else "."
-    ends = [f"{label} {groups[p].accuracy(way).mean:.1%}" for (p, way), label in zip(series, labels, strict=True)]
+    caption = (
+        f"Lines: mean over clients{_seeds(groups)}; bands: ± one standard deviation over clients"
+    )
+    dashes = (
+        "; dashed: by the nearest prototype."
+        if any(way.startswith("prototype") for _, way in series)
+        else "."
+    )
+    ends = [
+        f"{label} {groups[p].accuracy(way).mean:.1%}"
+        for (p, way), label in zip(series, labels, strict=True)
+    ]
     alt = f"{title} against rounds. In the end: {', '.join(ends)}."
-    return finish(canvas, name, title, caption + dashes, alt, _curve_table(groups, "accuracy", ways))
+    return finish(
+        canvas, name, title, caption + dashes, alt, _curve_table(groups, "accuracy", ways)
+    )
 
 
 def _named(groups: Sequence[Group], position: int, way: str) -> str:
@@ -192,17 +231,31 @@ def _line(axes: Axes, position: int, curve: Curve, dashed: bool, among: int) -> 
     """A curve with its band; the more there are, the paler the bands."""
     rounds, means = [number for number, _ in curve], [spread.mean for _, spread in curve]
     every = max(1, len(rounds) // 8)
-    look: dict[str, Any] = {"linestyle": (0, (4, 2)) if dashed else "-", "markevery": every, "clip_on": len(rounds) > 1}
+    look: dict[str, Any] = {
+        "linestyle": (0, (4, 2)) if dashed else "-",
+        "markevery": every,
+        "clip_on": len(rounds) > 1,
+    }
     (line,) = axes.plot(rounds, means, color=colour(position), marker=marker(position), **look)
     if all(spread.std is not None for _, spread in curve):
         low, high = ([s.mean + sign * (s.std or 0) for _, s in curve] for sign in (-1, 1))
-        axes.fill_between(rounds, low, high, color=colour(position), alpha=max(0.05, 0.2 / among**0.5), linewidth=0)
+        axes.fill_between(
+            rounds,
+            low,
+            high,
+            color=colour(position),
+            alpha=max(0.05, 0.2 / among**0.5),
+            linewidth=0,
+        )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return line
 
 
 def _accuracy(group: Group, way: str) -> Curve:
-    return _over_seeds(group, lambda run: [(each.number, each.accuracy[way]) for each in run.rounds if each.accuracy])
+    return _over_seeds(
+        group,
+        lambda run: [(each.number, each.accuracy[way]) for each in run.rounds if each.accuracy],
+    )
 
 
 def _over_seeds(group: Group, curve: Callable[[Run], Curve]) -> Curve:
@@ -216,14 +269,22 @@ def _over_seeds(group: Group, curve: Callable[[Run], Curve]) -> Curve:
 def _terms(groups: Sequence[Group]) -> list[str]:
     """The terms of the loss that are anything but 0 somewhere."""
     rounds = [each for group in groups for run in group.runs for each in run.rounds]
-    return list(dict.fromkeys(term for each in rounds for term, spread in each.loss.items() if spread.mean))
+    return list(
+        dict.fromkeys(term for each in rounds for term, spread in each.loss.items() if spread.mean)
+    )
 
 
 def _loss_curves(groups: Sequence[Group], term: str) -> Figure:
-    has = [p for p, each in enumerate(groups) if any(r.loss.get(term, Spread(0, 0)).mean for r in each.first.rounds)]
+    has = [
+        p
+        for p, each in enumerate(groups)
+        if any(r.loss.get(term, Spread(0, 0)).mean for r in each.first.rounds)
+    ]
     title = f"Training loss: {term}"
     canvas, axes = panel(2.9, _rows([groups[position].label for position in has]))
-    lines = [(_line(axes, p, _loss(groups[p], term), False, len(has)), groups[p].label) for p in has]
+    lines = [
+        (_line(axes, p, _loss(groups[p], term), False, len(has)), groups[p].label) for p in has
+    ]
     axes.set(title=plain(title), xlabel="round", ylabel="loss")
     legend(canvas, lines)
     has_bands = all(spread.std is not None for p in has for _, spread in _loss(groups[p], term))
@@ -236,10 +297,15 @@ def _loss_curves(groups: Sequence[Group], term: str) -> Figure:
 
 
 def _loss(group: Group, term: str) -> Curve:
-    return _over_seeds(group, lambda run: [(each.number, each.loss[term]) for each in run.rounds if term in each.loss])
+    return _over_seeds(
+        group,
+        lambda run: [(each.number, each.loss[term]) for each in run.rounds if term in each.loss],
+    )
 
 
-def _curve_table(groups: Sequence[Group], what: str, keys: Sequence[str]) -> Iterator[Sequence[Any]]:
+def _curve_table(
+    groups: Sequence[Group], what: str, keys: Sequence[str]
+) -> Iterator[Sequence[Any]]:
     """Every run's own numbers; where seeds are grouped, their mean too."""
     yield "run", "seed", what, "round", "mean", "std"
     for each in groups:
@@ -260,11 +326,23 @@ def _curve_table(groups: Sequence[Group], what: str, keys: Sequence[str]) -> Ite
 def _clients(groups: Sequence[Group]) -> tuple[list[Figure], list[str]]:
     """Each seed draws clients of its own, so the bars are of one seed."""
     most = max(len(each.first.clients) for each in groups)
-    names = "with model and number of classes" if most <= FEW_CLIENTS else "from best to worst where they are many"
-    seed = " of the first seed (each seed draws its own)" if any(len(each.runs) > 1 for each in groups) else ""
+    names = (
+        "with model and number of classes"
+        if most <= FEW_CLIENTS
+        else "from best to worst where they are many"
+    )
+    seed = (
+        " of the first seed (each seed draws its own)"
+        if any(len(each.runs) > 1 for each in groups)
+        else ""
+    )
     sentences = [f"Accuracy over all classes, in %, of each client{seed}, {names}."]
     left = len(groups) - MOST_PANELS
-    sentences += [f"The clients of {left} more are not drawn; result.json has their numbers."] if left > 0 else []
+    sentences += (
+        [f"The clients of {left} more are not drawn; result.json has their numbers."]
+        if left > 0
+        else []
+    )
     return [_bars(each, position) for position, each in enumerate(groups[:MOST_PANELS])], sentences
 
 
@@ -273,11 +351,15 @@ def _bars(group: Group, position: int) -> Figure:
     draw_them = _named_bars if len(clients) <= FEW_CLIENTS else _ranked
     canvas, axes = draw_them(group.first, ways, position)
     axes.set_title(plain(group.label))
-    best, worst = (choose(clients, key=lambda client: client.accuracy["head"]) for choose in (max, min))
+    best, worst = (
+        choose(clients, key=lambda client: client.accuracy["head"]) for choose in (max, min)
+    )
     extremes = [f"client {c.id} with {c.accuracy['head']:.1%}" for c in (best, worst)]
     caption = f"{len(clients)} clients; best by the head: {extremes[0]}; worst: {extremes[1]}."
     alt = f"{group.label}: accuracy of each client. {caption}"
-    return finish(canvas, f"clients-{position + 1}", group.label, caption, alt, _client_table(group))
+    return finish(
+        canvas, f"clients-{position + 1}", group.label, caption, alt, _client_table(group)
+    )
 
 
 def _named_bars(run: Run, ways: Sequence[str], position: int) -> tuple[Canvas, Axes]:
@@ -312,7 +394,9 @@ def _ranked(run: Run, ways: Sequence[str], position: int) -> tuple[Canvas, Axes]
     lines = []
     for number, way in enumerate(ways):
         ranked = sorted((client.accuracy[way] for client in run.clients), reverse=True)
-        lines += axes.plot(range(1, len(ranked) + 1), ranked, "-" if number == 0 else "--", color=colour(position))
+        lines += axes.plot(
+            range(1, len(ranked) + 1), ranked, "-" if number == 0 else "--", color=colour(position)
+        )
     axes.set(ylim=(0, 1.02), xlabel="clients, from best to worst", ylabel="accuracy, %")
     percent(axes)
     if len(ways) > 1:
@@ -337,7 +421,9 @@ def _coverage(groups: Sequence[Group]) -> tuple[list[Figure], list[str]]:
     distinct = [each for each in groups if federations[each.first.partition] is each]
     shown = distinct[:MOST_PANELS]
     left = len(distinct) - len(shown)
-    figures = [_coverage_map(each, number, len(distinct) > 1) for number, each in enumerate(shown, 1)]
+    figures = [
+        _coverage_map(each, number, len(distinct) > 1) for number, each in enumerate(shown, 1)
+    ]
     return figures, [f"{left} more divisions of the data are not drawn."] if left else []
 
 
@@ -360,11 +446,21 @@ def _coverage_map(group: Group, number: int, several: bool) -> Figure:
 
 def _coverage_panel(run: Run, counts: np.ndarray, counted: bool) -> tuple[Canvas, Axes]:
     canvas, axes = panel(1.8 + (0.2 * len(run.clients) if len(run.clients) <= FEW_CLIENTS else 5))
-    look: dict[str, Any] = {"aspect": "auto", "cmap": "cividis", "vmin": 0, "interpolation": "nearest"}
+    look: dict[str, Any] = {
+        "aspect": "auto",
+        "cmap": "cividis",
+        "vmin": 0,
+        "interpolation": "nearest",
+    }
     image = axes.imshow(np.where(counts > 0, counts, np.nan), **look)
     _class_ticks(axes, run)
     if counted:
-        bar: dict[str, Any] = {"location": "bottom", "shrink": 0.9, "aspect": 40, "ticks": MaxNLocator(6, integer=True)}
+        bar: dict[str, Any] = {
+            "location": "bottom",
+            "shrink": 0.9,
+            "aspect": 40,
+            "ticks": MaxNLocator(6, integer=True),
+        }
         canvas.colorbar(image, ax=axes, label="training images", **bar)
     if counted and counts.size <= 300:
         _write_counts(axes, counts)
@@ -380,7 +476,9 @@ def _counts(run: Run) -> np.ndarray:
     place = {name: number for number, name in enumerate(run.classes)}
     counts = np.zeros((len(run.clients), len(run.classes)), int)
     for row, client in enumerate(run.clients):
-        for name, images in zip(client.classes, client.images or [1] * len(client.classes), strict=True):
+        for name, images in zip(
+            client.classes, client.images or [1] * len(client.classes), strict=True
+        ):
             counts[row, place[name]] = images
     return counts
 
@@ -390,9 +488,13 @@ def _class_ticks(axes: Axes, run: Run) -> None:
     step = math.ceil(len(run.classes) / 31)
     names = [plain(name, 12) for name in run.classes]
     upright = max(map(len, names)) * len(names) / step > 40
-    axes.set_xticks(range(0, len(names), step), names[::step], rotation=90 if upright else 0, fontsize=8)
+    axes.set_xticks(
+        range(0, len(names), step), names[::step], rotation=90 if upright else 0, fontsize=8
+    )
     if len(run.clients) <= FEW_CLIENTS:
-        axes.set_yticks(range(len(run.clients)), [str(client.id) for client in run.clients], fontsize=8)
+        axes.set_yticks(
+            range(len(run.clients)), [str(client.id) for client in run.clients], fontsize=8
+        )
 
 
 def _write_counts(axes: Axes, counts: np.ndarray) -> None:
@@ -400,7 +502,13 @@ def _write_counts(axes: Axes, counts: np.ndarray) -> None:
         if count:
             light = count > 0.55 * counts.max()
             axes.text(
-                column, row, str(count), ha="center", va="center", fontsize=7, color="black" if light else "white"
+                column,
+                row,
+                str(count),
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="black" if light else "white",
             )
 
 
@@ -433,8 +541,20 @@ def _map(group: Group, number: int) -> Figure | None:
     places, method = _flattened(points)
     canvas, axes = panel(4.0)
     for label in np.unique(classes):
-        _draw_class(axes, places[classes == label], clients[classes == label] < 0, int(label), run.classes[label])
-    axes.set(title=plain(group.label), xlabel=f"{method}, first", ylabel=f"{method}, second", xticks=[], yticks=[])
+        _draw_class(
+            axes,
+            places[classes == label],
+            clients[classes == label] < 0,
+            int(label),
+            run.classes[label],
+        )
+    axes.set(
+        title=plain(group.label),
+        xlabel=f"{method}, first",
+        ylabel=f"{method}, second",
+        xticks=[],
+        yticks=[],
+    )
     seed = f" of seed {run.seed}" if len(group.runs) > 1 else ""
     locals_ = int((clients >= 0).sum())
     large = f"Large: the {len(points) - locals_} global prototypes{seed}, with their class"
@@ -442,7 +562,14 @@ def _map(group: Group, number: int) -> Figure | None:
     dims = points.shape[1]
     caption = f"{large}{small}. From {dims} dimensions to two by {method}{', random state 0' * (method == 't-SNE')}."
     alt = f"{group.label}: map of {len(points)} prototypes of {len(np.unique(classes))} classes by {method}."
-    return finish(canvas, f"prototypes-{number}", group.label, caption, alt, _map_table(run, places, classes, clients))
+    return finish(
+        canvas,
+        f"prototypes-{number}",
+        group.label,
+        caption,
+        alt,
+        _map_table(run, places, classes, clients),
+    )
 
 
 def _points(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -451,7 +578,11 @@ def _points(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     known = np.flatnonzero(run.prototypes.known > 0)
     clients, labels = np.nonzero(run.prototypes.held > 0)
     points = np.concatenate([run.prototypes.shared[known], run.prototypes.local[clients, labels]])
-    return points, np.concatenate([known, labels]), np.concatenate([np.full(len(known), -1), clients])
+    return (
+        points,
+        np.concatenate([known, labels]),
+        np.concatenate([np.full(len(known), -1), clients]),
+    )
 
 
 def _flattened(points: np.ndarray) -> tuple[np.ndarray, str]:
@@ -464,21 +595,39 @@ def _flattened(points: np.ndarray) -> tuple[np.ndarray, str]:
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     perplexity = min(30.0, (len(points) - 1) / 3)
-    with threadpool_limits(1):  # so few points gain nothing from a second thread, and sums depend on it
-        return TSNE(2, init="pca", perplexity=perplexity, random_state=0).fit_transform(points), "t-SNE"
+    with threadpool_limits(
+        1
+    ):  # so few points gain nothing from a second thread, and sums depend on it
+        return TSNE(2, init="pca", perplexity=perplexity, random_state=0).fit_transform(
+            points
+        ), "t-SNE"
 
 
 def _draw_class(axes: Axes, places: np.ndarray, shared: np.ndarray, label: int, name: str) -> None:
     look: dict[str, Any] = {"color": colour(label), "marker": marker(label)}
     axes.scatter(places[~shared, 0], places[~shared, 1], s=16, alpha=0.65, linewidths=0, **look)
-    axes.scatter(places[shared, 0], places[shared, 1], s=95, edgecolors=INK, linewidths=0.9, zorder=3, **look)
+    axes.scatter(
+        places[shared, 0], places[shared, 1], s=95, edgecolors=INK, linewidths=0.9, zorder=3, **look
+    )
     for place in places[shared]:
-        axes.annotate(plain(name, 12), place, (6, 5), textcoords="offset points", fontsize=9.5, weight="bold", zorder=4)
+        axes.annotate(
+            plain(name, 12),
+            place,
+            (6, 5),
+            textcoords="offset points",
+            fontsize=9.5,
+            weight="bold",
+            zorder=4,
+        )
 
 
-def _map_table(run: Run, places: np.ndarray, classes: np.ndarray, clients: np.ndarray) -> Iterator[Sequence[Any]]:
+def _map_table(
+    run: Run, places: np.ndarray, classes: np.ndarray, clients: np.ndarray
+) -> Iterator[Sequence[Any]]:
     yield "client", "class", "x", "y"
-    for client, label, (x, y) in zip(clients.tolist(), classes.tolist(), places.tolist(), strict=True):
+    for client, label, (x, y) in zip(
+        clients.tolist(), classes.tolist(), places.tolist(), strict=True
+    ):
         yield "global" if client < 0 else run.clients[client].id, run.classes[label], x, y
 
 
@@ -498,7 +647,13 @@ class End:
 
 def _traffic(groups: Sequence[Group]) -> tuple[list[Figure], list[str]]:
     ends = [
-        End(p, way, _named(groups, p, way), each.mean(lambda run: run.bytes_up), each.accuracy(way).mean)
+        End(
+            p,
+            way,
+            _named(groups, p, way),
+            each.mean(lambda run: run.bytes_up),
+            each.accuracy(way).mean,
+        )
         for p, each in enumerate(groups)
         for way in each.ways
         if not way.endswith("_own")
@@ -508,7 +663,9 @@ def _traffic(groups: Sequence[Group]) -> tuple[list[Figure], list[str]]:
     comparable = len(groups) > 1 and same_task(groups)
     front = pareto(ends) if comparable else []
     sentences = (
-        [] if comparable or len(groups) == 1 else ["The runs are of different tasks, so they share no Pareto front."]
+        []
+        if comparable or len(groups) == 1
+        else ["The runs are of different tasks, so they share no Pareto front."]
     )
     return [_traffic_figure(groups, ends, front)], sentences
 
@@ -526,19 +683,36 @@ def _traffic_figure(groups: Sequence[Group], ends: Sequence[End], front: Sequenc
     labels = [end.label if end.sent else f"{end.label} (sends nothing)" for end in ends]
     canvas, axes = panel(3.1, _rows([*labels, "Pareto front"]))
     axes.set_xscale("log")
-    entries = [(_course(axes, groups[end.position], end), label) for end, label in zip(ends, labels, strict=True)]
-    axes.set(title="Accuracy against bytes sent", xlabel="bytes uploaded by all clients", ylabel="accuracy, %")
+    entries = [
+        (_course(axes, groups[end.position], end), label)
+        for end, label in zip(ends, labels, strict=True)
+    ]
+    axes.set(
+        title="Accuracy against bytes sent",
+        xlabel="bytes uploaded by all clients",
+        ylabel="accuracy, %",
+    )
     percent(axes)
     _bytes_axis(axes)
     if front:
         entries.append((_draw_front(axes, front), "Pareto front"))
     legend(canvas, entries)
-    named = "; ".join(f"{end.label} ({size(end.sent) if end.sent else 'nothing'}, {end.accuracy:.1%})" for end in front)
+    named = "; ".join(
+        f"{end.label} ({size(end.sent) if end.sent else 'nothing'}, {end.accuracy:.1%})"
+        for end in front
+    )
     caption = f"Each run's way from its first evaluation to its end (large); over all classes{_seeds(groups)}."
     caption += f" On the Pareto front, the cheapest first: {named}." if front else ""
-    alt = "Accuracy against bytes: " + ", ".join(f"{end.label} {end.accuracy:.1%} for {size(end.sent)}" for end in ends)
+    alt = "Accuracy against bytes: " + ", ".join(
+        f"{end.label} {end.accuracy:.1%} for {size(end.sent)}" for end in ends
+    )
     return finish(
-        canvas, "traffic", "Accuracy against bytes sent", caption, f"{alt}.", _traffic_table(groups, ends, front)
+        canvas,
+        "traffic",
+        "Accuracy against bytes sent",
+        caption,
+        f"{alt}.",
+        _traffic_table(groups, ends, front),
     )
 
 
@@ -551,7 +725,10 @@ def _bytes_axis(axes: Axes) -> None:
 
 
 def _course(axes: Axes, group: Group, end: End) -> Line2D:
-    look: dict[str, Any] = {"color": colour(end.position), "linestyle": "--" if end.way == "prototype" else "-"}
+    look: dict[str, Any] = {
+        "color": colour(end.position),
+        "linestyle": "--" if end.way == "prototype" else "-",
+    }
     if not end.sent:
         return axes.axhline(end.accuracy, color=look["color"], linestyle=":")
     curve = [(sent, spread.mean) for sent, spread in _spent(group, end.way) if sent]
@@ -572,9 +749,14 @@ def _spent(group: Group, way: str) -> list[tuple[float, Spread]]:
     """Bytes uploaded until each evaluated round, and the accuracy then."""
     until: dict[int, list[int]] = {}
     for run in group.runs:
-        for round, total in zip(run.rounds, np.cumsum([each.bytes_up for each in run.rounds]).tolist(), strict=True):
+        for round, total in zip(
+            run.rounds, np.cumsum([each.bytes_up for each in run.rounds]).tolist(), strict=True
+        ):
             until.setdefault(round.number, []).append(total)
-    return [(sum(until[number]) / len(until[number]), spread) for number, spread in _accuracy(group, way)]
+    return [
+        (sum(until[number]) / len(until[number]), spread)
+        for number, spread in _accuracy(group, way)
+    ]
 
 
 def _draw_front(axes: Axes, front: Sequence[End]) -> Line2D:
@@ -583,7 +765,9 @@ def _draw_front(axes: Axes, front: Sequence[End]) -> Line2D:
     sent = [max(end.sent, left) for end in front] + [right]
     accuracies = [end.accuracy for end in front] + [front[-1].accuracy]
     axes.set_xlim(left, right)
-    (line,) = axes.step(sent, accuracies, where="post", color=INK, linewidth=5, alpha=0.18, zorder=1)
+    (line,) = axes.step(
+        sent, accuracies, where="post", color=INK, linewidth=5, alpha=0.18, zorder=1
+    )
     return line
 
 
@@ -596,10 +780,20 @@ def size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def _traffic_table(groups: Sequence[Group], ends: Sequence[End], front: Sequence[End]) -> Iterator[Sequence[Any]]:
+def _traffic_table(
+    groups: Sequence[Group], ends: Sequence[End], front: Sequence[End]
+) -> Iterator[Sequence[Any]]:
     yield "run", "accuracy", "bytes_up", "mean", "std", "end", "on_front"
     for end in ends:
         curve = _spent(groups[end.position], end.way)
         for number, (sent, spread) in enumerate(curve, 1):
             last = number == len(curve)
-            yield groups[end.position].label, end.way, sent, spread.mean, spread.std, last, last and end in front
+            yield (
+                groups[end.position].label,
+                end.way,
+                sent,
+                spread.mean,
+                spread.std,
+                last,
+                last and end in front,
+            )

@@ -20,7 +20,9 @@ RECORD_FORMAT = "files of a report"
 RECORD_VERSION = 1
 FIGURE_ENDINGS = (".png", ".csv")
 
-Hashes = dict[str, list[str]]  # by the file's path from the folder of figures; two while files are replaced
+Hashes = dict[
+    str, list[str]
+]  # by the file's path from the folder of figures; two while files are replaced
 
 
 def refuse_foreign(folder: Path, names: Mapping[str, bytes]) -> None:
@@ -84,7 +86,11 @@ def _read_record(folder: Path) -> Hashes:
         return {}
     found = read_json(path)
     is_record = isinstance(found, dict) and found.get("format") == RECORD_FORMAT
-    if not is_record or found.get("version") != RECORD_VERSION or not _are_hashes(found.get("files")):
+    if (
+        not is_record
+        or found.get("version") != RECORD_VERSION
+        or not _are_hashes(found.get("files"))
+    ):
         raise RunFolderError(
             f"{path} is not the list of a report's files: move it away, or name another file with --out"
         )
@@ -94,11 +100,18 @@ def _read_record(folder: Path) -> Hashes:
 def _are_hashes(files: object) -> bool:
     if not isinstance(files, dict):
         return False
-    return all(isinstance(hashes, list) and all(isinstance(each, str) for each in hashes) for hashes in files.values())
+    return all(
+        isinstance(hashes, list) and all(isinstance(each, str) for each in hashes)
+        for hashes in files.values()
+    )
 
 
 def _write_record(folder: Path, files: Hashes) -> None:
-    content = {"format": RECORD_FORMAT, "version": RECORD_VERSION, "files": dict(sorted(files.items()))}
+    content = {
+        "format": RECORD_FORMAT,
+        "version": RECORD_VERSION,
+        "files": dict(sorted(files.items())),
+    }
     write_atomically(folder / RECORD, (json.dumps(content, indent=1) + "\n").encode())
 
 

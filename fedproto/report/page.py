@@ -74,7 +74,9 @@ class Report:
         return [figure for _, figures, _ in self.sections for figure in figures]
 
 
-def report_of(groups: list[Group], left_out: list[str], draw: Callable[[Sequence[Group]], list[Section]]) -> Report:
+def report_of(
+    groups: list[Group], left_out: list[str], draw: Callable[[Sequence[Group]], list[Section]]
+) -> Report:
     return Report(_title(groups), _summary(groups), _notes(groups) + left_out, groups, draw(groups))
 
 
@@ -85,7 +87,9 @@ def _title(groups: Sequence[Group]) -> str:
     names = list(dict.fromkeys(each.first.algorithm for each in groups))
     methods = listed(names) if len(names) <= 4 else f"{len(names)} methods"
     datasets = list(dict.fromkeys(each.first.dataset for each in groups))
-    return f"{methods} on {listed(datasets) if len(datasets) <= 3 else f'{len(datasets)} data sets'}"
+    return (
+        f"{methods} on {listed(datasets) if len(datasets) <= 3 else f'{len(datasets)} data sets'}"
+    )
 
 
 def _summary(groups: Sequence[Group]) -> str:
@@ -95,7 +99,12 @@ def _summary(groups: Sequence[Group]) -> str:
     size = f"{listed(map(str, clients))} clients, {listed(map(str, rounds))} rounds"
     if len(groups) == 1:
         return f"{size}{_seeds_of(groups[0])}: {_reached(groups[0])} over all classes, mean over clients."
-    ranked = [(each.accuracy(way).mean, each.label, way) for each in groups for way in each.ways if "own" not in way]
+    ranked = [
+        (each.accuracy(way).mean, each.label, way)
+        for each in groups
+        for way in each.ways
+        if "own" not in way
+    ]
     mean, label, way = max(ranked)
     return (
         f"{len(groups)} configurations ({sum(len(each.runs) for each in groups)} runs), {size}: the highest mean "
@@ -104,7 +113,11 @@ def _summary(groups: Sequence[Group]) -> str:
 
 
 def _reached(group: Group) -> str:
-    return listed(f"{group.accuracy(way).mean:.2%} by the {_by(way)}" for way in group.ways if "own" not in way)
+    return listed(
+        f"{group.accuracy(way).mean:.2%} by the {_by(way)}"
+        for way in group.ways
+        if "own" not in way
+    )
 
 
 def _by(way: str) -> str:
@@ -165,8 +178,13 @@ def _summary_row(group: Group, ways: Sequence[str], seeds: bool) -> list[str]:
     row = [group.label, run.dataset, *([str(len(group.runs))] if seeds else [])]
     row += [str(len(run.clients)), str(len(run.rounds))]
     row += [_cell(group, way) if way in group.ways else "–" for way in ways]
-    means = [group.mean(lambda run, name=name: getattr(run, name)) for name in ("bytes_up", "bytes_down")]  # type: ignore[misc]
-    values, seconds = group.mean(lambda run: run.values_per_round), group.mean(lambda run: run.seconds)
+    means = [
+        group.mean(lambda run, name=name: getattr(run, name)) for name in ("bytes_up", "bytes_down")
+    ]  # type: ignore[misc]
+    values, seconds = (
+        group.mean(lambda run: run.values_per_round),
+        group.mean(lambda run: run.seconds),
+    )
     return [*row, f"{values:,.0f}", *(f"{mean:,.0f}" for mean in means), f"{seconds:.1f}"]
 
 
@@ -195,7 +213,11 @@ def own(group: Group, groups: Sequence[Group]) -> str:
 
 def _shared(runs: Sequence[Run]) -> dict[str, Any]:
     first = runs[0].config
-    return {key: value for key, value in first.items() if all(run.config.get(key, ...) == value for run in runs)}
+    return {
+        key: value
+        for key, value in first.items()
+        if all(run.config.get(key, ...) == value for run in runs)
+    }
 
 
 def _lines(settings: dict[str, Any]) -> str:
@@ -207,14 +229,18 @@ def _lines(settings: dict[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)  # of what TOML can hold, and a run writes, the two say the same
+    return json.dumps(
+        value, ensure_ascii=False
+    )  # of what TOML can hold, and a run writes, the two say the same
 
 
 def again(group: Group) -> str:
     """The command that runs each of a group again, or why there is none."""
     if "python" in (group.first.config.get("dataset"), group.first.config.get("model")):
         return "# started from Python with arrays or modules of its own, which no file can name"
-    return "\n".join(f"fedproto run {shlex.quote(str(run.path / 'config.toml'))}" for run in group.runs)
+    return "\n".join(
+        f"fedproto run {shlex.quote(str(run.path / 'config.toml'))}" for run in group.runs
+    )
 
 
 # --- HTML
@@ -243,7 +269,9 @@ def html(report: Report, generator: str) -> str:
 
 def _section(heading: str, content: str) -> str:
     name = heading.lower().replace(" ", "-")
-    return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{heading}</h2>\n{content}\n</section>'
+    return (
+        f'<section aria-labelledby="{name}">\n<h2 id="{name}">{heading}</h2>\n{content}\n</section>'
+    )
 
 
 def _soft(sentence: str) -> str:
@@ -252,7 +280,9 @@ def _soft(sentence: str) -> str:
 
 def _html_table(groups: Sequence[Group]) -> str:
     header, rows = summary_table(groups)
-    head = "".join(f'<th scope="col"{_text(column)}>{escape(name)}</th>' for column, name in enumerate(header))
+    head = "".join(
+        f'<th scope="col"{_text(column)}>{escape(name)}</th>' for column, name in enumerate(header)
+    )
     body = "".join(f"<tr>{_html_row(row)}</tr>\n" for row in rows)
     return (
         '<div class="scroll" tabindex="0" role="region" aria-labelledby="summary"><table>\n'
@@ -264,7 +294,9 @@ def _html_row(row: Sequence[str]) -> str:
     cells = [f'<th scope="row">{escape(row[0])}</th>']
     for column, cell in enumerate(row[1:], 1):
         first, _, second = cell.partition("\n")
-        cells.append(f"<td{_text(column)}>{escape(first)}{f'<small>{escape(second)}</small>' if second else ''}</td>")
+        cells.append(
+            f"<td{_text(column)}>{escape(first)}{f'<small>{escape(second)}</small>' if second else ''}</td>"
+        )
     return "".join(cells)
 
 
@@ -274,7 +306,9 @@ def _text(column: int) -> str:
 
 def _html_figures(figures: Sequence[Figure], notes: Sequence[str]) -> str:
     drawn = "\n".join(map(_html_figure, figures))
-    return "".join(map(_soft, notes)) + (f'<div class="figures">\n{drawn}\n</div>\n' if figures else "")
+    return "".join(map(_soft, notes)) + (
+        f'<div class="figures">\n{drawn}\n</div>\n' if figures else ""
+    )
 
 
 def _html_figure(figure: Figure) -> str:
@@ -297,7 +331,9 @@ def _html_configuration(groups: Sequence[Group]) -> str:
     parts = [f"<h3>Common to all runs</h3>\n{_pre(common(groups))}"]
     for each in groups:
         settings = own(each, groups)
-        parts.append(f"<h3>{escape(each.label)}</h3>\n{_pre(settings) if settings else ''}{_pre(again(each))}")
+        parts.append(
+            f"<h3>{escape(each.label)}</h3>\n{_pre(settings) if settings else ''}{_pre(again(each))}"
+        )
     return "\n".join(parts) + _soft(AGAIN)
 
 
@@ -316,7 +352,11 @@ def markdown(report: Report, folder: str) -> str:
     parts += map(_md, report.notes)
     for heading, figures, notes in report.sections:
         if figures or notes:
-            parts += [f"## {heading}", *map(_md, notes), *(_md_figure(figure, folder) for figure in figures)]
+            parts += [
+                f"## {heading}",
+                *map(_md, notes),
+                *(_md_figure(figure, folder) for figure in figures),
+            ]
     return "\n\n".join([*parts, "## Configuration", *_md_configuration(report.groups)]) + "\n"
 
 
@@ -340,7 +380,11 @@ def _md_figure(figure: Figure, folder: str) -> str:
 
 def _md_configuration(groups: Sequence[Group]) -> list[str]:
     if len(groups) == 1 and len(groups[0].runs) == 1:
-        return [_fence(groups[0].first.toml, "toml"), "To run it again:", _fence(again(groups[0]), "sh")]
+        return [
+            _fence(groups[0].first.toml, "toml"),
+            "To run it again:",
+            _fence(again(groups[0]), "sh"),
+        ]
     parts = ["Common to all runs:", _fence(common(groups), "toml")]
     for each in groups:
         settings = own(each, groups)

@@ -35,7 +35,9 @@ class Client:
     id: int
     model: str
     classes: list[str]
-    images: list[int] | None  # training images of each of its classes; a run of an older version did not say
+    images: (
+        list[int] | None
+    )  # training images of each of its classes; a run of an older version did not say
     accuracy: dict[str, float]
 
 
@@ -83,7 +85,9 @@ class Run:
     seconds: float
     diverged: int  # clients whose loss exploded
     prototypes: Prototypes | None
-    since: Membership | None = None  # who makes up the prototypes now, where members came or left after training
+    since: Membership | None = (
+        None  # who makes up the prototypes now, where members came or left after training
+    )
 
 
 @dataclass(frozen=True)
@@ -134,9 +138,18 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     unfinished = [folder for folder in seen.values() if not (folder / "result.json").exists()]
     for folder in unfinished:
         if folder in paths or len(unfinished) == len(seen):
-            raise RunFolderError(f"{_not_finished(folder)}: finish it with `fedproto resume {folder}`")
-    runs = [read_run(folder) for folder in folders if seen[folder.resolve()] == folder and folder not in unfinished]
-    return runs, [f"{_not_finished(folder)}, so it is left out: `fedproto resume {folder}`" for folder in unfinished]
+            raise RunFolderError(
+                f"{_not_finished(folder)}: finish it with `fedproto resume {folder}`"
+            )
+    runs = [
+        read_run(folder)
+        for folder in folders
+        if seen[folder.resolve()] == folder and folder not in unfinished
+    ]
+    return runs, [
+        f"{_not_finished(folder)}, so it is left out: `fedproto resume {folder}`"
+        for folder in unfinished
+    ]
 
 
 def _not_finished(folder: Path) -> str:
@@ -146,7 +159,9 @@ def _not_finished(folder: Path) -> str:
 def _folders(path: Path) -> list[Path]:
     """The folder itself where it is a run, else the runs in it, in the order they were made."""
     if not path.is_dir():
-        raise RunFolderError(f"{path} is {'no folder' if path.exists() else 'not there'}: name a run folder")
+        raise RunFolderError(
+            f"{path} is {'no folder' if path.exists() else 'not there'}: name a run folder"
+        )
     configs = configs_below(path)
     if (path / "config.toml").exists() or not configs:
         return [RunFolder.open(path).path]
@@ -194,11 +209,17 @@ def _config(path: Path) -> tuple[dict[str, Any], str]:
         raise RunFolderError(f"{path} is damaged: {error}") from error
 
 
-def _run(path: Path, toml: str, config: dict[str, Any], result: dict[str, Any], rounds: list[Round]) -> Run:
+def _run(
+    path: Path, toml: str, config: dict[str, Any], result: dict[str, Any], rounds: list[Round]
+) -> Run:
     sent, classes = result["communication"], [str(name) for name in result["classes"]]
     clients = [_client(client, classes) for client in result["clients"]]
     accuracy = _spreads(result["accuracy"])
-    if not clients or "head" not in accuracy or any(set(client.accuracy) != set(accuracy) for client in clients):
+    if (
+        not clients
+        or "head" not in accuracy
+        or any(set(client.accuracy) != set(accuracy) for client in clients)
+    ):
         raise ValueError("its clients are not all scored by the same ways to predict")
     return Run(
         path=path,
@@ -242,14 +263,18 @@ def _round(line: dict[str, Any]) -> Round:
 
 
 def _spreads(stored: dict[str, Any]) -> dict[str, Spread]:
-    return {str(way): Spread(float(value["mean"]), float(value["std"])) for way, value in stored.items()}
+    return {
+        str(way): Spread(float(value["mean"]), float(value["std"])) for way, value in stored.items()
+    }
 
 
 def _prototypes(path: Path, clients: int, classes: int) -> Prototypes | None:
     if not path.exists():
         return None
     tensors, _ = read_tensors(path, PROTOTYPES_FORMAT, VERSION)
-    stored = {name: value.double().numpy() for name, value in tensors.items()}  # numpy knows no bfloat16
+    stored = {
+        name: value.double().numpy() for name, value in tensors.items()
+    }  # numpy knows no bfloat16
     try:
         found = Prototypes(
             stored["prototypes"],
@@ -260,7 +285,9 @@ def _prototypes(path: Path, clients: int, classes: int) -> Prototypes | None:
     except KeyError as error:
         raise RunFolderError(f"{path} is damaged: it lacks {error}") from error
     if not _fits(found, clients, classes):
-        raise RunFolderError(f"{path} is damaged: it does not fit the clients and classes of result.json")
+        raise RunFolderError(
+            f"{path} is damaged: it does not fit the clients and classes of result.json"
+        )
     return found
 
 
@@ -286,13 +313,18 @@ def group(runs: Sequence[Run]) -> list[Group]:
     """Runs that differ in nothing but the seed together; a second one of the same seed is a group of its own."""
     groups: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
-        settings = json.dumps({key: run.config[key] for key in run.config if key not in UNSEEN}, sort_keys=True)
+        settings = json.dumps(
+            {key: run.config[key] for key in run.config if key not in UNSEEN}, sort_keys=True
+        )
         number = 0
         while any(other.seed == run.seed for other in groups.get((settings, number), [])):
             number += 1
         groups.setdefault((settings, number), []).append(run)
     ordered = [sorted(each, key=lambda run: run.seed) for each in groups.values()]
-    return [Group(label, each) for label, each in zip(_labels([each[0] for each in ordered]), ordered, strict=True)]
+    return [
+        Group(label, each)
+        for label, each in zip(_labels([each[0] for each in ordered]), ordered, strict=True)
+    ]
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
@@ -302,13 +334,16 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         rivals = [other for other in runs if other.algorithm == run.algorithm]
         labels.append(", ".join([run.algorithm, *_differences(run, rivals)]))
     return [
-        label if labels.count(label) == 1 else f"{label}, {run.path}" for label, run in zip(labels, runs, strict=True)
+        label if labels.count(label) == 1 else f"{label}, {run.path}"
+        for label, run in zip(labels, runs, strict=True)
     ]
 
 
 def _differences(run: Run, rivals: Sequence[Run]) -> list[str]:
     shown = [key for key in run.config if key not in UNSEEN]
-    varied = [key for key in shown if any(run.config[key] != rival.config.get(key) for rival in rivals)]
+    varied = [
+        key for key in shown if any(run.config[key] != rival.config.get(key) for rival in rivals)
+    ]
     if "profile" in varied:  # it says what else it sets
         varied = [key for key in varied if key not in GOVERNED]
     return [f"{key.rpartition('.')[2]}={run.config[key]}" for key in varied]
@@ -323,5 +358,6 @@ def same_task(groups: Sequence[Group]) -> bool:
 def _task(run: Run) -> str:
     kinds = ("dataset", "partition", "clients")
     return json.dumps(
-        {key: value for key, value in run.config.items() if key.partition(".")[0] in kinds}, sort_keys=True
+        {key: value for key, value in run.config.items() if key.partition(".")[0] in kinds},
+        sort_keys=True,
     )

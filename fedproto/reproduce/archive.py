@@ -30,7 +30,10 @@ def pack(archive: Path, runs: Path) -> None:
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
         for result in sorted(runs.glob("*/*/result.json")):
             cell = result.parent
-            if not any((cell / name).exists() for name in LOOKS) and RunFolder(cell).checkpoint_round():
+            if (
+                not any((cell / name).exists() for name in LOOKS)
+                and RunFolder(cell).checkpoint_round()
+            ):
                 continue  # its models, which do not travel, are to be looked at or to go before it is done
             for name in (*NEEDED, *LOOKS):
                 if (cell / name).exists():
@@ -50,13 +53,20 @@ def unpack(archive: Path, runs: Path) -> int:
     """Put the archive's cells where none are finished yet; how many were new."""
     files, new = _files(archive), 0
     for path in files:
-        if path.name != "result.json" or len(path.parts) != 3 or ".." in path.parts or path.is_absolute():
+        if (
+            path.name != "result.json"
+            or len(path.parts) != 3
+            or ".." in path.parts
+            or path.is_absolute()
+        ):
             continue
         if _is_free(runs / path.parent, files.get(path.parent / "config.toml", b"")):
             try:
                 _place(runs / path.parent, path.parent, files)
             except (KeyError, TypeError, ValueError, RunFolderError) as error:
-                raise RunFolderError(f"{archive} does not hold all of {path.parent}: {error}") from error
+                raise RunFolderError(
+                    f"{archive} does not hold all of {path.parent}: {error}"
+                ) from error
             except OSError as error:
                 raise RunFolderError(f"{runs / path.parent} cannot be written: {error}") from error
             new += 1
@@ -77,14 +87,24 @@ def _is_free(place: Path, config: bytes) -> bool:
 
 def _meant(config: bytes) -> dict[str, Any]:
     """What a run is, whatever computed it; models name weights by where they lie, which differs between machines."""
-    return {key: value for key, value in parse_toml(config, "config.toml").items() if key not in (*COMPUTED, "model")}
+    return {
+        key: value
+        for key, value in parse_toml(config, "config.toml").items()
+        if key not in (*COMPUTED, "model")
+    }
 
 
 def _files(archive: Path) -> dict[PurePosixPath, bytes]:
     try:
-        content = io.BytesIO(gzip.decompress(archive.read_bytes()))  # all of it: its checksum comes last
+        content = io.BytesIO(
+            gzip.decompress(archive.read_bytes())
+        )  # all of it: its checksum comes last
         with tarfile.open(fileobj=content, mode="r:") as tar:
-            return {PurePosixPath(member.name): tar.extractfile(member).read() for member in tar if member.isfile()}  # type: ignore[union-attr]
+            return {
+                PurePosixPath(member.name): tar.extractfile(member).read()
+                for member in tar
+                if member.isfile()
+            }  # type: ignore[union-attr]
     except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         raise RunFolderError(f"{archive} is no archive of finished cells: {error}") from error
 
@@ -92,7 +112,9 @@ def _files(archive: Path) -> dict[PurePosixPath, bytes]:
 def _place(target: Path, cell: PurePosixPath, files: dict[PurePosixPath, bytes]) -> None:
     """One cell, whole or not at all."""
     stamp = _stamp(files[cell / "result.json"], f"result.json of {cell}")
-    found = {name: files[cell / name] for name in NEEDED} | {"partition.json": files[_partition(stamp)]}
+    found = {name: files[cell / name] for name in NEEDED} | {
+        "partition.json": files[_partition(stamp)]
+    }
     found |= {name: files[cell / name] for name in LOOKS if cell / name in files}
     target.parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(target) as temporary:

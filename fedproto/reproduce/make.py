@@ -42,7 +42,9 @@ def named(target: str) -> list[str]:
     return targets() if target == "all" else [] if target == VERDICTS else [target]
 
 
-def make(target: str, narrowed: Narrowed, out: Path, archive: Path | None, bar: Bar | None) -> Iterator[Path]:
+def make(
+    target: str, narrowed: Narrowed, out: Path, archive: Path | None, bar: Bar | None
+) -> Iterator[Path]:
     """Make a target, or all; the files it wrote, one by one. Without a bar nothing is run, only shown."""
     runs = out / "runs"
     if any(name.startswith("fig-") for name in named(target)):
@@ -65,7 +67,9 @@ def make(target: str, narrowed: Narrowed, out: Path, archive: Path | None, bar: 
         yield from write(spec, planned, narrowed, out)
     if target in ("all", VERDICTS):
         if not out.is_dir():
-            raise RunFolderError(f"{out} does not exist: make some tables first, or name their folder with --out")
+            raise RunFolderError(
+                f"{out} does not exist: make some tables first, or name their folder with --out"
+            )
         for name, text in write_verdicts(out).items():
             write_atomically(out / name, text.encode())
             yield out / name
@@ -102,13 +106,17 @@ def _refuse_foreign_verdicts(out: Path) -> None:
         )
 
 
-def _run(spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | None, bar: Bar) -> None:
+def _run(
+    spec: Spec, planned: Sequence[Planned], runs: Path, archive: Path | None, bar: Bar
+) -> None:
     """All cells, a row at a time, so that what is finished is kept whatever happens to the rest."""
     folder = runs / spec.name
     with bar([each.cell for each in planned], folder) as teller:
         for row in spec.rows:
             cells = [each.cell for each in planned if each.row is row]
-            results = run_sweep(cells, folder, teller.batch, teller.broken, [each.cell for each in planned])
+            results = run_sweep(
+                cells, folder, teller.batch, teller.broken, [each.cell for each in planned]
+            )
             for cell, result in zip(cells, results, strict=True):
                 if result is not None:
                     _close(RunFolder.open(folder / cell.name), spec)
@@ -133,7 +141,9 @@ def write(spec: Spec, planned: Sequence[Planned], narrowed: Narrowed, out: Path)
     said = " --quick" * narrowed.quick + (f" --rounds {narrowed.rounds}" if narrowed.rounds else "")
     found = gather(spec, planned, out / "runs" / name, f"{COMMAND} {name}{said}")
     if not any(cell["runs"] for cell in found["cells"]):
-        raise RunFolderError(f"{out / 'runs' / name} holds no finished run of {name}: leave out --finished to run it")
+        raise RunFolderError(
+            f"{out / 'runs' / name} holds no finished run of {name}: leave out --finished to run it"
+        )
     for path, text in ((f"{name}.json", json.dumps(found) + "\n"), (f"{name}.md", markdown(found))):
         write_atomically(out / path, text.encode())
         yield out / path

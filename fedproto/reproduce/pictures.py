@@ -20,7 +20,18 @@ from scipy.spatial.distance import cdist
 
 from fedproto.core.files import write_atomically
 from fedproto.report.cells import write_csv
-from fedproto.report.figures import COLOURS, GRID, INK, STYLE, Axes, Canvas, Line2D, mpl, percent, size
+from fedproto.report.figures import (
+    COLOURS,
+    GRID,
+    INK,
+    STYLE,
+    Axes,
+    Canvas,
+    Line2D,
+    mpl,
+    percent,
+    size,
+)
 from fedproto.reproduce.plan import cell_name
 from fedproto.reproduce.tables import PAPERS_START, summary
 
@@ -58,7 +69,10 @@ def draw(name: str, found: dict[str, Any], out: Path, runs: Path) -> Iterator[Pa
         return
     yield _written(out / f"{name}.csv", _csv(rows))
     if name == "fig-tsne":
-        yield _written(out / f"{name}-measures.json", json.dumps({"measures": _all_measures(cells, runs)}).encode())
+        yield _written(
+            out / f"{name}-measures.json",
+            json.dumps({"measures": _all_measures(cells, runs)}).encode(),
+        )
     yield _written(out / f"{name}.png", _png(picture.canvas, rows, found["title"]))
 
 
@@ -70,7 +84,9 @@ def _picture(name: str) -> Picture:
         "study-travel": Picture(travel_rows, _travel),
         "study-before": Picture(before_rows, _before),
     }
-    return known.get(name) or (Picture(table_rows, _table) if name.startswith("table-") else Picture(dot_rows, _dots))
+    return known.get(name) or (
+        Picture(table_rows, _table) if name.startswith("table-") else Picture(dot_rows, _dots)
+    )
 
 
 # --- what all figures share
@@ -98,7 +114,9 @@ def _png(canvas_of: Callable[[Rows], Canvas], rows: Rows, title: str) -> bytes:
     return file.getvalue()
 
 
-def _panels(height: float, columns: int = 1, rows: int = 1, **how: Any) -> tuple[Canvas, list[Axes]]:
+def _panels(
+    height: float, columns: int = 1, rows: int = 1, **how: Any
+) -> tuple[Canvas, list[Axes]]:
     canvas = Canvas(figsize=(WIDTH, height), layout="constrained")
     return canvas, list(canvas.subplots(rows, columns, squeeze=False, **how).flat)
 
@@ -120,8 +138,12 @@ def _marker(method: str, methods: Sequence[str]) -> str:
 
 def _legend(canvas: Canvas, entries: Sequence[tuple[Any, str]], columns: int = 4) -> None:
     handles, labels = zip(*entries, strict=True)
-    close: dict[str, Any] = {"columnspacing": 0.7, "handletextpad": 0} if columns > 6 else {"columnspacing": 1.6}
-    canvas.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), **close)
+    close: dict[str, Any] = (
+        {"columnspacing": 0.7, "handletextpad": 0} if columns > 6 else {"columnspacing": 1.6}
+    )
+    canvas.legend(
+        handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), **close
+    )
 
 
 def _bar(row: dict[str, Any], name: str = "interval") -> float | None:
@@ -166,7 +188,12 @@ def table_rows(cells: Cells, _: Path) -> Rows:
     columns = {cell["column"] for cell in cells}
     methods = dict.fromkeys(cell["method"] for cell in cells)
     groups = [[cell for cell in cells if cell["method"] == method] for method in methods]
-    rows = [row for group in groups if {cell["column"] for cell in group} == columns for row in _table_rows(group)]
+    rows = [
+        row
+        for group in groups
+        if {cell["column"] for cell in group} == columns
+        for row in _table_rows(group)
+    ]
     best = front([(row["bytes_up"], row["mean"]) for row in rows])
     return [row | {"on_front": number in best} for number, row in enumerate(rows)]
 
@@ -188,9 +215,16 @@ def _table_rows(group: Cells) -> Iterator[dict[str, Any]]:
 def _over_columns(group: Cells, key: str) -> dict[str, Any]:
     """The mean over columns, and its interval over the seeds that all of them have."""
     seeds = [seed for seed in group[0]["seeds"] if all(seed in cell["seeds"] for cell in group)]
-    means = [{run["seed"]: statistics.fmean(run["accuracy"][key]) for run in cell["runs"]} for cell in group]
+    means = [
+        {run["seed"]: statistics.fmean(run["accuracy"][key]) for run in cell["runs"]}
+        for cell in group
+    ]
     mean = statistics.fmean(cell["accuracy"][key]["mean"] for cell in group)
-    over = _of_seeds([statistics.fmean(each[seed] for each in means) for seed in seeds]) if seeds else {"interval": ""}
+    over = (
+        _of_seeds([statistics.fmean(each[seed] for each in means) for seed in seeds])
+        if seeds
+        else {"interval": ""}
+    )
     return {"mean": mean, "interval": over["interval"], "columns": len(group), "seeds": len(seeds)}
 
 
@@ -250,10 +284,17 @@ def _table(rows: Rows) -> Canvas:
     scale = Scale([row["bytes_up"] for row in rows] + [row["paper_bytes"] for row in papers])
     canvas, (axes,) = _panels(5.2)
     ours = [Point(scale(row["bytes_up"]), row["mean"], _label(row), row) for row in rows]
-    theirs = {row["method"]: Point(scale(row["paper_bytes"]), row["paper"], row["method"], row, True) for row in papers}
-    theirs = {name: point for name, point in theirs.items() if name != "FedProto, released"}  # FedProto's again
+    theirs = {
+        row["method"]: Point(scale(row["paper_bytes"]), row["paper"], row["method"], row, True)
+        for row in papers
+    }
+    theirs = {
+        name: point for name, point in theirs.items() if name != "FedProto, released"
+    }  # FedProto's again
     _frame(axes, scale, [*ours, *theirs.values()])
-    entries = [(_draw_front(axes, [point for point in ours if point.row["on_front"]]), "Pareto front")]
+    entries = [
+        (_draw_front(axes, [point for point in ours if point.row["on_front"]]), "Pareto front")
+    ]
     moved = _beside([*ours, *theirs.values()], 0.02 * scale.span, 0.024 * np.ptp(axes.get_ylim()))
     entries += _draw_papers(axes, [point for point in moved if point.paper], scale)
     _draw_ours(axes, [point for point in moved if not point.paper], scale)
@@ -264,7 +305,11 @@ def _table(rows: Rows) -> Canvas:
 
 def _mean_of(row: dict[str, Any]) -> str:
     settings, seeds = row["columns"], row["seeds"]
-    over = f"mean over {f'{settings} settings and ' if settings > 1 else ''}{seeds} seeds" if seeds > 1 else "one seed"
+    over = (
+        f"mean over {f'{settings} settings and ' if settings > 1 else ''}{seeds} seeds"
+        if seeds > 1
+        else "one seed"
+    )
     bars = "; bars: its 95% interval" if seeds > 1 else ""
     return f"{over}{bars}; marks that would hide each other stand side by side"
 
@@ -282,9 +327,20 @@ def _frame(axes: Axes, scale: Scale, points: Sequence[Point]) -> None:
     if scale.zero is not None:
         ticks[scale.zero] = "0"
         middle = scale.zero + 0.55 * (scale.low - scale.zero)
-        look: dict[str, Any] = {"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none"}
+        look: dict[str, Any] = {
+            "boxstyle": "square,pad=0.05",
+            "facecolor": "white",
+            "edgecolor": "none",
+        }
         axes.text(
-            middle, 0, "//", transform=axes.get_xaxis_transform(), ha="center", va="center", bbox=look, fontsize=10
+            middle,
+            0,
+            "//",
+            transform=axes.get_xaxis_transform(),
+            ha="center",
+            va="center",
+            bbox=look,
+            fontsize=10,
         )
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.set(xlabel="bytes uploaded a round, by all clients", ylabel="test accuracy, %")
@@ -296,7 +352,13 @@ def _draw_front(axes: Axes, points: Sequence[Point]) -> Line2D:
     points = sorted(points, key=lambda point: point.x)
     x, y = [point.x for point in points], [point.y for point in points]
     (line,) = axes.step(
-        [*x, axes.get_xlim()[1]], [*y, y[-1]], where="post", color=COLOURS[0], linewidth=5, alpha=0.16, zorder=1
+        [*x, axes.get_xlim()[1]],
+        [*y, y[-1]],
+        where="post",
+        color=COLOURS[0],
+        linewidth=5,
+        alpha=0.16,
+        zorder=1,
     )
     return line
 
@@ -319,7 +381,11 @@ def _draw_ours(axes: Axes, points: Sequence[Point], scale: Scale) -> None:
     for point in points:
         colour = _colour(point.row["method"])
         hollow = point.row["accuracy"].endswith("_own")
-        look: dict[str, Any] = {"color": colour, "markerfacecolor": "white" if hollow else colour, "zorder": 4}
+        look: dict[str, Any] = {
+            "color": colour,
+            "markerfacecolor": "white" if hollow else colour,
+            "zorder": 4,
+        }
         axes.errorbar(
             point.x,
             point.y,
@@ -338,7 +404,9 @@ def _beside(points: Sequence[Point], step: float, near: float) -> list[Point]:
         for heap in clusters(cluster, near, lambda point: point.y):
             heap = sorted(heap, key=lambda point: point.x)
             shifts = [(number - (len(heap) - 1) / 2) * step for number in range(len(heap))]
-            moved += [replace(point, x=point.x + shift) for point, shift in zip(heap, shifts, strict=True)]
+            moved += [
+                replace(point, x=point.x + shift) for point, shift in zip(heap, shifts, strict=True)
+            ]
     return moved
 
 
@@ -353,7 +421,9 @@ def clusters(points: Sequence[Any], gap: float, of: Callable[[Any], float]) -> l
     return found
 
 
-def _name(axes: Axes, points: Sequence[Point], scale: Scale, side: int, colour: str, letters: float) -> None:
+def _name(
+    axes: Axes, points: Sequence[Point], scale: Scale, side: int, colour: str, letters: float
+) -> None:
     """Labels in a column beside each cluster, as high as their points where that leaves them legible."""
     line = letters / 8.5 * 0.04 * np.ptp(axes.get_ylim())
     for cluster in clusters(points, 0.07 * scale.span, lambda point: point.x):
@@ -368,8 +438,18 @@ def _name(axes: Axes, points: Sequence[Point], scale: Scale, side: int, colour: 
                 va="center",
                 color=colour,
                 fontsize=letters,
-                bbox={"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
-                arrowprops={"arrowstyle": "-", "color": own, "linewidth": 0.7, "relpos": (side < 0, 0.5)},
+                bbox={
+                    "boxstyle": "square,pad=0.05",
+                    "facecolor": "white",
+                    "edgecolor": "none",
+                    "alpha": 0.85,
+                },
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": own,
+                    "linewidth": 0.7,
+                    "relpos": (side < 0, 0.5),
+                },
                 annotation_clip=False,
                 zorder=2.5,
             )
@@ -399,10 +479,16 @@ def _keys(points: Sequence[Point]) -> list[tuple[Line2D, str]]:
 
 def shots_rows(cells: Cells, _: Path) -> Rows:
     """A row a method and k, with what it has lost against the largest k, in points."""
-    rows = [{"method": cell["method"], "k": _number(cell["column"])} | _score(cell) for cell in cells]
+    rows = [
+        {"method": cell["method"], "k": _number(cell["column"])} | _score(cell) for cell in cells
+    ]
     most = max((row["k"] for row in rows), default=0)
     full = {row["method"]: row["mean"] for row in rows if row["k"] == most}
-    return [row | {"lost": 100 * (full[row["method"]] - row["mean"])} for row in rows if row["method"] in full]
+    return [
+        row | {"lost": 100 * (full[row["method"]] - row["mean"])}
+        for row in rows
+        if row["method"] in full
+    ]
 
 
 def _number(name: str) -> float:
@@ -465,7 +551,9 @@ def _lambda_row(cell: dict[str, Any], lam: float) -> dict[str, Any]:
         found = cell["accuracy"][key]
         row |= {f"{key}_mean": found["mean"], f"{key}_interval": found.get("interval", "")}
     away = (
-        _of_seeds([run["loss"]["regulariser"] / lam for run in cell["runs"]]) if lam else {"mean": "", "interval": ""}
+        _of_seeds([run["loss"]["regulariser"] / lam for run in cell["runs"]])
+        if lam
+        else {"mean": "", "interval": ""}
     )
     return row | {"distance_mean": away["mean"], "distance_interval": away["interval"]}
 
@@ -474,8 +562,14 @@ def _lambda(rows: Rows) -> Canvas:
     rows = sorted(rows, key=lambda row: row["lambda"])
     canvas, (left, right) = _panels(3.7, 2)
     entries = [
-        (_line(left, rows, "lambda", "prototype_", color=COLOURS[0], marker="o"), "by the nearest prototype"),
-        (_line(left, rows, "lambda", "head_", color=COLOURS[1], marker="s", linestyle="--"), "by the head"),
+        (
+            _line(left, rows, "lambda", "prototype_", color=COLOURS[0], marker="o"),
+            "by the nearest prototype",
+        ),
+        (
+            _line(left, rows, "lambda", "head_", color=COLOURS[1], marker="s", linestyle="--"),
+            "by the head",
+        ),
     ]
     apart = [row for row in rows if row["distance_mean"] != ""]
     if apart:
@@ -484,7 +578,9 @@ def _lambda(rows: Rows) -> Canvas:
         axes.set(xlabel="lambda", xlim=left.get_xlim())
     percent(left)
     left.set(ylabel="test accuracy, %", title="accuracy")
-    right.set(ylabel="mean in the last round", title="distance to the global prototype", ylim=(0, None))
+    right.set(
+        ylabel="mean in the last round", title="distance to the global prototype", ylim=(0, None)
+    )
     _legend(canvas, entries)
     return canvas
 
@@ -519,10 +615,16 @@ def _flattened(method: str, found: dict[str, np.ndarray]) -> Iterator[dict[str, 
     """A row a point: images, the clients' means and the global prototypes, laid out together."""
     keep = _some(len(found["x"]), MOST_DRAWN)
     known = np.flatnonzero(found["known"] > 0) if "known" in found else np.empty(0, int)
-    parts = [found["x"][keep], found["local"], *([found["prototypes"][known]] if len(known) else [])]
+    parts = [
+        found["x"][keep],
+        found["local"],
+        *([found["prototypes"][known]] if len(known) else []),
+    ]
     kinds = ["image"] * len(keep) + ["local"] * len(found["local"]) + ["global"] * len(known)
     classes = np.concatenate([found["y"][keep], found["local_y"], known]).tolist()
-    clients = np.concatenate([found["client"][keep], found["local_client"]]).tolist() + [""] * len(known)
+    clients = np.concatenate([found["client"][keep], found["local_client"]]).tolist() + [""] * len(
+        known
+    )
     places = _two_dimensions(np.concatenate(parts)).tolist()
     for kind, label, client, (x, y) in zip(kinds, classes, clients, places, strict=True):
         yield {"method": method, "kind": kind, "class": label, "client": client, "x": x, "y": y}
@@ -567,16 +669,32 @@ KINDS: dict[str, tuple[float, str, float, int]] = {
 def _draw_class(axes: Axes, rows: Rows, label: int) -> None:
     for kind, (area, marker, edge, order) in KINDS.items():
         some = [row for row in rows if row["kind"] == kind]
-        look: dict[str, Any] = {"s": area, "marker": marker, "linewidths": edge, "edgecolors": INK, "zorder": order}
+        look: dict[str, Any] = {
+            "s": area,
+            "marker": marker,
+            "linewidths": edge,
+            "edgecolors": INK,
+            "zorder": order,
+        }
         look["alpha"] = 0.7 if kind == "image" else 1
-        axes.scatter([row["x"] for row in some], [row["y"] for row in some], color=CLASSES[label % 10], **look)
+        axes.scatter(
+            [row["x"] for row in some],
+            [row["y"] for row in some],
+            color=CLASSES[label % 10],
+            **look,
+        )
 
 
 def _name_class(axes: Axes, means: Rows, label: int) -> None:
     """The class above the highest of its means: ten colours are many."""
     if means:
         top = max(means, key=lambda row: row["y"])
-        how: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "bottom", "weight": "bold"}
+        how: dict[str, Any] = {
+            "textcoords": "offset points",
+            "ha": "center",
+            "va": "bottom",
+            "weight": "bold",
+        }
         axes.annotate(f"{label}", (top["x"], top["y"]), (0, 6), fontsize=10, zorder=4, **how)
 
 
@@ -594,7 +712,10 @@ def _class_keys(rows: Rows) -> list[tuple[Line2D, str]]:
 
 
 def _all_measures(cells: Cells, runs: Path) -> dict[str, dict[str, float | None]]:
-    return {method: measures(found["x"], found["y"], found["client"]) for method, found in _embeddings(cells, runs)}
+    return {
+        method: measures(found["x"], found["y"], found["client"])
+        for method, found in _embeddings(cells, runs)
+    }
 
 
 def measures(x: np.ndarray, y: np.ndarray, client: np.ndarray) -> dict[str, float | None]:
@@ -622,7 +743,11 @@ def _ratio(x: np.ndarray, y: np.ndarray, client: np.ndarray) -> float | None:
     apart = cdist(x, x)
     same = y[:, None] == y
     abroad = same & (client[:, None] != client)
-    return float(apart[abroad].mean() / apart[~same].mean()) if abroad.any() and not same.all() else None
+    return (
+        float(apart[abroad].mean() / apart[~same].mean())
+        if abroad.any() and not same.all()
+        else None
+    )
 
 
 # --- prototypes without a member's own share
@@ -652,12 +777,26 @@ def _travel(rows: Rows) -> Canvas:
     for number, (share, label) in enumerate(shares.items()):
         some = [row for row in rows if row["prototypes"] == share]
         at = np.arange(len(some)) + (number - 0.5) * 0.36
-        how: dict[str, Any] = {"color": COLOURS[number], "xerr": [_bar(row) or 0 for row in some], "ecolor": INK}
+        how: dict[str, Any] = {
+            "color": COLOURS[number],
+            "xerr": [_bar(row) or 0 for row in some],
+            "ecolor": INK,
+        }
         entries.append((axes.barh(at, [row["mean"] for row in some], 0.34, **how), label))
         for y, row in zip(at, some, strict=True):
-            axes.text(0.01, y, f"{100 * row['mean']:.1f}", va="center", color="white", fontsize=8, weight="bold")
+            axes.text(
+                0.01,
+                y,
+                f"{100 * row['mean']:.1f}",
+                va="center",
+                color="white",
+                fontsize=8,
+                weight="bold",
+            )
     axes.set_yticks(range(len(methods)), methods)
-    axes.set(xlim=(0, 1.01), xlabel="accuracy by the nearest prototype among the client's own classes, %")
+    axes.set(
+        xlim=(0, 1.01), xlabel="accuracy by the nearest prototype among the client's own classes, %"
+    )
     _rows_down(axes, len(methods))
     _legend(canvas, entries)
     return canvas
@@ -686,8 +825,14 @@ def _before(rows: Rows) -> Canvas:
     canvas = _dots(rows)
     (axes,) = canvas.axes
     axes.axvline(PAPERS_START, color=PALE, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-    place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
-    axes.text(PAPERS_START, 1.0, f"the paper: {100 * PAPERS_START:.2f}%", color=PALE, fontsize=8, **place)
+    place: dict[str, Any] = {
+        "transform": axes.get_xaxis_transform(),
+        "ha": "center",
+        "va": "bottom",
+    }
+    axes.text(
+        PAPERS_START, 1.0, f"the paper: {100 * PAPERS_START:.2f}%", color=PALE, fontsize=8, **place
+    )
     return canvas
 
 
@@ -700,10 +845,17 @@ def dot_rows(cells: Cells, _: Path) -> Rows:
 
 def _dots(rows: Rows) -> Canvas:
     methods, columns = _values(rows, "method"), _values(rows, "column")
-    canvas, (axes,) = _panels(1.2 + 0.27 * len(methods) + 0.25 * (len(columns) > 1) + 0.3 * (len(columns) > 2))
-    shifts = [(number - (len(columns) - 1) / 2) * 0.56 / len(columns) for number in range(len(columns))]
+    canvas, (axes,) = _panels(
+        1.2 + 0.27 * len(methods) + 0.25 * (len(columns) > 1) + 0.3 * (len(columns) > 2)
+    )
+    shifts = [
+        (number - (len(columns) - 1) / 2) * 0.56 / len(columns) for number in range(len(columns))
+    ]
     entries = [
-        (_dotted(axes, [row for row in rows if row["column"] == column], methods, shift, number), column)
+        (
+            _dotted(axes, [row for row in rows if row["column"] == column], methods, shift, number),
+            column,
+        )
         for number, (column, shift) in enumerate(zip(columns, shifts, strict=True))
     ]
     axes.set_xlim(limits([row["mean"] for row in rows], [_bar(row) or 0 for row in rows]))
@@ -723,9 +875,18 @@ def _dotted(axes: Axes, rows: Rows, methods: Sequence[str], shift: float, number
     at = [methods.index(row["method"]) + shift for row in rows]
     for row in rows:
         if row["method"] == "default":
-            axes.axvline(row["mean"], color=COLOURS[number], linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-    look: dict[str, Any] = {"fmt": MARKERS[number], "color": COLOURS[number], "markersize": 6, "elinewidth": 1.4}
-    return axes.errorbar([row["mean"] for row in rows], at, xerr=[_bar(row) or 0 for row in rows], zorder=3, **look)
+            axes.axvline(
+                row["mean"], color=COLOURS[number], linewidth=0.9, linestyle=(0, (4, 3)), zorder=1
+            )
+    look: dict[str, Any] = {
+        "fmt": MARKERS[number],
+        "color": COLOURS[number],
+        "markersize": 6,
+        "elinewidth": 1.4,
+    }
+    return axes.errorbar(
+        [row["mean"] for row in rows], at, xerr=[_bar(row) or 0 for row in rows], zorder=3, **look
+    )
 
 
 def _write_means(axes: Axes, rows: Rows, methods: Sequence[str]) -> None:

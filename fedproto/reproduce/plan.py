@@ -80,15 +80,24 @@ def read_spec(name: str, narrowed: Narrowed) -> Spec:
     seeds = tables["seeds"][: narrowed.seeds or quick.get("seeds")]
     if narrowed.seeds and narrowed.seeds > len(tables["seeds"]):
         seeds = list(range(narrowed.seeds))
-    rows = [_row(n, t, settings, columns, seeds) for n, t in tables["rows"].items() if n in quick.get("rows", [n])]
+    rows = [
+        _row(n, t, settings, columns, seeds)
+        for n, t in tables["rows"].items()
+        if n in quick.get("rows", [n])
+    ]
     rounds = narrowed.rounds or quick.get("rounds")
     if rounds:
         rows = [replace(row, settings=row.settings | {"rounds": rounds}) for row in rows]
     if any(tables.get("after", {}).values()):  # the last round's checkpoint
-        rows = [replace(row, settings=row.settings | {"checkpoint_every": row.settings["rounds"]}) for row in rows]
+        rows = [
+            replace(row, settings=row.settings | {"checkpoint_every": row.settings["rounds"]})
+            for row in rows
+        ]
     return Spec(
         name,
-        f"{name}, quick version on {settings['dataset']}: not the paper's setting" if quick else tables["title"],
+        f"{name}, quick version on {settings['dataset']}: not the paper's setting"
+        if quick
+        else tables["title"],
         None if narrowed.quick else tables.get("paper"),
         settings | ({"rounds": rounds} if rounds else {}),
         columns,
@@ -99,7 +108,13 @@ def read_spec(name: str, narrowed: Narrowed) -> Spec:
     )
 
 
-def _row(name: str, table: dict[str, Any], settings: dict[str, Any], columns: dict[str, Any], seeds: list[int]) -> Row:
+def _row(
+    name: str,
+    table: dict[str, Any],
+    settings: dict[str, Any],
+    columns: dict[str, Any],
+    seeds: list[int],
+) -> Row:
     own = {key: value for key, value in table.items() if key not in ROW_KEYS}
     named = [column for column in table.get("columns", columns) if column in columns]
     return Row(name, settings | own, named, seeds[: table.get("seeds")])
@@ -141,7 +156,11 @@ def _cell(spec: Spec, row: Row, column: str, seed: int, finished: bool) -> Cell:
         (config,) = configure(settings)
     except ConfigError as error:
         raise ConfigError(f"{spec.name}, row {row.name}, column {column}: {error}") from error
-    return Cell(cell_name(row.name, column, seed), {"method": row.name, "setting": column, "seed": seed}, config)
+    return Cell(
+        cell_name(row.name, column, seed),
+        {"method": row.name, "setting": column, "seed": seed},
+        config,
+    )
 
 
 def cell_name(row: str, column: str, seed: int) -> str:

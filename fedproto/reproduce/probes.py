@@ -32,9 +32,14 @@ def look(folder: RunFolder, after: dict[str, bool]) -> None:
     for name, (file, make) in wanted.items():
         if after.get(name) and not (folder.path / file).exists():
             if not folder.checkpoint_round():
-                raise RunFolderError(f"{folder.path} has no checkpoint to make {file} of: delete it to run it again")
+                raise RunFolderError(
+                    f"{folder.path} has no checkpoint to make {file} of: delete it to run it again"
+                )
             experiment, _ = reopen(folder)
-            with closing(experiment.engine), settings(experiment.config.threads, experiment.config.precision):
+            with (
+                closing(experiment.engine),
+                settings(experiment.config.threads, experiment.config.precision),
+            ):
                 write_atomically(folder.path / file, make(experiment))
 
 
@@ -52,16 +57,27 @@ def _embeddings(experiment: Experiment) -> bytes:
     for member, own in zip(experiment.federation.members, experiment.client_states(), strict=True):
         state = experiment.as_evaluated(member, own)
         x, y = embed(member.module, state, member.test)
-        keep = torch.cat([_some((y == label).nonzero().flatten(), member.id) for label in member.classes])
+        keep = torch.cat(
+            [_some((y == label).nonzero().flatten(), member.id) for label in member.classes]
+        )
         trained, labels = embed(member.module, state, member.train)
         means, counts = class_means(trained, labels, torch.ones_like(trained[:, 0]), classes)
         held = (counts > 0).nonzero().flatten()
-        for name, value in {"x": x[keep], "y": y[keep], "local": means[held], "local_y": held}.items():
+        for name, value in {
+            "x": x[keep],
+            "y": y[keep],
+            "local": means[held],
+            "local_y": held,
+        }.items():
             found[name].append(value.cpu().numpy())
         found["client"].append(np.full(len(keep), member.id))
         found["local_client"].append(np.full(len(held), member.id))
     file = io.BytesIO()
-    np.savez_compressed(file, **{name: np.concatenate(parts) for name, parts in found.items()}, **_global(experiment))  # type: ignore[arg-type]
+    np.savez_compressed(
+        file,
+        **{name: np.concatenate(parts) for name, parts in found.items()},
+        **_global(experiment),
+    )  # type: ignore[arg-type]
     return file.getvalue()
 
 
@@ -108,7 +124,10 @@ def _before(experiment: Experiment) -> bytes:
         x, y = embed(member.module, member.initial, member.train)
         means, held = class_means(x, y, torch.ones_like(x[:, 0]), classes)
         sums, counts = sums.to(x.device) + means * held[:, None], counts.to(x.device) + held
-    server = {"prototypes": sums / counts.clamp(min=1)[:, None], "known": (counts > 0).to(sums.dtype)}
+    server = {
+        "prototypes": sums / counts.clamp(min=1)[:, None],
+        "known": (counts > 0).to(sums.dtype),
+    }
     clients = []
     for member in members:
         found = evaluate(member, experiment.algorithm, member.initial, server)
@@ -121,11 +140,16 @@ def _right(features: Tensor, y: Tensor, server: Tree, classes: tuple[int, ...]) 
     own = torch.zeros_like(server["known"])
     own[list(classes)] = 1
     known = server["known"] * own
-    return float(((nearest(features, server["prototypes"], known) == y) & (known[y] > 0)).double().mean())
+    return float(
+        ((nearest(features, server["prototypes"], known) == y) & (known[y] > 0)).double().mean()
+    )
 
 
 def _without(sums: Tensor, weights: Tensor, client: int) -> Tree:
     """The global prototypes of all but one."""
     rest = torch.arange(len(sums), device=sums.device) != client
     weight = weights[rest].sum(0)
-    return {"prototypes": sums[rest].sum(0) / weight.clamp(min=1e-12)[:, None], "known": (weight > 0).to(sums.dtype)}
+    return {
+        "prototypes": sums[rest].sum(0) / weight.clamp(min=1e-12)[:, None],
+        "known": (weight > 0).to(sums.dtype),
+    }

@@ -146,12 +146,18 @@ def exact(numbers: Mapping[Key, float]) -> dict[Key, Measurement]:
     return {key: Measurement(value) for key, value in numbers.items()}
 
 
-def compare(first: Numbers, second: Numbers, *, margin: float | None, smaller_is_better: bool = False) -> Comparison:
+def compare(
+    first: Numbers, second: Numbers, *, margin: float | None, smaller_is_better: bool = False
+) -> Comparison:
     """First minus second, over the federations that both have."""
     shared = [key for key in first if key in second]
     known, bounds = _differences(first, second, shared)
-    lost_first = [key for key in shared if first[key].value is None and second[key].value is not None]
-    lost_second = [key for key in shared if second[key].value is None and first[key].value is not None]
+    lost_first = [
+        key for key in shared if first[key].value is None and second[key].value is not None
+    ]
+    lost_second = [
+        key for key in shared if second[key].value is None and first[key].value is not None
+    ]
     worst = 1 if smaller_is_better else -1  # the sign of a difference that speaks against the first
     if known:
         # A diverged run is at least as bad as the worst that finished.
@@ -180,7 +186,9 @@ def compare(first: Numbers, second: Numbers, *, margin: float | None, smaller_is
     )
 
 
-def _differences(first: Numbers, second: Numbers, keys: Sequence[Key]) -> tuple[dict[Key, float], set[int]]:
+def _differences(
+    first: Numbers, second: Numbers, keys: Sequence[Key]
+) -> tuple[dict[Key, float], set[int]]:
     """Differences of the runs that finished, and on which sides some of them are only bounds."""
     known: dict[Key, float] = {}
     bounds: set[int] = set()
@@ -265,7 +273,9 @@ def decide_family(comparisons: Sequence[Comparison]) -> list[Decision]:
     differences = holm([comparison.p_difference for comparison in comparisons])
     equivalences = holm([comparison.p_equivalence for comparison in comparisons])
     decisions = []
-    for comparison, p_difference, p_equivalence in zip(comparisons, differences, equivalences, strict=True):
+    for comparison, p_difference, p_equivalence in zip(
+        comparisons, differences, equivalences, strict=True
+    ):
         outcome = _outcome(comparison, p_difference, p_equivalence)
         decisions.append(Decision(comparison, p_difference, p_equivalence, outcome))
     return decisions

@@ -37,7 +37,9 @@ def gather(spec: Spec, planned: Sequence[Planned], runs: Path, command: str) -> 
             finished = [run for run in found if run is not None]
             diverged = _find_diverged(runs, there)
             cells.append(_cell(spec, row, column, finished) | {"diverged": diverged})
-    machines = sorted({", ".join(run["machine"].values()) for cell in cells for run in cell["runs"]})
+    machines = sorted(
+        {", ".join(run["machine"].values()) for cell in cells for run in cell["runs"]}
+    )
     seconds = sum(run["seconds"] for cell in cells for run in cell["runs"])
     return {
         "title": spec.title,
@@ -86,7 +88,8 @@ def _run(runs: Path, planned: Planned) -> dict[str, Any] | None:
         "seconds": round(result["seconds"]["total"], 3),
         "classes": statistics.fmean(len(client["classes"]) for client in result["clients"]),
         "accuracy": {
-            key: [round(client["accuracy"][key], 5) for client in result["clients"]] for key in result["accuracy"]
+            key: [round(client["accuracy"][key], 5) for client in result["clients"]]
+            for key in result["accuracy"]
         },
         "curve": {
             "round": [line["round"] for line in evaluated],
@@ -106,8 +109,14 @@ def _run(runs: Path, planned: Planned) -> dict[str, Any] | None:
 def _clients(folder: RunFolder, name: str) -> list[dict[str, Any]]:
     """What was found out about each client's model."""
     clients = folder.read_json(f"{name}.json").get("clients")
-    if not isinstance(clients, list) or not clients or not all(isinstance(each, dict) for each in clients):
-        raise RunFolderError(f"{folder.path / name}.json is damaged: it must hold a list of objects, 'clients'")
+    if (
+        not isinstance(clients, list)
+        or not clients
+        or not all(isinstance(each, dict) for each in clients)
+    ):
+        raise RunFolderError(
+            f"{folder.path / name}.json is damaged: it must hold a list of objects, 'clients'"
+        )
     return clients
 
 
@@ -129,15 +138,22 @@ def _cell(spec: Spec, row: Row, column: str, runs: list[dict[str, Any]]) -> dict
         "runs": runs,
     }
     if runs:
-        cell["accuracy"] = {key: summary([run["accuracy"][key] for run in runs]) for key in runs[0]["accuracy"]}
+        cell["accuracy"] = {
+            key: summary([run["accuracy"][key] for run in runs]) for key in runs[0]["accuracy"]
+        }
         cell["rounds_to_99"] = [rounds_to_close(run["curve"], row.score) for run in runs]
         per_round = [_per_round(run) for run in runs]
-        cell["communication"] = {key: statistics.fmean(each[key] for each in per_round) for key in per_round[0]}
+        cell["communication"] = {
+            key: statistics.fmean(each[key] for each in per_round) for key in per_round[0]
+        }
         cell["paper"] = _papers(spec, cell)
         for name in SEEN:
             if all(name in run for run in runs):
                 kinds = [kind for kind in runs[0][name][0] if kind != "id"]
-                cell[name] = {kind: summary([[client[kind] for client in run[name]] for run in runs]) for kind in kinds}
+                cell[name] = {
+                    kind: summary([[client[kind] for client in run[name]] for run in runs])
+                    for kind in kinds
+                }
     return cell
 
 
@@ -146,14 +162,19 @@ def summary(clients: Sequence[Sequence[float]]) -> dict[str, float]:
     and the half-width of the 95% interval of the mean over seeds (Student's t; nothing for one seed)."""
     means = [statistics.fmean(each) for each in clients]
     half = stats.t.ppf(0.975, len(means) - 1) * stats.sem(means) if len(means) > 1 else float("nan")
-    found = {"mean": statistics.fmean(means), "std_clients": statistics.fmean(np.std(each) for each in clients)}
+    found = {
+        "mean": statistics.fmean(means),
+        "std_clients": statistics.fmean(np.std(each) for each in clients),
+    }
     return found | ({} if np.isnan(half) else {"interval": float(half)})
 
 
 def rounds_to_close(curve: dict[str, list[Any]], score: str) -> int:
     """The first evaluated round with 99% of the last round's accuracy."""
     enough = CLOSE * curve[score][-1]
-    return next(round for round, value in zip(curve["round"], curve[score], strict=True) if value >= enough)
+    return next(
+        round for round, value in zip(curve["round"], curve[score], strict=True) if value >= enough
+    )
 
 
 def _per_round(run: dict[str, Any]) -> dict[str, float]:
@@ -169,9 +190,18 @@ def _papers(spec: Spec, cell: dict[str, Any]) -> dict[str, Any] | None:
     """The paper's row for the cell; the released profile is compared with its FedProto, which it made."""
     method = "FedProto" if cell["method"] == "FedProto, released" else cell["method"]
     for row in paper_rows():
-        if (row["dataset"], row["method"], row["n"], row["stdev"]) == (spec.paper, method, cell["n"], cell["stdev"]):
-            ours = {name: 100 * cell["accuracy"][cell["score"] + name]["mean"] for name in ("", "_own")}
-            return row | {f"difference{name}": round(mean - row["accuracy"], 2) for name, mean in ours.items()}
+        if (row["dataset"], row["method"], row["n"], row["stdev"]) == (
+            spec.paper,
+            method,
+            cell["n"],
+            cell["stdev"],
+        ):
+            ours = {
+                name: 100 * cell["accuracy"][cell["score"] + name]["mean"] for name in ("", "_own")
+            }
+            return row | {
+                f"difference{name}": round(mean - row["accuracy"], 2) for name, mean in ours.items()
+            }
     return None
 
 
@@ -214,7 +244,9 @@ SHOWN = ("clients", "shots", "batch", "lr", "momentum", "epochs", "precision", "
 
 def _said(found: dict[str, Any]) -> str:
     """What all runs have in common, what is missing, and the note."""
-    settings = ", ".join(f"{key} {found['settings'][key]}" for key in SHOWN if key in found["settings"])
+    settings = ", ".join(
+        f"{key} {found['settings'][key]}" for key in SHOWN if key in found["settings"]
+    )
     missing = f"**Not run yet:** {', '.join(found['missing'])}." if found["missing"] else ""
     parts = (f"Of all runs: {settings}.", found["note"], missing, _say_diverged(found["cells"]))
     return "\n\n".join(part for part in parts if part)
@@ -226,13 +258,19 @@ def _say_diverged(cells: Sequence[dict[str, Any]]) -> str:
     exploded = []
     for cell in cells:
         name = f"{cell['method']} ({cell['column']})"
-        lost += [f"{name}, seed {each['seed']}: {each['reason']}" for each in cell.get("diverged", [])]
+        lost += [
+            f"{name}, seed {each['seed']}: {each['reason']}" for each in cell.get("diverged", [])
+        ]
         exploded += [f"{name}, seed {run['seed']}" for run in cell["runs"] if run.get("diverged")]
     sentences = []
     if lost:
-        sentences.append(f"**Diverged**, so the means below are of the other seeds: {'; '.join(lost)}.")
+        sentences.append(
+            f"**Diverged**, so the means below are of the other seeds: {'; '.join(lost)}."
+        )
     if exploded:
-        sentences.append(f"**The loss exploded**, but the run finished and counts: {'; '.join(exploded)}.")
+        sentences.append(
+            f"**The loss exploded**, but the run finished and counts: {'; '.join(exploded)}."
+        )
     return " ".join(sentences)
 
 
@@ -246,7 +284,10 @@ def _overviews(cells: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[
     """By what the methods predict with; and, beside the paper, among the client's own classes."""
     found = [_overview(cells, columns)]
     if any(cell["paper"] for cell in cells):
-        found += ["The same, choosing only among the client's own classes:", _overview(cells, columns, "_own")]
+        found += [
+            "The same, choosing only among the client's own classes:",
+            _overview(cells, columns, "_own"),
+        ]
     return found
 
 
@@ -255,7 +296,11 @@ def _overview(cells: Sequence[dict[str, Any]], columns: Sequence[str], own: str 
     lines = ["| method | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for method in methods:
         mine = {cell["column"]: cell for cell in cells if cell["method"] == method}
-        lines.append(f"| {method} | " + " | ".join(_short(mine.get(column), own) for column in columns) + " |")
+        lines.append(
+            f"| {method} | "
+            + " | ".join(_short(mine.get(column), own) for column in columns)
+            + " |"
+        )
     return "\n".join(lines)
 
 
@@ -310,7 +355,11 @@ def _details(cells: Sequence[dict[str, Any]]) -> str:
 
 
 def _against(paper: dict[str, Any]) -> list[str]:
-    return [f"{paper['accuracy']:.2f}", f"{paper['difference']:+.2f}", f"{paper['difference_own']:+.2f}"]
+    return [
+        f"{paper['accuracy']:.2f}",
+        f"{paper['difference']:+.2f}",
+        f"{paper['difference_own']:+.2f}",
+    ]
 
 
 def _full(found: dict[str, float] | None) -> str:
@@ -325,8 +374,12 @@ def _partitions(cells: Sequence[dict[str, Any]]) -> str:
     found: dict[tuple[str, int], dict[str, str]] = {}
     for cell in cells:
         for run in cell["runs"]:
-            found.setdefault((cell["column"], run["seed"]), {}).setdefault(run["partition"][:12], cell["method"])
-    return "; ".join(f"{column}, seed {seed}: {_stamps(of)}" for (column, seed), of in found.items())
+            found.setdefault((cell["column"], run["seed"]), {}).setdefault(
+                run["partition"][:12], cell["method"]
+            )
+    return "; ".join(
+        f"{column}, seed {seed}: {_stamps(of)}" for (column, seed), of in found.items()
+    )
 
 
 def _stamps(of: dict[str, str]) -> str:

@@ -72,7 +72,12 @@ def page(papers: Sequence[Claim], further: Sequence[Claim]) -> str:
 
 
 def _summary(papers: Sequence[Claim], further: Sequence[Claim]) -> str:
-    lines = ["## In short", "", "| | the paper's claim | verdict | comparisons, and effects |", "|---|---|---|---|"]
+    lines = [
+        "## In short",
+        "",
+        "| | the paper's claim | verdict | comparisons, and effects |",
+        "|---|---|---|---|",
+    ]
     lines += [_summary_line(number, claim) for number, claim in enumerate(papers, 1)]
     lines.append("| | **not in the paper** | | |")
     lines += [_summary_line(number, claim) for number, claim in enumerate(further, len(papers) + 1)]
@@ -97,13 +102,19 @@ def _data_sets(claim: Claim) -> list[str]:
 def count_outcomes(claim: Claim, answers: Sequence[Answer]) -> str:
     """How many of the comparisons had which outcome, such as "9 better, 2 equivalent"."""
     outcomes = [answer.outcome for answer in answers]
-    counts = [f"{outcomes.count(outcome)} {claim.label(outcome)}" for outcome in Outcome if outcome in outcomes]
+    counts = [
+        f"{outcomes.count(outcome)} {claim.label(outcome)}"
+        for outcome in Outcome
+        if outcome in outcomes
+    ]
     return ", ".join(counts)
 
 
 def _paragraph(number: int, claim: Claim) -> str:
     found = [claim.figures] if claim.figures else list(_sentences(claim))
-    picture = [f"([figure]({claim.picture}))"] if claim.picture and claim.verdict != NOT_MEASURED else []
+    picture = (
+        [f"([figure]({claim.picture}))"] if claim.picture and claim.verdict != NOT_MEASURED else []
+    )
     said = " ".join([*found, claim.note, *picture])
     return f"**{number}. {claim.title}: {claim.verdict}.** {said}".strip()
 
@@ -122,12 +133,18 @@ def _sentences(claim: Claim) -> Iterator[str]:
     for data in _data_sets(claim):
         parts = []
         for outcome, words in _WORDS.items():
-            mine = [answer for answer in claim.answers if (answer.data, answer.outcome) == (data, outcome)]
+            mine = [
+                answer
+                for answer in claim.answers
+                if (answer.data, answer.outcome) == (data, outcome)
+            ]
             if mine and len(firsts) > 1:
                 names = "; ".join(answer.first for answer in mine)
                 parts.append(f"{claim.label(outcome)} {_range(mine, claim)}: {names}")
             elif mine:
-                parts.append(f"{words} {', '.join(answer.second for answer in mine)} {_range(mine, claim)}")
+                parts.append(
+                    f"{words} {', '.join(answer.second for answer in mine)} {_range(mine, claim)}"
+                )
         yield f"On {data} {'; '.join(parts)}.{_unseen(claim, data)}"
 
 
@@ -138,7 +155,9 @@ def _range(answers: Sequence[Answer], claim: Claim) -> str:
     effects = sorted(answer.comparison.effect for answer in answers)
     bounds = {answer.comparison.bounded for answer in answers} - {0}
     bound = ", some of them bounds" if bounds else ""
-    return f"({effects[0]:+.{claim.digits}f} to {effects[-1]:+.{claim.digits}f} {claim.unit}{bound})"
+    return (
+        f"({effects[0]:+.{claim.digits}f} to {effects[-1]:+.{claim.digits}f} {claim.unit}{bound})"
+    )
 
 
 def _unseen(claim: Claim, data: str) -> str:
@@ -150,11 +169,17 @@ def _unseen(claim: Claim, data: str) -> str:
         if answer.data != data:
             continue
         if comparison.censored_second:
-            never.append(f"{answer.second} in {comparison.censored_second} of {comparison.federations}")
+            never.append(
+                f"{answer.second} in {comparison.censored_second} of {comparison.federations}"
+            )
         if comparison.diverged_first:
-            diverged.append(f"{answer.first} in {comparison.diverged_first} of {comparison.federations}")
+            diverged.append(
+                f"{answer.first} in {comparison.diverged_first} of {comparison.federations}"
+            )
         if comparison.diverged_second:
-            diverged.append(f"{answer.second} in {comparison.diverged_second} of {comparison.federations}")
+            diverged.append(
+                f"{answer.second} in {comparison.diverged_second} of {comparison.federations}"
+            )
     text = f" Never got there: {', '.join(never)} federations." if never else ""
     return text + (f" Diverged: {', '.join(diverged)} federations." if diverged else "")
 
@@ -168,7 +193,9 @@ def _answers_table(claim: Claim) -> str:
     lines = [f"| first | second | {claim.unit} | outcome |", "|---|---|---|---|"]
     for answer in claim.answers:
         effect = answer.comparison.text(claim.digits)
-        lines.append(f"| {answer.first} | {answer.second} | {effect} | {_emphasise(claim, answer.outcome)} |")
+        lines.append(
+            f"| {answer.first} | {answer.second} | {effect} | {_emphasise(claim, answer.outcome)} |"
+        )
     return f"{head}\n\n" + "\n".join(lines)
 
 

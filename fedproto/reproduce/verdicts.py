@@ -36,7 +36,9 @@ BASELINES = ("Local", "FeSEM", "FedProx", "FedPer", "FedAvg", "FedRep")
 OURS = "FedProto"
 MIXED = "FedProto-mh"
 GOAL = 0.98  # of FedProto's last accuracy: what "needs fewer rounds" is about
-START_MARGIN = 3.0  # points: the paper gives one number, without its spread, for the network before training
+START_MARGIN = (
+    3.0  # points: the paper gives one number, without its spread, for the network before training
+)
 ALL_SETTINGS = "all settings"
 
 HOLDS = "holds"
@@ -124,7 +126,13 @@ class Results:
     @classmethod
     def of(cls, cells: Iterable[Cell]) -> Results:
         """Cells in which at least one run finished or diverged."""
-        return cls({(cell["method"], cell["column"]): cell for cell in cells if cell["runs"] or _diverged(cell)})
+        return cls(
+            {
+                (cell["method"], cell["column"]): cell
+                for cell in cells
+                if cell["runs"] or _diverged(cell)
+            }
+        )
 
     def has(self, *methods: str) -> bool:
         names = {method for method, _ in self.cells}
@@ -144,7 +152,9 @@ class Results:
 
     def mean(self, method: str, value: Value) -> float:
         """The mean over the federations that finished."""
-        values = [each.value for each in self.measure(method, value).values() if each.value is not None]
+        values = [
+            each.value for each in self.measure(method, value).values() if each.value is not None
+        ]
         return statistics.fmean(values)
 
 
@@ -173,7 +183,9 @@ def read(folder: Path) -> dict[str, Results]:
     for path in sorted(folder.glob("*.json")):
         content = read_json(path)
         if not isinstance(content, dict):
-            raise RunFolderError(f"{path} is not what a target writes: delete it, or make its target again")
+            raise RunFolderError(
+                f"{path} is not what a target writes: delete it, or make its target again"
+            )
         if "cells" in content and not content.get("quick"):
             found[path.stem] = _results(path, content["cells"])
     return found
@@ -183,7 +195,9 @@ def _results(path: Path, cells: Any) -> Results:
     try:
         return Results.of(cells)
     except (KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} is not a file of `fedproto reproduce`: make its target again") from error
+        raise RunFolderError(
+            f"{path} is not a file of `fedproto reproduce`: make its target again"
+        ) from error
 
 
 # --- from comparisons to a verdict
@@ -255,7 +269,9 @@ def _against_baselines(
             whole.append(Question(data, ALL_SETTINGS, OURS, rival, comparison))
             for column in dict.fromkeys(column for column, _ in ours):
                 mine = _only(ours, column)
-                comparison = compare(mine, theirs, margin=margin, smaller_is_better=smaller_is_better)
+                comparison = compare(
+                    mine, theirs, margin=margin, smaller_is_better=smaller_is_better
+                )
                 details.append(Question(data, column, OURS, rival, comparison))
     return whole, details
 
@@ -299,7 +315,9 @@ def less_varied(found: dict[str, Results]) -> Claim:
 def fewer_rounds(found: dict[str, Results]) -> Claim:
     def pair(table: Results, rival: str) -> Pair:
         last = table.measure(OURS, accuracy())
-        goals = {key: GOAL * each.value / 100 for key, each in last.items() if each.value is not None}
+        goals = {
+            key: GOAL * each.value / 100 for key, each in last.items() if each.value is not None
+        }
         return rounds_to(table, OURS, goals), rounds_to(table, rival, goals)
 
     whole, details = _against_baselines(found, pair, ROUNDS_MARGIN, smaller_is_better=True)
@@ -342,10 +360,16 @@ def little_traffic(found: dict[str, Results]) -> Claim:
     title = "It sends 4,000 values per round (41,000 on CIFAR-10)"
     figures = []
     is_near = []
-    for name, papers in (("table-mnist", 4_000), ("table-femnist", 4_000), ("table-cifar10", 41_000)):
+    for name, papers in (
+        ("table-mnist", 4_000),
+        ("table-femnist", 4_000),
+        ("table-cifar10", 41_000),
+    ):
         if name not in found or not found[name].has(OURS):
             continue
-        cells = {column: cell for (method, column), cell in found[name].cells.items() if method == OURS}
+        cells = {
+            column: cell for (method, column), cell in found[name].cells.items() if method == OURS
+        }
         sent = {column: cell["communication"]["values_per_round"] for column, cell in cells.items()}
         at_four = [value for column, value in sent.items() if column.startswith("n = 4")]
         figures.append(f"{TABLES[name]} {min(sent.values()):,.0f} to {max(sent.values()):,.0f}")
@@ -371,7 +395,11 @@ def little_traffic(found: dict[str, Results]) -> Claim:
 def mixed_models(found: dict[str, Results]) -> Claim:
     questions = []
     for data, table in _tables(found, MIXED).items():
-        comparison = compare(table.measure(MIXED, accuracy()), table.measure(OURS, accuracy()), margin=ACCURACY_MARGIN)
+        comparison = compare(
+            table.measure(MIXED, accuracy()),
+            table.measure(OURS, accuracy()),
+            margin=ACCURACY_MARGIN,
+        )
         questions.append(Question(data, ALL_SETTINGS, MIXED, OURS, comparison))
     return claim_of(
         "mixed models",
@@ -385,7 +413,11 @@ def mixed_models(found: dict[str, Results]) -> Claim:
 def fewer_samples(found: dict[str, Results]) -> Claim:
     questions = []
     table = found.get("fig-shots", Results())
-    rivals = (("FedAvg", None, "FedAvg"), ("FedAvg", "head_own", "FedAvg, among own classes"), ("Local", None, "Local"))
+    rivals = (
+        ("FedAvg", None, "FedAvg"),
+        ("FedAvg", "head_own", "FedAvg, among own classes"),
+        ("Local", None, "Local"),
+    )
     for rival, key, name in rivals:
         if table.has(OURS, rival):
             ours = change(table, OURS, "k = 5", "k = 100")
@@ -409,7 +441,9 @@ def imbalance(found: dict[str, Results]) -> Claim:
             ours = change(table, OURS, "k = 100", "k = 50 to 150")
             theirs = change(table, rival, "k = 100", "k = 50 to 150")
             comparison = compare(ours, theirs, margin=ACCURACY_MARGIN)
-            questions.append(Question("MNIST", "50 to 150 images against 100", OURS, rival, comparison))
+            questions.append(
+                Question("MNIST", "50 to 150 images against 100", OURS, rival, comparison)
+            )
     return claim_of(
         "imbalance",
         "It copes better with clients of unequal size",
@@ -419,7 +453,9 @@ def imbalance(found: dict[str, Results]) -> Claim:
     )
 
 
-def change(table: Results, method: str, before: str, after: str, key: str | None = None) -> Measurements:
+def change(
+    table: Results, method: str, before: str, after: str, key: str | None = None
+) -> Measurements:
     """What an accuracy gains from one column to another; nothing is known where one of both diverged."""
     numbers = table.measure(method, accuracy(key))
     gains: Measurements = {}
@@ -440,9 +476,13 @@ def best_lambda(found: dict[str, Results]) -> Claim:
         means.append(f"{name.removeprefix('lambda = ')}: {table.mean(name, accuracy()):.2f}")
         if name != "lambda = 1" and table.has("lambda = 1"):
             comparison = compare(
-                table.measure("lambda = 1", accuracy()), table.measure(name, accuracy()), margin=ACCURACY_MARGIN
+                table.measure("lambda = 1", accuracy()),
+                table.measure(name, accuracy()),
+                margin=ACCURACY_MARGIN,
             )
-            questions.append(Question("62 characters", "n = 3, stdev 2", "lambda = 1", name, comparison))
+            questions.append(
+                Question("62 characters", "n = 3, stdev 2", "lambda = 1", name, comparison)
+            )
     claim = claim_of(
         "best lambda",
         "Lambda = 1 is the best of 0 to 4",
@@ -465,14 +505,18 @@ def closer_with_lambda(found: dict[str, Results]) -> Claim:
     table = found.get("fig-lambda", Results())
     names = {float(name.removeprefix("lambda = ")): name for name, _ in table.cells}
     positive = sorted(lam for lam in names if lam > 0)
-    ends = [f"{table.mean(names[lam], distance_to_prototypes(lam)):.4f} at {lam:g}" for lam in positive]
+    ends = [
+        f"{table.mean(names[lam], distance_to_prototypes(lam)):.4f} at {lam:g}" for lam in positive
+    ]
     questions = []
     for smaller, larger in itertools.pairwise(positive):
         ours = table.measure(names[larger], distance_to_prototypes(larger))
         theirs = table.measure(names[smaller], distance_to_prototypes(smaller))
         comparison = compare(ours, theirs, margin=None, smaller_is_better=True)
         setting = "n = 3, stdev 2"
-        questions.append(Question("62 characters", setting, names[larger], names[smaller], comparison))
+        questions.append(
+            Question("62 characters", setting, names[larger], names[smaller], comparison)
+        )
     return claim_of(
         "distance",
         "A larger lambda brings embeddings closer to their prototypes",
@@ -481,7 +525,9 @@ def closer_with_lambda(found: dict[str, Results]) -> Claim:
         digits=4,
         labels=("closer", "farther"),
         picture="fig-lambda.png",
-        figures=f"Mean squared distance per dimension, by lambda: {', '.join(ends)}." if ends else "",
+        figures=f"Mean squared distance per dimension, by lambda: {', '.join(ends)}."
+        if ends
+        else "",
         note="Each lambda is compared with the next smaller one.",
     )
 
@@ -495,7 +541,9 @@ def before_training(found: dict[str, Results]) -> Claim:
     papers = 100 * PAPERS_START
     questions = []
     for (method, column), cell in table.cells.items():
-        ways = [key for key in cell.get("before", {}) if all("before" in run for run in cell["runs"])]
+        ways = [
+            key for key in cell.get("before", {}) if all("before" in run for run in cell["runs"])
+        ]
         for way in ways:
             ours = {(column, run["seed"]): _mean_before(run, way) for run in cell["runs"]}
             theirs = dict.fromkeys(ours, papers)
@@ -513,7 +561,11 @@ def before_training(found: dict[str, Results]) -> Claim:
     else:
         verdict = UNDECIDED
     nearest = min(answers, key=lambda answer: abs(answer.comparison.effect), default=None)
-    closest = "" if nearest is None else f"Nearest to it: {nearest.first}, {nearest.comparison.text()} points."
+    closest = (
+        ""
+        if nearest is None
+        else f"Nearest to it: {nearest.first}, {nearest.comparison.text()} points."
+    )
     return Claim(
         "before training",
         f"The pre-trained network has {papers:.2f}% on CIFAR-10 before training",
@@ -534,8 +586,12 @@ def _mean_before(run: Run, way: str) -> float:
 def _measures(path: Path) -> dict[str, Any]:
     content = read_json(path)
     measures = content.get("measures") if isinstance(content, dict) else None
-    if not isinstance(measures, dict) or not all(isinstance(each, dict) for each in measures.values()):
-        raise RunFolderError(f"{path} is not what a target writes: delete it, or make its target again")
+    if not isinstance(measures, dict) or not all(
+        isinstance(each, dict) for each in measures.values()
+    ):
+        raise RunFolderError(
+            f"{path} is not what a target writes: delete it, or make its target again"
+        )
     return measures
 
 
@@ -566,7 +622,9 @@ def separable(folder: Path) -> Claim:
 
 def among_own_classes(found: dict[str, Results]) -> Claim:
     def pair(table: Results, rival: str) -> Pair:
-        return table.measure(OURS, accuracy("prototype_own")), table.measure(rival, accuracy("head_own"))
+        return table.measure(OURS, accuracy("prototype_own")), table.measure(
+            rival, accuracy("head_own")
+        )
 
     whole, details = _against_baselines(found, pair, ACCURACY_MARGIN)
     return claim_of(
@@ -595,7 +653,9 @@ def travel(found: dict[str, Results]) -> Claim:
         theirs = table.measure(never, travelled)
         comparison = compare(mine, theirs, margin=ACCURACY_MARGIN)
         questions.append(Question("MNIST", start, ours, never, comparison))
-        shown.append(f"{table.mean(ours, travelled):.1f}% against {table.mean(never, travelled):.1f}% from {start}")
+        shown.append(
+            f"{table.mean(ours, travelled):.1f}% against {table.mean(never, travelled):.1f}% from {start}"
+        )
     return claim_of(
         "travel",
         "Knowledge travels: FedProto's prototypes serve a client that did not contribute to them",
@@ -635,7 +695,9 @@ def options(found: dict[str, Results]) -> Claim:
     for option in OPTIONS:
         if table.has("default", option):
             comparison = compare(
-                table.measure(option, accuracy()), table.measure("default", accuracy()), margin=ACCURACY_MARGIN
+                table.measure(option, accuracy()),
+                table.measure("default", accuracy()),
+                margin=ACCURACY_MARGIN,
             )
             questions.append(Question("MNIST", "n = 3, stdev 2", option, "the default", comparison))
     return claim_of(

@@ -58,7 +58,9 @@ def stream(
     interrupted = threading.Event()
     with closing(proceed([experiment], [folder], interrupted)) as steps, _closed_at_exit(steps):
         while True:
-            with _attended(experiment.config, interrupted):  # not between rounds, where the caller is at work
+            with _attended(
+                experiment.config, interrupted
+            ):  # not between rounds, where the caller is at work
                 found = next(steps, None)
             if found is None:
                 return
@@ -81,7 +83,9 @@ def _begin(
     """The experiment that the keywords of `run` describe, and its folder, once nothing can be refused any more."""
     data = None if isinstance(dataset, str) else dataset
     if data is not None and not (isinstance(data, Sequence) and len(data)):
-        raise DataError("dataset must be text, or a list of one (x, y) or (x, y, x_test, y_test) of arrays a client")
+        raise DataError(
+            "dataset must be text, or a list of one (x, y) or (x, y, x_test, y_test) of arrays a client"
+        )
     if data is not None:
         _refuse_partition(options, len(data))
     modules = None if model is None or isinstance(model, str) else model
@@ -107,5 +111,11 @@ def _refuse_partition(options: dict[str, Any], clients: int) -> None:
     """A list of clients' arrays is its own partition; settings that would be passed over in silence are refused."""
     shares = {"partition", *options_of(plugins.find("partition", "nway"))}
     for key in options:
-        if key in shares or key.startswith("partition.") or (key == "clients" and options[key] != clients):
-            raise ConfigError(f"{key!r} has no meaning for a list of arrays, which says what each client has")
+        if (
+            key in shares
+            or key.startswith("partition.")
+            or (key == "clients" and options[key] != clients)
+        ):
+            raise ConfigError(
+                f"{key!r} has no meaning for a list of arrays, which says what each client has"
+            )

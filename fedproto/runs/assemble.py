@@ -35,7 +35,9 @@ def deal(parts: Sequence[Part], clients: int, what: str) -> list[Part]:
     if not all(counts):
         counts = [len(block) for block in np.array_split(np.arange(clients), len(parts))]
     if sum(counts) != clients:  # type: ignore[arg-type]
-        raise ConfigError(f"the counts of {what} add up to {sum(counts)}, but there are {clients} clients")  # type: ignore[arg-type]
+        raise ConfigError(
+            f"the counts of {what} add up to {sum(counts)}, but there are {clients} clients"
+        )  # type: ignore[arg-type]
     plain = [Part(part.name, part.options) for part in parts]
     return [part for part, count in zip(plain, counts, strict=True) for _ in range(count or 0)]
 
@@ -73,7 +75,9 @@ def divide(sources: Sequence[Source], partition: Part, seed: int) -> list[Client
     return [result[number] for number in range(len(sources))]
 
 
-def _checked_portions(portions: Sequence[Any], pool: PartitionRequest, where: str) -> list[ClientRows]:
+def _checked_portions(
+    portions: Sequence[Any], pool: PartitionRequest, where: str
+) -> list[ClientRows]:
     """The portions of a partition from outside, as arrays; refused where they are not rows of the pool."""
     if len(portions) != pool.clients:
         raise ConfigError(f"{where} returned {len(portions)} portions for {pool.clients} clients")
@@ -83,11 +87,15 @@ def _checked_portions(portions: Sequence[Any], pool: PartitionRequest, where: st
         try:
             train, test = (np.sort(np.asarray(rows)) for rows in portion)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{where}: client {number}'s portion must be (training rows, test rows)") from error
+            raise ConfigError(
+                f"{where}: client {number}'s portion must be (training rows, test rows)"
+            ) from error
         for part, rows, labels in (("training", train, pool.train), ("test", test, pool.test)):
             _refuse_wrong_rows(rows, len(labels), f"{where}: client {number}'s {part} rows")
         if taken[train].any() or len(np.unique(train)) < len(train):
-            raise ConfigError(f"{where} gives client {number} a training row twice, or one that another client has")
+            raise ConfigError(
+                f"{where} gives client {number} a training row twice, or one that another client has"
+            )
         taken[train] = True
         result.append(ClientRows(train.astype(np.int64), test.astype(np.int64)))
     return result
@@ -109,8 +117,15 @@ def options_from_data(sources: Sequence[Source], partition: Part) -> dict[str, A
         return {}
     asked = {name: partition.options.get(name) for name in ("ways", "shots", "shots_stdev")}
     stdev = partition.options["stdev"]
-    found = [fill_in(len(source.classes), source.shots, stdev=stdev, **asked) for source in dict.fromkeys(sources)]
-    agreed = {name: value for name, value in found[0].items() if all(each[name] == value for each in found)}
+    found = [
+        fill_in(len(source.classes), source.shots, stdev=stdev, **asked)
+        for source in dict.fromkeys(sources)
+    ]
+    agreed = {
+        name: value
+        for name, value in found[0].items()
+        if all(each[name] == value for each in found)
+    }
     return {name: value for name, value in agreed.items() if asked[name] is None}
 
 
@@ -154,7 +169,9 @@ def assemble(
     tests = _examples(sources, [p.test for p in portions], "test", names, device, dtype)
     modules = _Modules(dim, len(names), seed, device, dtype, start, weights)
     members = []
-    for number, (source, train, test, model) in enumerate(zip(sources, trains, tests, models, strict=True)):
+    for number, (source, train, test, model) in enumerate(
+        zip(sources, trains, tests, models, strict=True)
+    ):
         for part, examples in (("training", train), ("test", test)):
             if not len(examples):
                 raise DataError(f"client {number} has no {part} image in {source.name}")
@@ -164,7 +181,19 @@ def assemble(
         name = _model_name(model)
         prepared = source.preparation
         members.append(
-            Member(number, source.name, name, module, dropped, initial, classes, train, test, prepared, border)
+            Member(
+                number,
+                source.name,
+                name,
+                module,
+                dropped,
+                initial,
+                classes,
+                train,
+                test,
+                prepared,
+                border,
+            )
         )
     partition = _partition(sources, portions, names, members)
     task = Task(len(names), modules.agreed_dim(members), len(members), seed)
@@ -187,7 +216,9 @@ def _examples(
         to_federation = torch.tensor([names.index(name) for name in source.classes])
         x = source.tensor(split, used)
         if x.numel() and not torch.isfinite(torch.stack(x.aminmax())).all():
-            raise DataError(f"{source.name} has inputs that are not finite once mean and std are applied to them")
+            raise DataError(
+                f"{source.name} has inputs that are not finite once mean and std are applied to them"
+            )
         x = x.to(device, dtype)
         y = to_federation[torch.from_numpy(split.y[used])].to(device)
         for client in clients:
@@ -205,7 +236,10 @@ def _model_name(model: Part | nn.Module) -> str:
 
 
 def _partition(
-    sources: Sequence[Source], portions: Sequence[ClientRows], names: tuple[str, ...], members: Sequence[Member]
+    sources: Sequence[Source],
+    portions: Sequence[ClientRows],
+    names: tuple[str, ...],
+    members: Sequence[Member],
 ) -> dict[str, Any]:
     """The content of partition.json: who has what, and a hash over it."""
     marks = _marks(sources)
@@ -226,7 +260,9 @@ def _partition(
 def state_of(module: nn.Module) -> Tree:
     """The module's parameters and buffers, by name; of a layer that is there twice, under its first name."""
     first = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
-    return {name: value.detach().clone() for name, value in module.state_dict().items() if name in first}
+    return {
+        name: value.detach().clone() for name, value in module.state_dict().items() if name in first
+    }
 
 
 def _separate(parent: nn.Module, seen: set[int]) -> None:
@@ -259,7 +295,9 @@ def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
             return plugins.build("model", model, fit)
         except FedProtoError:
             raise
-        except Exception as error:  # a layer larger than the memory, or whatever a model from outside may raise
+        except (
+            Exception
+        ) as error:  # a layer larger than the memory, or whatever a model from outside may raise
             lines = str(error).splitlines() or [type(error).__name__]
             raise ConfigError(f"model {model} cannot be built: {lines[0]}") from error
 
@@ -272,7 +310,9 @@ def _model_errors(client: int, what: str) -> Iterator[None]:
     except FedProtoError:
         raise
     except Exception as error:
-        raise ConfigError(f"client {client}'s model {what}: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"client {client}'s model {what}: {type(error).__name__}: {error}"
+        ) from error
 
 
 class _Modules:
@@ -288,7 +328,13 @@ class _Modules:
         start: str,
         weights: Path | None,
     ) -> None:
-        self.dim, self.classes, self.seed, self.device, self.dtype = dim, classes, seed, device, dtype
+        self.dim, self.classes, self.seed, self.device, self.dtype = (
+            dim,
+            classes,
+            seed,
+            device,
+            dtype,
+        )
         self.start, self.weights = start, weights
         self.built: dict[Any, tuple[nn.Module, tuple[Dropped, ...], Tree]] = {}
         self.dims: dict[nn.Module, int] = {}
@@ -310,7 +356,9 @@ class _Modules:
             self.dims[module] = dim
             self.built[name] = module, dropped, initial
         if self.start == "own" and isinstance(model, Part):
-            return *self.built[name][:2], self._initial(self._build(model, shape, client).to(self.device, self.dtype))
+            return *self.built[name][:2], self._initial(
+                self._build(model, shape, client).to(self.device, self.dtype)
+            )
         return self.built[name]
 
     def _initial(self, module: nn.Module) -> Tree:
@@ -326,7 +374,9 @@ class _Modules:
                 features, logits = module.eval()(examples.x[examples.rows[:2]])
             (rows, dim), (same_rows, classes) = features.shape, logits.shape
             if not rows == same_rows == min(2, len(examples)):
-                raise ValueError(f"{rows} and {same_rows} rows came back for {min(2, len(examples))} samples")
+                raise ValueError(
+                    f"{rows} and {same_rows} rows came back for {min(2, len(examples))} samples"
+                )
             if not (features.is_floating_point() and logits.is_floating_point()):
                 raise TypeError(f"features are {features.dtype} and logits {logits.dtype}")
         except Exception as error:
@@ -336,7 +386,9 @@ class _Modules:
                 f"(features, logits), a row a sample: {error}"
             ) from error
         if classes != self.classes:
-            raise ConfigError(f"client {client}'s model gives {classes} logits for {self.classes} classes")
+            raise ConfigError(
+                f"client {client}'s model gives {classes} logits for {self.classes} classes"
+            )
         return dim
 
     def agreed_dim(self, members: Sequence[Member]) -> int:

@@ -84,7 +84,9 @@ class Row:
     ratio: float | None  # how many times the plain loop in one process
     data: str
     memory: float  # GB: of a GPU the peak of this contender, of a CPU that of the process so far
-    counted: int  # clients that were really trained; where fewer than `clients`, seconds are scaled up
+    counted: (
+        int  # clients that were really trained; where fewer than `clients`, seconds are scaled up
+    )
 
 
 def source_of(work: Work, places: DataFolders) -> Source:
@@ -109,7 +111,9 @@ def _noise(name: str, shape: tuple[int, ...], count: int) -> Source:
     return Source(name, DIGITS, train, test, mean=(0.1,) * channels, std=(0.3,) * channels)
 
 
-def virtual(source: Source, clients: int, seed: int = 0, tests: int | None = 10) -> list[ClientRows]:
+def virtual(
+    source: Source, clients: int, seed: int = 0, tests: int | None = 10
+) -> list[ClientRows]:
     """Each client draws its images with replacement, so that a million can share one data set: for measuring only."""
     generator = rng.generator(seed, "virtual")
     by_class = [np.flatnonzero(source.train.y == label) for label in range(len(source.classes))]
@@ -122,7 +126,9 @@ def virtual(source: Source, clients: int, seed: int = 0, tests: int | None = 10)
     return portions
 
 
-def federation_of(work: Work, source: Source, clients: int, seed: int = 0, tests: int | None = 10) -> Federation:
+def federation_of(
+    work: Work, source: Source, clients: int, seed: int = 0, tests: int | None = 10
+) -> Federation:
     return assemble(
         [source] * clients,
         virtual(source, clients, seed, tests),
@@ -137,11 +143,15 @@ def federation_of(work: Work, source: Source, clients: int, seed: int = 0, tests
 # --- contenders: each a generator that does a round whenever it is asked
 
 
-def rounds_of(work: Work, source: Source, clients: int, build: Callable[..., Engine]) -> Iterator[None]:
+def rounds_of(
+    work: Work, source: Source, clients: int, build: Callable[..., Engine]
+) -> Iterator[None]:
     algorithm = plugins.build("algorithm", Part("fedproto"))
     federation = federation_of(work, source, clients)
     engine = build([federation], algorithm, [work.training()])
-    federation_run = FederationRun(federation, Schedule(10**6, eval_every=10**6), Progress.start(federation, algorithm))
+    federation_run = FederationRun(
+        federation, Schedule(10**6, eval_every=10**6), Progress.start(federation, algorithm)
+    )
     try:
         for _ in run_rounds(algorithm, engine, [federation_run]):
             yield
@@ -167,7 +177,10 @@ def _plain_round(work: Work, members: Sequence[Member]) -> Callable[[], None]:
             return plain.CNN()
         return _original(work.model, tuple(first.train.x.shape[1:]))
 
-    clients = [plain.Client(m.train.x[m.train.rows], m.train.y[m.train.rows], model(), 0.01, 0.5) for m in members]
+    clients = [
+        plain.Client(m.train.x[m.train.rows], m.train.y[m.train.rows], model(), 0.01, 0.5)
+        for m in members
+    ]
     dim = 512 if work.model == "resnet18" else 50
     state = [torch.zeros(10, dim, device=device), torch.zeros(10, device=device)]
 
@@ -186,7 +199,9 @@ def _original(name: str, shape: tuple[int, ...]) -> torch.nn.Module:
 def _plain_loop_module() -> ModuleType:
     spec = importlib.util.spec_from_file_location("plain_loop", PLAIN_LOOP)
     if spec is None or spec.loader is None or not PLAIN_LOOP.exists():
-        raise ConfigError(f"fedproto bench compares with {PLAIN_LOOP}, which is only in a checkout of the project")
+        raise ConfigError(
+            f"fedproto bench compares with {PLAIN_LOOP}, which is only in a checkout of the project"
+        )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -226,11 +241,15 @@ def contenders(work: Work, source: Source) -> dict[str, tuple[int, Iterator[None
     """Name -> clients really trained, and the rounds."""
     few = min(work.clients, SAMPLE)
     half = work.precision == "bf16"
-    found: dict[str, tuple[int, Iterator[None]]] = {"plain loop": (few, plain_loop(work, source, few))}
+    found: dict[str, tuple[int, Iterator[None]]] = {
+        "plain loop": (few, plain_loop(work, source, few))
+    }
 
     def vectorised(compile: bool) -> Callable[..., Engine]:
         plan = Plan(compile=compile, half=half)
-        return lambda federations, algorithm, trainings: VectorisedEngine(federations, algorithm, trainings, plan)
+        return lambda federations, algorithm, trainings: VectorisedEngine(
+            federations, algorithm, trainings, plan
+        )
 
     if work.device == "cpu" and few > 1:
         found["plain loop, 2 processes"] = few, plain_processes(work, source, few)
@@ -239,11 +258,16 @@ def contenders(work: Work, source: Source) -> dict[str, tuple[int, Iterator[None
     if work.device == "cpu":
         found["processes"] = work.clients, rounds_of(work, source, work.clients, _two_processes)
     else:
-        found["vectorised, compiled"] = work.clients, rounds_of(work, source, work.clients, vectorised(True))
+        found["vectorised, compiled"] = (
+            work.clients,
+            rounds_of(work, source, work.clients, vectorised(True)),
+        )
     return found
 
 
-def _two_processes(federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]) -> Engine:
+def _two_processes(
+    federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]
+) -> Engine:
     """What `auto` is on a machine of two cores without a GPU."""
     plan = Plan(stacked=on_one_core(federations) == "vectorised")
     return processes(builder(plan, federations, algorithm, trainings), algorithm, workers=2)
@@ -268,7 +292,10 @@ def _measure(work: Work, source: Source, rounds: int) -> list[Row]:
             times[name].append(_timed(steps, work.device))
     for _, steps in runs.values():
         steps.close()  # type: ignore[attr-defined]
-    scaled = {name: statistics.median(times[name]) * work.clients / counted for name, (counted, _) in runs.items()}
+    scaled = {
+        name: statistics.median(times[name]) * work.clients / counted
+        for name, (counted, _) in runs.items()
+    }
     loop = scaled["plain loop"]
     return [
         Row(**asdict(work), contender=name, seconds=scaled[name], start=starts[name], ratio=loop / scaled[name],
@@ -302,11 +329,19 @@ def _peak(device: str) -> float:
 def seeds_row(work: Work, source: Source, seeds: int) -> Row:
     """A round of `seeds` federations in one stack, from a hundred rounds with an evaluation every ten."""
     algorithm = plugins.build("algorithm", Part("fedproto"))
-    federations = [federation_of(work, source, work.clients, seed, tests=None) for seed in range(seeds)]
+    federations = [
+        federation_of(work, source, work.clients, seed, tests=None) for seed in range(seeds)
+    ]
     trainings = [work.training(seed) for seed in range(seeds)]
-    engine = VectorisedEngine(federations, algorithm, trainings, Plan(compile=work.device == "cuda"))
+    engine = VectorisedEngine(
+        federations, algorithm, trainings, Plan(compile=work.device == "cuda")
+    )
     federation_runs = [
-        FederationRun(federation, Schedule(110, eval_every=10, seed=seed), Progress.start(federation, algorithm))
+        FederationRun(
+            federation,
+            Schedule(110, eval_every=10, seed=seed),
+            Progress.start(federation, algorithm),
+        )
         for seed, federation in enumerate(federations)
     ]
     _forget_peak(work.device)
@@ -344,12 +379,16 @@ class _CrowdFederation(Federation):
 
 
 class _CrowdEngine(VectorisedEngine):
-    def __init__(self, group: ArchitectureGroup, algorithm: Algorithm, training: Training, plan: Plan) -> None:
+    def __init__(
+        self, group: ArchitectureGroup, algorithm: Algorithm, training: Training, plan: Plan
+    ) -> None:
         self.algorithm, self.sizes = algorithm, [len(group)]
         self.stacks = [Stack(group, algorithm, training, plan)]
 
 
-def huge_row(work: Work, source: Source, share: float = 0.01, rounds: int = 5, stack: int = 1000) -> Row:
+def huge_row(
+    work: Work, source: Source, share: float = 0.01, rounds: int = 5, stack: int = 1000
+) -> Row:
     """A round of a federation whose clients are too many to be listed: a share of them is sampled each time."""
     algorithm = plugins.build("algorithm", Part("fedproto"))
     first = federation_of(work, source, 1)
@@ -360,7 +399,9 @@ def huge_row(work: Work, source: Source, share: float = 0.01, rounds: int = 5, s
     _forget_peak(work.device)
     started = time.perf_counter()
     group = _crowd_group(work, source, member, federation)
-    engine = _CrowdEngine(group, algorithm, work.training(), Plan(stack=stack, compile=work.device == "cuda"))
+    engine = _CrowdEngine(
+        group, algorithm, work.training(), Plan(stack=stack, compile=work.device == "cuda")
+    )
     federation_run = FederationRun(
         federation, Schedule(10**6, share, eval_every=10**6), Progress.start(federation, algorithm)
     )
@@ -374,7 +415,9 @@ def huge_row(work: Work, source: Source, share: float = 0.01, rounds: int = 5, s
                data=source.name, memory=_peak(work.device), counted=int(share * work.clients))  # fmt: skip
 
 
-def _crowd_group(work: Work, source: Source, member: Member, federation: Federation) -> ArchitectureGroup:
+def _crowd_group(
+    work: Work, source: Source, member: Member, federation: Federation
+) -> ArchitectureGroup:
     """The clients as stacks: each draws 300 images of the training set with replacement."""
     count, device = work.clients, torch.device(work.device)
     x = source.tensor(source.train, np.arange(len(source.train.y))).to(device)
@@ -413,10 +456,17 @@ def bench(
 ) -> dict[str, Any]:
     """All that `fedproto bench` measures, as the content of its JSON file."""
     # The same checks as for a run, and the same words.
-    numbers = [convert("clients", number, PositiveInt) for number in filter(None, clients.split(","))]
-    kinds = [configure({"precision": kind, "device": device})[0].precision for kind in precision.split(",")]
+    numbers = [
+        convert("clients", number, PositiveInt) for number in filter(None, clients.split(","))
+    ]
+    kinds = [
+        configure({"precision": kind, "device": device})[0].precision
+        for kind in precision.split(",")
+    ]
     if "float64" in kinds:
-        raise ConfigError("fedproto bench measures float32, tf32 and bf16: the plain loop knows no float64")
+        raise ConfigError(
+            "fedproto bench measures float32, tf32 and bf16: the plain loop knows no float64"
+        )
     if not (numbers or seeds or huge):
         raise ConfigError("nothing to measure: name numbers of clients, --seeds or --huge")
     refuse_torchrun("bench")
@@ -424,7 +474,12 @@ def bench(
         plugins.find("model", name)
     device = device_of(device).type
     places = DataFolders(None if data_dir is None else str(data_dir))
-    works = [Work(name, number, device, kind) for name in model.split(",") for number in numbers for kind in kinds]
+    works = [
+        Work(name, number, device, kind)
+        for name in model.split(",")
+        for number in numbers
+        for kind in kinds
+    ]
     rows = []
     for work in works:
         say(f"measuring {work.model}, {work.clients:,} clients, {work.precision}, on {device}")
@@ -440,7 +495,11 @@ def bench(
 
 def machine(device: str) -> dict[str, Any]:
     """What a number means nothing without."""
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    name = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else platform.processor() or platform.machine()
+    )
     return {
         "device": name,
         "cores": multiprocessing.cpu_count(),

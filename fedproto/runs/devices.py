@@ -15,13 +15,25 @@ from fedproto.errors import ConfigError
 def _machine(device: torch.device) -> dict[str, str]:
     """What computed a run: with other versions or another device its last digits differ."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {"device": name, "torch": f"torch {torch.__version__}", "python": f"Python {platform.python_version()}"}
+    return {
+        "device": name,
+        "torch": f"torch {torch.__version__}",
+        "python": f"Python {platform.python_version()}",
+    }
 
 
 def device_of(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but this machine has none: accepted here are cpu and auto")
-    chosen = torch.device("cuda" if name == "auto" and torch.cuda.is_available() else "cpu" if name == "auto" else name)
+        raise ConfigError(
+            "device is cuda, but this machine has none: accepted here are cpu and auto"
+        )
+    chosen = torch.device(
+        "cuda"
+        if name == "auto" and torch.cuda.is_available()
+        else "cpu"
+        if name == "auto"
+        else name
+    )
     if chosen.type == "cuda":
         take_device()
     return chosen
@@ -38,4 +50,7 @@ def settings(threads: int, precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = (
+            products,
+            convolutions,
+        )

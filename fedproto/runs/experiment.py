@@ -62,23 +62,33 @@ class Experiment:
 
     @classmethod
     def prepare(
-        cls, config: Config, data: Any = None, modules: Any = None, loaded: dict[str, Source] | None = None
+        cls,
+        config: Config,
+        data: Any = None,
+        modules: Any = None,
+        loaded: dict[str, Source] | None = None,
     ) -> Experiment:
         """Load the data, share it out, build the models: everything that can be refused is refused here.
 
         `loaded` holds the sources read so far, for experiments that are prepared together.
         """
         algorithm = plugins.build("algorithm", config.algorithm)
-        federation, config = _federation(config, algorithm, data, modules, {} if loaded is None else loaded)
+        federation, config = _federation(
+            config, algorithm, data, modules, {} if loaded is None else loaded
+        )
         return cls._together([config], algorithm, [federation])[0]
 
     @classmethod
-    def prepare_together(cls, configs: Sequence[Config], loaded: dict[str, Source] | None = None) -> list[Experiment]:
+    def prepare_together(
+        cls, configs: Sequence[Config], loaded: dict[str, Source] | None = None
+    ) -> list[Experiment]:
         """Experiments of one method that one engine trains at once; `sweep.py` says what they may differ in."""
         algorithm = plugins.build("algorithm", configs[0].algorithm)
         loaded = {} if loaded is None else loaded
         pairs = [_federation(config, algorithm, None, None, loaded) for config in configs]
-        return cls._together([config for _, config in pairs], algorithm, [federation for federation, _ in pairs])
+        return cls._together(
+            [config for _, config in pairs], algorithm, [federation for federation, _ in pairs]
+        )
 
     @classmethod
     def _together(
@@ -86,16 +96,25 @@ class Experiment:
     ) -> list[Experiment]:
         pairs = zip(configs, federations, strict=True)
         progresses = [_start(config, federation, algorithm) for config, federation in pairs]
-        trainings = [Training(c.batch, c.lr, c.momentum, c.epochs, c.last_batch, c.seed) for c in configs]
+        trainings = [
+            Training(c.batch, c.lr, c.momentum, c.epochs, c.last_batch, c.seed) for c in configs
+        ]
         resolved, plan, notices = resolve(configs[0], federations, algorithm, trainings)
         engine = build_engine(resolved, plan, federations, algorithm, trainings)
-        settled = {name: getattr(resolved, name) for name in ("engine", "device", "compile", "workers", "stack")}
+        settled = {
+            name: getattr(resolved, name)
+            for name in ("engine", "device", "compile", "workers", "stack")
+        }
         notices += [
-            sentence for federation in federations for sentence in describe_similar_names(_meeting_names(federation))
+            sentence
+            for federation in federations
+            for sentence in describe_similar_names(_meeting_names(federation))
         ]
         return [
             cls(replace(config, **settled), algorithm, federation, engine, place, progress, notices)
-            for place, (config, federation, progress) in enumerate(zip(configs, federations, progresses, strict=True))
+            for place, (config, federation, progress) in enumerate(
+                zip(configs, federations, progresses, strict=True)
+            )
         ]
 
     def new_folder(self, out: str | Path, given: Sequence[Tree] | None = None) -> RunFolder:
@@ -109,7 +128,9 @@ class Experiment:
         with RunFolder.fill(path, config, self.federation.partition) as folder:
             folder.write_encodings([member.preparation.encoding for member in members])
             folder.write_start(_hash_states(given or self._drawn_states()), self._input_shapes())
-            if self.config.prototypes is not None:  # a copy: the file named may change while this run goes on
+            if (
+                self.config.prototypes is not None
+            ):  # a copy: the file named may change while this run goes on
                 write_prototypes(folder.path / START, self.progress.server, self.federation.classes)
             if given is not None:
                 self.write_checkpoint(folder)
@@ -127,12 +148,17 @@ class Experiment:
 
     def federation_run(self) -> FederationRun:
         c = self.config
-        schedule = Schedule(c.rounds, c.participation, c.lost_uploads, c.stragglers, c.eval_every, c.seed)
+        schedule = Schedule(
+            c.rounds, c.participation, c.lost_uploads, c.stragglers, c.eval_every, c.seed
+        )
         return FederationRun(self.federation, schedule, self.progress)
 
     def _write_round(self, folder: RunFolder, result: RoundResult) -> None:
         folder.add_metrics(result.line())
-        if result.round == self.config.rounds or result.round % max(1, self.config.checkpoint_every) == 0:
+        if (
+            result.round == self.config.rounds
+            or result.round % max(1, self.config.checkpoint_every) == 0
+        ):
             self.write_checkpoint(folder)
 
     def write_checkpoint(self, folder: RunFolder) -> None:
@@ -198,16 +224,24 @@ class Experiment:
                 "weights, the models that `fedproto extend` was given, or torch itself): start a new run"
             )
 
-    def _finish(self, folder: RunFolder | None, lines: list[dict[str, Any]], clients: Tree) -> Result:
+    def _finish(
+        self, folder: RunFolder | None, lines: list[dict[str, Any]], clients: Tree
+    ) -> Result:
         has_prototypes = {"prototypes", "known"} <= self.progress.server.keys()
         server = self.progress.server
-        prototypes = {name: server[name].cpu() for name in ("prototypes", "known")} if has_prototypes else {}
+        prototypes = (
+            {name: server[name].cpu() for name in ("prototypes", "known")} if has_prototypes else {}
+        )
         path = folder.path if folder else None
-        result = Result(self._contents(lines, clients), lines, prototypes, self.client_states(), path)
+        result = Result(
+            self._contents(lines, clients), lines, prototypes, self.client_states(), path
+        )
         if folder:
             if prototypes:
                 local = self.progress.latest_uploads.local_prototypes()
-                write_prototypes(folder.path / PROTOTYPES, prototypes | local, self.federation.classes)
+                write_prototypes(
+                    folder.path / PROTOTYPES, prototypes | local, self.federation.classes
+                )
             folder.write_json("result.json", result.data)
         return result
 
@@ -219,7 +253,9 @@ class Experiment:
     def as_evaluated(self, member: Member, own: Tree) -> Tree:
         """A client's model as it is evaluated, on the device: its own state, or that with what its server sends."""
         received = self.algorithm.send(self.progress.server, self.federation.own_classes[member.id])
-        return self.algorithm.adopt({name: value.to(self.federation.device) for name, value in own.items()}, received)
+        return self.algorithm.adopt(
+            {name: value.to(self.federation.device) for name, value in own.items()}, received
+        )
 
     def _contents(self, lines: list[dict[str, Any]], clients: Tree) -> dict[str, Any]:
         traffic, seconds = self.progress.ledger.total(), sum(line["seconds"] for line in lines)
@@ -231,7 +267,9 @@ class Experiment:
             "classes": list(self.federation.classes),
             "partition": self.federation.partition["sha256"],
             "clients": [
-                self._client(number, {name: float(value[number]) for name, value in clients.items()}, images)
+                self._client(
+                    number, {name: float(value[number]) for name, value in clients.items()}, images
+                )
                 for number, images in enumerate(self._images())
             ],
             "accuracy": summarise(clients),
@@ -254,13 +292,22 @@ class Experiment:
         """For each member how many training images it has of each of its classes; one wait for the device."""
         members, classes = self.federation.members, len(self.federation.classes)
         cells = torch.cat([m.train.y[m.train.rows] + m.id * classes for m in members])
-        counts = torch.bincount(cells, minlength=len(members) * classes).view(len(members), classes).tolist()
-        return [[row[label] for label in member.classes] for member, row in zip(members, counts, strict=True)]
+        counts = (
+            torch.bincount(cells, minlength=len(members) * classes)
+            .view(len(members), classes)
+            .tolist()
+        )
+        return [
+            [row[label] for label in member.classes]
+            for member, row in zip(members, counts, strict=True)
+        ]
 
     def _client(self, number: int, accuracy: dict[str, float], images: list[int]) -> dict[str, Any]:
         member = self.federation.members[number]
         last_upload = (
-            {"last_upload": int(self.progress.latest_uploads.last_round[number])} if self.algorithm.remembers else {}
+            {"last_upload": int(self.progress.latest_uploads.last_round[number])}
+            if self.algorithm.remembers
+            else {}
         )
         return {
             "id": number,
@@ -277,7 +324,9 @@ class Experiment:
 
 
 def execute(
-    experiments: Sequence[Experiment], folders: Sequence[RunFolder | None], on_round: OnRound | None = None
+    experiments: Sequence[Experiment],
+    folders: Sequence[RunFolder | None],
+    on_round: OnRound | None = None,
 ) -> list[Result]:
     """Run experiments that share an engine from where they stand to the last round; all stand at the same."""
     interrupted = threading.Event()
@@ -308,7 +357,9 @@ def proceed(
     clients: list[Tree | None] = [None] * len(experiments)
     federation_runs = [each.federation_run() for each in experiments]
     with closing(first.engine), hold_all(folders), _divergence_written(pairs):
-        lines = [folder.keep_metrics(each.progress.round) if folder else [] for each, folder in pairs]
+        lines = [
+            folder.keep_metrics(each.progress.round) if folder else [] for each, folder in pairs
+        ]
         for each, kept in zip(experiments, lines, strict=True):
             each.progress.look_back(kept)
         for results in run_rounds(first.algorithm, first.engine, federation_runs):
@@ -324,7 +375,11 @@ def proceed(
                 if interrupted.is_set():
                     raise Interrupted
         # A run killed between its last checkpoint and its result has no round left to evaluate in.
-        found = clients if clients[0] else first.engine.evaluate([each.progress.server for each in experiments])
+        found = (
+            clients
+            if clients[0]
+            else first.engine.evaluate([each.progress.server for each in experiments])
+        )
         finished = [
             each._finish(folder, kept, accuracies)  # type: ignore[arg-type]
             for (each, folder), kept, accuracies in zip(pairs, lines, found, strict=True)
@@ -367,12 +422,20 @@ def _divergence_written(pairs: Sequence[tuple[Experiment, RunFolder | None]]) ->
     except DivergedError as error:
         experiment, folder = pairs[0]
         if len(pairs) == 1 and folder:
-            found = {"seed": experiment.config.seed, "rounds": experiment.config.rounds, "error": str(error)}
-            folder.write_json(DIVERGED, found | {"diverged": [{"client": error.client, "round": error.round}]})
+            found = {
+                "seed": experiment.config.seed,
+                "rounds": experiment.config.rounds,
+                "error": str(error),
+            }
+            folder.write_json(
+                DIVERGED, found | {"diverged": [{"client": error.client, "round": error.round}]}
+            )
         raise
 
 
-def reopen(folder: RunFolder, loaded: dict[str, Source] | None = None) -> tuple[Experiment, RunFolder]:
+def reopen(
+    folder: RunFolder, loaded: dict[str, Source] | None = None
+) -> tuple[Experiment, RunFolder]:
     """The experiment of a run folder, standing where its checkpoint left it, and the folder."""
     path = folder.path
     settings = read_run_toml(path / "config.toml")
@@ -383,7 +446,9 @@ def reopen(folder: RunFolder, loaded: dict[str, Source] | None = None) -> tuple[
     settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
     if (path / START).exists():
         settings["prototypes"] = str(path / START)
-    if folder.has_checkpoint():  # everybody's weights are in it, so the file they began with may be gone
+    if (
+        folder.has_checkpoint()
+    ):  # everybody's weights are in it, so the file they began with may be gone
         settings.pop("initial", None)
     plugins.refuse_plugins(settings, path / "config.toml")
     config = configure({k: v for k, v in settings.items() if not k.startswith("partition.")})[0]

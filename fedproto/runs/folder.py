@@ -88,7 +88,9 @@ class RunFolder:
                 (temporary / CHECKPOINTS).mkdir()
                 yield cls(temporary)
         except OSError as error:
-            raise RunFolderError(f"{path} cannot be made: {error}; name another folder with --out") from error
+            raise RunFolderError(
+                f"{path} cannot be made: {error}; name another folder with --out"
+            ) from error
 
     @classmethod
     def inside(cls, path: Path) -> list[RunFolder]:
@@ -102,7 +104,9 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         if not all((path / name).exists() for name in ("config.toml", "partition.json")):
-            raise RunFolderError(f"{path} is not a run folder: it must hold config.toml and partition.json")
+            raise RunFolderError(
+                f"{path} is not a run folder: it must hold config.toml and partition.json"
+            )
         return cls(path)
 
     @contextmanager
@@ -181,7 +185,11 @@ class RunFolder:
         stored = self.read_json(ENCODING)
         try:
             different = [from_json(each, str(path)) for each in stored["encodings"]]
-            return {client: different[place] for client, place in enumerate(stored["clients"]) if place is not None}
+            return {
+                client: different[place]
+                for client, place in enumerate(stored["clients"])
+                if place is not None
+            }
         except (KeyError, TypeError, IndexError, DataError) as error:
             raise RunFolderError(f"{path} is damaged: {error}") from error
 
@@ -189,7 +197,11 @@ class RunFolder:
 
     def write_start(self, weights: str, inputs: Sequence[Sequence[int]]) -> None:
         """Write down what the run begins with: a hash of the clients' weights, and the shape of their inputs."""
-        started = {"run": self._stamp(), "weights": weights, "inputs": [list(shape) for shape in inputs]}
+        started = {
+            "run": self._stamp(),
+            "weights": weights,
+            "inputs": [list(shape) for shape in inputs],
+        }
         self.write_json(START_RECORD, started)
 
     def read_start(self) -> dict[str, Any]:
@@ -199,7 +211,9 @@ class RunFolder:
             raise RunFolderError(
                 f"config.toml or partition.json in {self.path} was changed after the run began: put it back"
             )
-        if not isinstance(started.get("weights"), str) or not isinstance(started.get("inputs"), list):
+        if not isinstance(started.get("weights"), str) or not isinstance(
+            started.get("inputs"), list
+        ):
             raise RunFolderError(f"{self.path / START_RECORD} must hold `weights` and `inputs`")
         return started
 
@@ -211,7 +225,9 @@ class RunFolder:
         with (self.path / METRICS).open("a") as file:
             os.fsync(file.fileno())  # a checkpoint must not outlive the lines of its rounds
         header = {"round": round, "run": self._stamp()}
-        write_tensors(self.path / CHECKPOINTS / name, tree, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, header)
+        write_tensors(
+            self.path / CHECKPOINTS / name, tree, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, header
+        )
         for path in (self.path / CHECKPOINTS).iterdir():
             if path.name != name:
                 path.unlink()
@@ -228,7 +244,9 @@ class RunFolder:
         files = self._checkpoints()
         number = files[-1].stem.removeprefix("round-") if files else "0"
         if not number.isdecimal():
-            raise RunFolderError(f"{files[-1]} is not named as a checkpoint, such as {_checkpoint_name(1)}")
+            raise RunFolderError(
+                f"{files[-1]} is not named as a checkpoint, such as {_checkpoint_name(1)}"
+            )
         return int(number)
 
     def load_checkpoint(self) -> tuple[int, Tree] | None:
@@ -241,7 +259,9 @@ class RunFolder:
         except RunFolderError as error:
             if not files[-1].exists():  # its writer has put a newer one in its place meanwhile
                 return self.load_checkpoint()
-            raise RunFolderError(f"{error}: delete it and `fedproto resume` starts from round 1") from error
+            raise RunFolderError(
+                f"{error}: delete it and `fedproto resume` starts from round 1"
+            ) from error
         if header.get("run") != self._stamp():
             raise RunFolderError(
                 f"checkpoint {files[-1]} is of another run, or config.toml or partition.json was changed after it was "
@@ -263,7 +283,9 @@ def configs_below(path: Path) -> list[Path]:
 
     Hidden folders are left out: a process that was killed while it made a run folder leaves one.
     """
-    found = [config for config in path.glob("*/config.toml") if not config.parent.name.startswith(".")]
+    found = [
+        config for config in path.glob("*/config.toml") if not config.parent.name.startswith(".")
+    ]
     return sorted(found, key=lambda config: config.stat().st_mtime_ns)
 
 

@@ -25,18 +25,24 @@ from fedproto.runs.assemble import assemble, deal, divide, options_from_data
 from fedproto.runs.devices import device_of
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
 
-FROM_PYTHON = Part("python")  # stands in a configuration for arrays and modules that no file can name
+FROM_PYTHON = Part(
+    "python"
+)  # stands in a configuration for arrays and modules that no file can name
 
 
 def _federation(
     config: Config, algorithm: Algorithm, data: Any, modules: Any, loaded: dict[str, Source]
 ) -> tuple[Federation, Config]:
     """The federation a configuration describes, and the configuration with what was left open filled in."""
-    sources, portions, config = _given(data, config) if data is not None else _shared_out(config, loaded)
+    sources, portions, config = (
+        _given(data, config) if data is not None else _shared_out(config, loaded)
+    )
     models, config = _models(modules, sources, algorithm, config)
     given = _given_prototypes(config)
     if given is not None and config.dim not in (None, given.values.shape[1]):
-        raise ConfigError(f"dim is {config.dim}, but the prototypes have {given.values.shape[1]} values: leave it out")
+        raise ConfigError(
+            f"dim is {config.dim}, but the prototypes have {given.values.shape[1]} values: leave it out"
+        )
     federation = assemble(
         sources,
         portions,
@@ -65,14 +71,18 @@ def _start(config: Config, federation: Federation, algorithm: Algorithm) -> Prog
     if given is None:
         return progress
     if not {"prototypes", "known"} <= progress.server.keys():
-        raise ConfigError(f"{algorithm.name} has no prototypes to start from: `prototypes` is for fedproto")
+        raise ConfigError(
+            f"{algorithm.name} has no prototypes to start from: `prototypes` is for fedproto"
+        )
     placed, like = given.over(federation.classes), progress.server["prototypes"]
     server = {"prototypes": placed.values.to(like), "known": placed.known.to(like)}
     progress.server |= server | ({"given": server["known"]} if "given" in progress.server else {})
     return progress
 
 
-def _shared_out(config: Config, loaded: dict[str, Source]) -> tuple[list[Source], list[ClientRows], Config]:
+def _shared_out(
+    config: Config, loaded: dict[str, Source]
+) -> tuple[list[Source], list[ClientRows], Config]:
     """Each client's source and rows; a source that was loaded before is not read again."""
     sources = []
     for part in deal(config.dataset, config.clients, "dataset"):
@@ -85,8 +95,15 @@ def _shared_out(config: Config, loaded: dict[str, Source]) -> tuple[list[Source]
 def _given(data: Sequence, config: Config) -> tuple[list[Source], list[ClientRows], Config]:
     """Each client's own arrays as a source of its own, all of whose rows it has."""
     sources = from_clients(data)
-    whole = [ClientRows(np.arange(len(source.train.y)), np.arange(len(source.test.y))) for source in sources]
-    return sources, whole, replace(config, dataset=(FROM_PYTHON,), partition=FROM_PYTHON, clients=len(sources))
+    whole = [
+        ClientRows(np.arange(len(source.train.y)), np.arange(len(source.test.y)))
+        for source in sources
+    ]
+    return (
+        sources,
+        whole,
+        replace(config, dataset=(FROM_PYTHON,), partition=FROM_PYTHON, clients=len(sources)),
+    )
 
 
 def _models(
@@ -95,9 +112,13 @@ def _models(
     """One model a client: those given, those configured, or those its data names."""
     if modules is not None:
         given = [modules] * len(sources) if isinstance(modules, nn.Module) else modules
-        listed = isinstance(given, Sequence) and all(isinstance(module, nn.Module) for module in given)
+        listed = isinstance(given, Sequence) and all(
+            isinstance(module, nn.Module) for module in given
+        )
         if not listed or len(given) != len(sources):
-            raise ConfigError(f"model must be text, a module, or a list of {len(sources)} modules, one a client")
+            raise ConfigError(
+                f"model must be text, a module, or a list of {len(sources)} modules, one a client"
+            )
         return list(given), replace(config, model=(FROM_PYTHON,))
     parts = _parts_of_models(sources, algorithm, config)
     return list(parts), replace(config, model=tuple(in_runs(parts)))
@@ -130,7 +151,10 @@ def _refuse_mixed(federation: Federation, algorithm: Algorithm) -> None:
         return
     for member in federation.members:
         if _architecture(member) != _architecture(first):
-            one, other = (f"client {m.id} has {m.model} on {tuple(m.train.x.shape[1:])}" for m in (first, member))
+            one, other = (
+                f"client {m.id} has {m.model} on {tuple(m.train.x.shape[1:])}"
+                for m in (first, member)
+            )
             raise ConfigError(
                 f"{algorithm.name} averages weights, so all clients need one architecture, but {one} and {other}: "
                 "use fedproto or local, or one model"

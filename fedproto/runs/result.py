@@ -15,7 +15,9 @@ class Result:
 
     data: dict[str, Any] = field(repr=False)
     metrics: list[dict[str, Any]] = field(repr=False)  # a line a round
-    prototypes: Tree = field(repr=False)  # the server's: `prototypes` (C, d) and `known` (C,), where it has them
+    prototypes: Tree = field(
+        repr=False
+    )  # the server's: `prototypes` (C, d) and `known` (C,), where it has them
     states: list[Tree] = field(repr=False)  # each client's own parameters and buffers, by name
     folder: Path | None = None
 
@@ -33,5 +35,7 @@ class Result:
         return self.data["communication"]
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name} {a['mean']:.2%} ± {a['std']:.2%}" for name, a in self.accuracy.items())
+        shown = ", ".join(
+            f"{name} {a['mean']:.2%} ± {a['std']:.2%}" for name, a in self.accuracy.items()
+        )
         return f"<{self.data['algorithm']} on {self.data['dataset']}, {self.data['rounds']} rounds: {shown}>"

@@ -18,7 +18,9 @@ def checked_result(content: Any, where: str) -> dict[str, Any]:
         images = client.get("images")
         is_counts = isinstance(images, list) and all(map(_is_whole, images))
         if images is not None and not (is_counts and len(images) == len(client["classes"])):
-            raise RunFolderError(f"{where} is damaged: the 'images' of client {number} are not a count per class")
+            raise RunFolderError(
+                f"{where} is damaged: the 'images' of client {number} are not a count per class"
+            )
     return content
 
 

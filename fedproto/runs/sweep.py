@@ -26,7 +26,15 @@ import torch
 
 from fedproto.config import plugin_trust, plugins
 from fedproto.config.options import Part
-from fedproto.config.settings import AUTO, Config, as_asked, configure, flat, read_run_toml, read_tables
+from fedproto.config.settings import (
+    AUTO,
+    Config,
+    as_asked,
+    configure,
+    flat,
+    read_run_toml,
+    read_tables,
+)
 from fedproto.data import Source
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
 from fedproto.partitions.file import read as read_partition
@@ -36,9 +44,27 @@ from fedproto.runs.experiment import Experiment, OnRound, execute, hold_all
 from fedproto.runs.folder import RunFolder
 
 #: How a run is computed, which may change between two goes at a sweep.
-COMPUTED = ("engine", "device", "compile", "workers", "stack", "states", "checkpoint_every", "data_dir")
+COMPUTED = (
+    "engine",
+    "device",
+    "compile",
+    "workers",
+    "stack",
+    "states",
+    "checkpoint_every",
+    "data_dir",
+)
 #: In what federations of one stack may differ.
-STACKED = ("seed", "partition", "clients", "lr", "momentum", "participation", "lost_uploads", "stragglers")
+STACKED = (
+    "seed",
+    "partition",
+    "clients",
+    "lr",
+    "momentum",
+    "participation",
+    "lost_uploads",
+    "stragglers",
+)
 
 
 class Cell(NamedTuple):
@@ -49,7 +75,9 @@ class Cell(NamedTuple):
     config: Config
 
 
-Batch = list[tuple[Cell, RunFolder | None]]  # cells to be trained together, with the folders of those begun before
+Batch = list[
+    tuple[Cell, RunFolder | None]
+]  # cells to be trained together, with the folders of those begun before
 
 
 class _Data(NamedTuple):
@@ -59,7 +87,9 @@ class _Data(NamedTuple):
     labels: dict[str, str]  # the hash of each one's labels
 
 
-OnBatch = Callable[[Sequence[Cell], int, Sequence[str]], OnRound]  # cells trained together, rounds done, notices
+OnBatch = Callable[
+    [Sequence[Cell], int, Sequence[str]], OnRound
+]  # cells trained together, rounds done, notices
 OnBroken = Callable[[Cell, TrainingError], None]
 
 
@@ -76,16 +106,23 @@ def read_sweep(path: Path) -> list[Cell]:
     varied = flat(listed, f"[sweep] of {path}")
     for key, values in varied.items():
         if not isinstance(values, list) or not values:
-            raise ConfigError(f"[sweep] of {path}: {key} must be a list of values, such as [1, 2], not {values!r}")
+            raise ConfigError(
+                f"[sweep] of {path}: {key} must be a list of values, such as [1, 2], not {values!r}"
+            )
     settings = flat(tables, str(path))
     plugins.refuse_plugins(settings, path)
     plugins.refuse_plugins(varied, path)
-    cells = [_cell(settings, dict(zip(varied, values, strict=True))) for values in itertools.product(*varied.values())]
+    cells = [
+        _cell(settings, dict(zip(varied, values, strict=True)))
+        for values in itertools.product(*varied.values())
+    ]
     seen: dict[str, str] = {}
     for cell in cells:
         settings_of_it = cell.config.toml()
         if settings_of_it in seen:
-            raise ConfigError(f"[sweep] of {path} lists a federation twice: {seen[settings_of_it]} and {cell.name}")
+            raise ConfigError(
+                f"[sweep] of {path} lists a federation twice: {seen[settings_of_it]} and {cell.name}"
+            )
         seen[settings_of_it] = cell.name
     return cells
 
@@ -97,9 +134,15 @@ def _cell(settings: dict[str, Any], chosen: dict[str, Any]) -> Cell:
         cell = ", ".join(f"{key} = {value}" for key, value in chosen.items())
         raise ConfigError(f"the cell {cell}: {error}") from error
     if len(configs) != 1:
-        raise ConfigError("a sweep takes one algorithm in each entry of its list, not several with commas")
-    name = "-".join(str(v) if k == "algorithm" else f"{k.rpartition('.')[2]}={v}" for k, v in chosen.items())
-    return Cell("".join(c if c.isalnum() or c in "-_=.+" else "_" for c in name), chosen, configs[0])
+        raise ConfigError(
+            "a sweep takes one algorithm in each entry of its list, not several with commas"
+        )
+    name = "-".join(
+        str(v) if k == "algorithm" else f"{k.rpartition('.')[2]}={v}" for k, v in chosen.items()
+    )
+    return Cell(
+        "".join(c if c.isalnum() or c in "-_=.+" else "_" for c in name), chosen, configs[0]
+    )
 
 
 def batches(cells: Sequence[Cell], out: Path) -> list[Batch]:
@@ -132,7 +175,9 @@ def _refuse_other(cell: Cell, folder: RunFolder) -> None:
     settings = read_run_toml(folder.path / "config.toml")
     for kind, name in plugins.outside_names(settings):
         if not plugin_trust.is_trusted(name):  # it is not the sweep's own
-            raise RunFolderError(f"{folder.path} holds a run with the {kind} {name!r}: name another folder with --out")
+            raise RunFolderError(
+                f"{folder.path} holds a run with the {kind} {name!r}: name another folder with --out"
+            )
     stored = configure(settings)[0]
     meant = {field.name for field in fields(Config)} - set(COMPUTED)
     if any(part.name == AUTO for part in cell.config.model):
@@ -203,19 +248,30 @@ def _run_or_halve(
         why = f"{error}: {len(batch)} federations together broke down, so half of them are tried at a time"
     _release_memory()  # after the handler, in which the error held on to all of it
     cells, middle = [cell for cell, _ in batch], len(batch) // 2
-    for half, said in ((cells[:middle], [why]), (cells[middle:], [])):  # in the end only what fails alone is lost
+    for half, said in (
+        (cells[:middle], [why]),
+        (cells[middle:], []),
+    ):  # in the end only what fails alone is lost
         for each in batches(half, out):
             _run_or_halve(each, out, data, on_batch, on_broken, said)
 
 
-def _run_batch(batch: Batch, out: Path, data: _Data, on_batch: OnBatch, notices: Sequence[str]) -> None:
+def _run_batch(
+    batch: Batch, out: Path, data: _Data, on_batch: OnBatch, notices: Sequence[str]
+) -> None:
     try:
         _train_together(batch, out, data, on_batch, notices)
-    except torch.OutOfMemoryError as error:  # in training it has its name already; data and states need room, too
-        raise TrainingError("the GPU's memory is full outside of training, as when data is brought there") from error
+    except (
+        torch.OutOfMemoryError
+    ) as error:  # in training it has its name already; data and states need room, too
+        raise TrainingError(
+            "the GPU's memory is full outside of training, as when data is brought there"
+        ) from error
 
 
-def _train_together(batch: Batch, out: Path, data: _Data, on_batch: OnBatch, notices: Sequence[str]) -> None:
+def _train_together(
+    batch: Batch, out: Path, data: _Data, on_batch: OnBatch, notices: Sequence[str]
+) -> None:
     configs = [_as_begun(cell, folder) for cell, folder in batch]
     experiments = Experiment.prepare_together(configs, data.loaded)
     cells = [cell for cell, _ in batch]
@@ -226,7 +282,9 @@ def _train_together(batch: Batch, out: Path, data: _Data, on_batch: OnBatch, not
                 experiment.restore(folder)
         round = experiments[0].progress.round
         if any(experiment.progress.round != round for experiment in experiments):
-            raise RunFolderError(f"another process has trained federations of {out} meanwhile: run the sweep again")
+            raise RunFolderError(
+                f"another process has trained federations of {out} meanwhile: run the sweep again"
+            )
         for experiment, cell in zip(experiments, cells, strict=True):
             _refuse_other_labels(experiment, cell, out, data.labels)
         folders = [
@@ -236,7 +294,9 @@ def _train_together(batch: Batch, out: Path, data: _Data, on_batch: OnBatch, not
         execute(experiments, folders, on_batch(cells, round, [*notices, *experiments[0].notices]))
 
 
-def _refuse_other_labels(experiment: Experiment, cell: Cell, out: Path, labels: dict[str, str]) -> None:
+def _refuse_other_labels(
+    experiment: Experiment, cell: Cell, out: Path, labels: dict[str, str]
+) -> None:
     """A federation that begins now must have the data of those beside it that were begun before."""
     for name, mark in _labels_of(cell, experiment.federation.partition).items():
         if labels.setdefault(name, mark) != mark:

@@ -18,8 +18,14 @@ from fedproto.runs.result import Result
 def scalars(found: RoundResult | Result) -> dict[str, float]:
     """The numbers of a round, or of a finished run under `final/`, by name; accuracies are means over clients."""
     if isinstance(found, Result):
-        traffic = {f"final/{name}": found.communication[name] for name in ("bytes_up", "bytes_down")}
-        return {"round": found.data["rounds"], **_accuracies("final/accuracy", found.accuracy), **traffic}
+        traffic = {
+            f"final/{name}": found.communication[name] for name in ("bytes_up", "bytes_down")
+        }
+        return {
+            "round": found.data["rounds"],
+            **_accuracies("final/accuracy", found.accuracy),
+            **traffic,
+        }
     return {
         "round": found.round,
         **{f"loss/{name}": value for name, value in found.loss.items()},

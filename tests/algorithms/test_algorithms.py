@@ -21,7 +21,9 @@ PARAMS = {
 OTHER = {name: value + 1 for name, value in PARAMS.items()}
 #: On paper: the features X W are (1, 0.5), (0, 2), (1, 1.5), so the class means are (1, 1) and (0, 2); the logits are
 LOGITS = [[1.0, -0.5], [0.0, -2.0], [1.0, -1.5]]
-CROSS_ENTROPY = (math.log(1 + math.exp(-1.5)) + math.log(1 + math.exp(2.0)) + math.log(1 + math.exp(-2.5))) / 3
+CROSS_ENTROPY = (
+    math.log(1 + math.exp(-1.5)) + math.log(1 + math.exp(2.0)) + math.log(1 + math.exp(-2.5))
+) / 3
 
 
 def start(name, **options):
@@ -32,11 +34,19 @@ def start(name, **options):
 def uploads_of(algorithm, server, *clients):
     """The stacked uploads of clients given as (params, number of samples)."""
     received = algorithm.send(server, torch.ones(2))
-    return stack_uploads([algorithm.upload(step(params, received, X[:count], Y[:count])) for params, count in clients])
+    return stack_uploads(
+        [
+            algorithm.upload(step(params, received, X[:count], Y[:count]))
+            for params, count in clients
+        ]
+    )
 
 
 def prototypes(rows, known=(1.0, 1.0)):
-    return {"prototypes": torch.tensor(rows, dtype=torch.float64), "known": torch.tensor(known, dtype=torch.float64)}
+    return {
+        "prototypes": torch.tensor(rows, dtype=torch.float64),
+        "known": torch.tensor(known, dtype=torch.float64),
+    }
 
 
 @pytest.mark.parametrize("name", ["local", "fedavg", "fedper", "fedrep", "fesem"])
@@ -56,7 +66,10 @@ def test_fedprox_adds_half_mu_times_the_squared_distance():
 def test_fedprox_holds_no_running_statistics():
     """They have no gradient and are no weights: a mile between them adds nothing to the 8 weights' term."""
     own = PARAMS | {"body.bn.running_mean": torch.zeros(2), "body.bn.running_var": torch.ones(2)}
-    received = OTHER | {"body.bn.running_mean": torch.full((2,), 1e6), "body.bn.running_var": torch.full((2,), 1e6)}
+    received = OTHER | {
+        "body.bn.running_mean": torch.full((2,), 1e6),
+        "body.bn.running_var": torch.full((2,), 1e6),
+    }
     terms = build("fedprox", mu=0.3).loss(step(own, received, X, Y))
     assert terms["regulariser"].item() == pytest.approx(0.3 / 2 * 8)
 
@@ -89,14 +102,18 @@ def test_fedproto_regularises_each_sample(distance):
 def test_fedproto_regularises_each_class_of_the_batch():
     """Eq. 8: the batch means (1, 1) and (0, 2) are at squared distances 2 and 1 from (0, 0) and (0, 1)."""
     received = prototypes([[0.0, 0.0], [0.0, 1.0]])
-    terms = build("fedproto", distance="sql2", regularise="class").loss(step(PARAMS, received, X, Y))
+    terms = build("fedproto", distance="sql2", regularise="class").loss(
+        step(PARAMS, received, X, Y)
+    )
     assert terms["regulariser"].item() == pytest.approx(2.0 + 1.0)
 
 
 @pytest.mark.parametrize("regularise", ["sample", "class"])
 def test_a_class_without_global_prototype_is_not_regularised(regularise):
     received = prototypes([[9.0, 9.0], [0.0, 1.0]], known=(0.0, 1.0))
-    terms = build("fedproto", distance="sql2", regularise=regularise).loss(step(PARAMS, received, X, Y))
+    terms = build("fedproto", distance="sql2", regularise=regularise).loss(
+        step(PARAMS, received, X, Y)
+    )
     assert terms["regulariser"].item() == pytest.approx({"sample": 1 / 3, "class": 1.0}[regularise])
 
 
@@ -161,7 +178,10 @@ def test_a_class_nobody_speaks_of_keeps_its_prototype(weighting):
 @pytest.mark.parametrize("name", ["fedproto", "fedproto-mh"])
 def test_a_client_is_sent_the_known_prototypes_of_its_own_classes_only(name):
     """Of four classes, three have a prototype and the client holds two, one of which has none."""
-    server = {"prototypes": torch.arange(8.0).reshape(4, 2), "known": torch.tensor([1.0, 1.0, 0.0, 1.0])}
+    server = {
+        "prototypes": torch.arange(8.0).reshape(4, 2),
+        "known": torch.tensor([1.0, 1.0, 0.0, 1.0]),
+    }
     received = build(name).send(server, torch.tensor([0.0, 1.0, 1.0, 0.0]))
     assert received["known"].tolist() == [0, 1, 0, 0]
     assert received["prototypes"][1].tolist() == [2, 3]
@@ -174,17 +194,23 @@ def test_fedproto_predicts_by_the_nearest_known_prototype():
     scores = build("fedproto").predict(step(PARAMS, received, X, Y))
     assert scores["prototype"].argmax(1).tolist() == [0, 1, 0]
     assert scores["head"].tolist() == LOGITS
-    only_first = build("fedproto").predict(step(PARAMS, received | {"known": torch.tensor([1.0, 0.0])}, X, Y))
+    only_first = build("fedproto").predict(
+        step(PARAMS, received | {"known": torch.tensor([1.0, 0.0])}, X, Y)
+    )
     assert only_first["prototype"].argmax(1).tolist() == [0, 0, 0]
 
 
 def centres(*shifts):
-    return {name: torch.stack([value + shift for shift in shifts]) for name, value in PARAMS.items()}
+    return {
+        name: torch.stack([value + shift for shift in shifts]) for name, value in PARAMS.items()
+    }
 
 
 def test_fesem_takes_the_nearest_centre():
     algorithm = build("fesem", clusters=3)
-    adopted = algorithm.adopt({name: value + 4.0 for name, value in PARAMS.items()}, centres(0.0, 5.0, -1.0))
+    adopted = algorithm.adopt(
+        {name: value + 4.0 for name, value in PARAMS.items()}, centres(0.0, 5.0, -1.0)
+    )
     assert torch.equal(adopted["body.w"], PARAMS["body.w"] + 5.0)
 
 
@@ -193,8 +219,12 @@ def test_fesem_averages_each_cluster_by_samples_and_reports_the_empty_one():
     algorithm, server = start("fesem", clusters=3)
     server = server | centres(0.0, 10.0, 100.0) | {"seeded": torch.tensor(1)}
     ninth = {name: value + 9 for name, value in PARAMS.items()}
-    new = algorithm.aggregate(server, uploads_of(algorithm, server, (PARAMS, 3), (OTHER, 1), (ninth, 2)))
-    assert torch.allclose(new["head.v"], torch.stack([PARAMS["head.v"] + s for s in (0.25, 9.0, 100.0)]))
+    new = algorithm.aggregate(
+        server, uploads_of(algorithm, server, (PARAMS, 3), (OTHER, 1), (ninth, 2))
+    )
+    assert torch.allclose(
+        new["head.v"], torch.stack([PARAMS["head.v"] + s for s in (0.25, 9.0, 100.0)])
+    )
     assert new["sizes"].tolist() == [4, 2, 0]
     assert algorithm.notes(new) == ["fesem: nobody spoke for cluster 2, which keeps its centre"]
 
@@ -202,7 +232,10 @@ def test_fesem_averages_each_cluster_by_samples_and_reports_the_empty_one():
 def test_fesem_seeds_its_centres_from_the_first_uploads():
     """Two tight groups far apart: k-means++ puts one seed in each, and the centres are the groups' means."""
     algorithm, server = start("fesem", clusters=2)
-    clients = [({name: value + shift for name, value in PARAMS.items()}, 1) for shift in (0.0, 0.2, 50.0, 50.2)]
+    clients = [
+        ({name: value + shift for name, value in PARAMS.items()}, 1)
+        for shift in (0.0, 0.2, 50.0, 50.2)
+    ]
     new = algorithm.aggregate(server, uploads_of(algorithm, server, *clients))
     shifts = (new["body.w"] - PARAMS["body.w"])[:, 0, 0]
     assert sorted(shifts.tolist()) == pytest.approx([0.1, 50.1])
@@ -223,7 +256,10 @@ def test_fesem_seeds_its_centres_by_weights_and_not_by_running_statistics():
     new = algorithm.aggregate(server, stack_uploads(uploads))
     shifts = (new["body.w"] - PARAMS["body.w"])[:, 0, 0]
     assert sorted(shifts.tolist()) == pytest.approx([0.1, 50.1])
-    assert new["bn.running_var"].tolist() == [[5e5, 5e5], [5e5, 5e5]]  # they travel with their layer all the same
+    assert new["bn.running_var"].tolist() == [
+        [5e5, 5e5],
+        [5e5, 5e5],
+    ]  # they travel with their layer all the same
 
 
 def test_fesem_waits_with_seeding_until_enough_clients_speak():
@@ -271,7 +307,8 @@ def test_the_gradient_of_every_fedproto_loss_is_its_finite_difference(distance, 
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [(name, {}) for name in ALGORITHMS] + [("fedproto", {"regularise": "class"})]
+    ("name", "options"),
+    [(name, {}) for name in ALGORITHMS] + [("fedproto", {"regularise": "class"})],
 )
 def test_padding_changes_no_loss_no_upload(name, options):
     algorithm, received, x, y = first_step(name, extra=2, **options)
@@ -288,10 +325,16 @@ def test_padding_changes_no_loss_no_upload(name, options):
 def test_an_additive_server_needs_only_the_sum(name):
     algorithm, server = start(name, **({"absent": "drop"} if name.startswith("fedproto") else {}))
     if not algorithm.additive or not server:
-        assert name in ("fesem", "local")  # one needs single uploads to seed its clusters, the other has no server
+        assert name in (
+            "fesem",
+            "local",
+        )  # one needs single uploads to seed its clusters, the other has no server
         return
     uploads = uploads_of(algorithm, server, (PARAMS, 3), (OTHER, 1), (PARAMS, 2))
-    one_by_one, at_once = algorithm.aggregate(server, uploads), algorithm.aggregate(server, sum_uploads(uploads))
+    one_by_one, at_once = (
+        algorithm.aggregate(server, uploads),
+        algorithm.aggregate(server, sum_uploads(uploads)),
+    )
     assert all(torch.allclose(one_by_one[key], at_once[key]) for key in one_by_one)
 
 
@@ -300,7 +343,9 @@ def test_what_is_uploaded_is_what_is_shared(name):
     run = experiment(name)
     member = run.federation.members[0]
     received = run.algorithm.send(run.progress.server, run.federation.own_classes[0])
-    upload = train(member, run.algorithm, run.engine.states[0][0], received, run.engine.trainings[0], 1).upload
+    upload = train(
+        member, run.algorithm, run.engine.states[0][0], received, run.engine.trainings[0], 1
+    ).upload
     weights = {key for key in upload.sums if key in member.initial}
     assert weights == {key for key in member.initial if run.algorithm.shared(key)}
 
@@ -308,7 +353,10 @@ def test_what_is_uploaded_is_what_is_shared(name):
 @pytest.mark.parametrize(
     ("name", "options"),
     [(name, {}) for name in ALGORITHMS]
-    + [("fedproto", {"distance": distance, "regularise": "class"}) for distance in [*BY_HAND, "cosine"]],
+    + [
+        ("fedproto", {"distance": distance, "regularise": "class"})
+        for distance in [*BY_HAND, "cosine"]
+    ],
 )
 def test_a_stack_of_clients_computes_what_each_computes_alone(name, options):
     """An engine that trains many clients at once needs every client-side function to be vmappable, gradients too."""
@@ -318,13 +366,17 @@ def test_a_stack_of_clients_computes_what_each_computes_alone(name, options):
 
     def outputs(params):
         now = step(algorithm.adopt(params, received), received, x, y)
-        gradient = torch.func.grad(lambda p: sum(algorithm.loss(step(p, received, x, y)).values()))(params)
+        gradient = torch.func.grad(lambda p: sum(algorithm.loss(step(p, received, x, y)).values()))(
+            params
+        )
         return algorithm.loss(now), tuple(algorithm.upload(now)), algorithm.predict(now), gradient
 
     together = torch.vmap(outputs)(stacked)
     alone = [outputs(params) for params in clients]
     flat, spec = torch.utils._pytree.tree_flatten(together)
-    for position, tensors in enumerate(zip(*(torch.utils._pytree.tree_flatten(one)[0] for one in alone), strict=True)):
+    for position, tensors in enumerate(
+        zip(*(torch.utils._pytree.tree_flatten(one)[0] for one in alone), strict=True)
+    ):
         assert torch.allclose(flat[position].double(), torch.stack(tensors).double()), spec
 
 
@@ -335,8 +387,13 @@ def test_the_mean_over_clients_is_numpys():
     counts[:, 3] = 0
     sums = torch.from_numpy(counts[:, :, None] * means)
     algorithm = build("fedproto", absent="drop")
-    server = {"prototypes": torch.full((4, 3), 9.0, dtype=torch.float64), "known": torch.zeros(4, dtype=torch.float64)}
-    new = algorithm.aggregate(server, Upload({"prototypes": sums}, {"weight": torch.from_numpy(counts).double()}))
+    server = {
+        "prototypes": torch.full((4, 3), 9.0, dtype=torch.float64),
+        "known": torch.zeros(4, dtype=torch.float64),
+    }
+    new = algorithm.aggregate(
+        server, Upload({"prototypes": sums}, {"weight": torch.from_numpy(counts).double()})
+    )
     for label in range(3):
         expected = np.average(means[:, label], axis=0, weights=counts[:, label])
         np.testing.assert_allclose(new["prototypes"][label], expected)

@@ -30,7 +30,11 @@ IDENTITIES = [
     ("fedproto(distance=l2,regularise=class)", "fedproto(distance=l2)", {"batch": 1}),
     ("fedproto(weighting=samples)", "fedproto(weighting=uniform)", {"clients": 1}),
     ("fedproto(weighting=samples)", "fedproto(weighting=eq6)", {"clients": 1}),
-    ("fedproto(distance=mse,lam=8)", "fedproto(distance=sql2,lam=1)", {}),  # the tiny model embeds in 8 values
+    (
+        "fedproto(distance=mse,lam=8)",
+        "fedproto(distance=sql2,lam=1)",
+        {},
+    ),  # the tiny model embeds in 8 values
     ("fedavg", "local", {"clients": 1}),
     ("fedper", "local", {"clients": 1}),
     ("fesem(clusters=1)", "local", {"clients": 1}),
@@ -48,7 +52,9 @@ def test_identity(one, other, settings):
 
 def test_the_methods_differ_where_they_should():
     """Otherwise the identities above would show nothing."""
-    runs = [finished(name)[0] for name in ("local", "fedavg", "fedprox", "fedper", "fedrep", "fedproto")]
+    runs = [
+        finished(name)[0] for name in ("local", "fedavg", "fedprox", "fedper", "fedrep", "fedproto")
+    ]
     runs.append(finished("fesem", clusters=2)[0])
     for position, run in enumerate(runs):
         for other in runs[:position]:
@@ -60,7 +66,9 @@ def plain_sgd(run, rounds):
     member, training = run.federation.members[0], run.engine.trainings[0]
     x, y = member.train.x[member.train.rows], member.train.y[member.train.rows]
     width = member.initial["body.fc1.weight"].shape[1]
-    model = nn.Sequential(nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 10)).double()
+    model = nn.Sequential(
+        nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 10)
+    ).double()
     model.load_state_dict(dict(zip(model.state_dict(), member.initial.values(), strict=True)))
     for round in range(1, rounds + 1):
         optimiser = torch.optim.SGD(model.parameters(), lr=training.lr, momentum=training.momentum)
@@ -85,7 +93,11 @@ def test_the_order_of_clients_does_not_matter(name):
     forwards, backwards = experiment(name), experiment(name)
     nobody = torch.tensor([], dtype=torch.int64)
     for run, order in ((forwards, [0, 1, 2, 3]), (backwards, [3, 2, 1, 0])):
-        list(run.engine.train(1, [run.progress.server], [Cohort(torch.tensor(order), nobody, nobody)]))
+        list(
+            run.engine.train(
+                1, [run.progress.server], [Cohort(torch.tensor(order), nobody, nobody)]
+            )
+        )
     for a, b in zip(forwards.engine.states[0], backwards.engine.states[0], strict=True):
         assert all(torch.equal(a[key], b[key]) for key in a)
 

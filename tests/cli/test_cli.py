@@ -19,7 +19,14 @@ from fedproto.config.settings import read_toml
 from fedproto.partitions.file import stamp
 
 KINDS_OF_ACCURACY = {"head", "head_own", "prototype", "prototype_own"}
-COMPLETE = ["checkpoint", "config.toml", "metrics.jsonl", "partition.json", "prototypes.safetensors", "result.json"]
+COMPLETE = [
+    "checkpoint",
+    "config.toml",
+    "metrics.jsonl",
+    "partition.json",
+    "prototypes.safetensors",
+    "result.json",
+]
 COMPLETE += ["start.json"]
 
 
@@ -55,7 +62,18 @@ def timeless(folder: Path) -> dict[str, Any]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of five rounds, evaluated in the second, the fourth and the last, from which clients were absent."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    succeed("run", *SMALL, "--rounds", "5", "--eval-every", "2", "--participation", "0.5", "--out", folder)
+    succeed(
+        "run",
+        *SMALL,
+        "--rounds",
+        "5",
+        "--eval-every",
+        "2",
+        "--participation",
+        "0.5",
+        "--out",
+        folder,
+    )
     return folder
 
 
@@ -123,7 +141,9 @@ def test_the_result_adds_up_what_the_lines_say(run: Path) -> None:
     sent = result["communication"]
     for direction in ("bytes_up", "bytes_down"):
         assert sent[direction] == sum(line[direction] for line in lines)
-        assert sent[direction] == sum(client["communication"][direction] for client in result["clients"])
+        assert sent[direction] == sum(
+            client["communication"][direction] for client in result["clients"]
+        )
     values = sum(client["communication"]["values_up"] for client in result["clients"])
     assert sent["values_per_round"] == values / 5
     assert result["seconds"]["total"] == pytest.approx(sum(line["seconds"] for line in lines))
@@ -141,7 +161,11 @@ def test_the_prototypes_carry_the_names_of_their_classes(run: Path) -> None:
     with safe_open(run / "prototypes.safetensors", "pt") as file:
         prototypes, known = file.get_tensor("prototypes"), file.get_tensor("known")
         header = json.loads(file.metadata()["fedproto"])
-    assert (header["format"], header["version"], header["classes"]) == ("prototypes", 1, list("0123456789"))
+    assert (header["format"], header["version"], header["classes"]) == (
+        "prototypes",
+        1,
+        list("0123456789"),
+    )
     assert prototypes.shape == (10, 50)
     held = {label for client in read(run / "result.json")["clients"] for label in client["classes"]}
     # With half the clients absent each round, a class may be unspoken of, but no class is known that nobody has.
@@ -160,12 +184,26 @@ def test_the_configuration_of_a_run_gives_the_identical_run(run: Path) -> None:
     succeed("run", run / "config.toml", "--out", "again")
     again = Path("again")
     assert timeless(again) == timeless(run)
-    for name in ("config.toml", "partition.json", "prototypes.safetensors", "checkpoint/round-00000005.safetensors"):
+    for name in (
+        "config.toml",
+        "partition.json",
+        "prototypes.safetensors",
+        "checkpoint/round-00000005.safetensors",
+    ):
         assert (again / name).read_bytes() == (run / name).read_bytes()
 
 
 def test_a_partition_can_be_shared_with_another_method(run: Path) -> None:
-    succeed("run", *SMALL[:6], "--algorithm", "local", "--partition", f"file:{run}/partition.json", "--out", "out")
+    succeed(
+        "run",
+        *SMALL[:6],
+        "--algorithm",
+        "local",
+        "--partition",
+        f"file:{run}/partition.json",
+        "--out",
+        "out",
+    )
     assert read(Path("out/partition.json")) == read(run / "partition.json")
 
 
@@ -256,7 +294,9 @@ def test_unrelated_runs_are_not_resumed_together() -> None:
 
 def test_one_method_with_two_settings_gets_numbered_folders() -> None:
     succeed("run", *SMALL, "--algorithm", "fedproto(lam=0),fedproto(lam=2)", "--out", "out")
-    lams = [read_toml(Path(f"out/fedproto-{number}/config.toml"))["algorithm.lam"] for number in (1, 2)]
+    lams = [
+        read_toml(Path(f"out/fedproto-{number}/config.toml"))["algorithm.lam"] for number in (1, 2)
+    ]
     assert lams == [0.0, 2.0]
 
 
@@ -275,21 +315,36 @@ def settings_of(folder: str = "out") -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("arguments", "ways"),
-    [("", 3), ("--ways 4", 4), ("--ways 4 --set ways=5", 5), ("--ways 4 --set partition.ways=6", 6)],
+    [
+        ("", 3),
+        ("--ways 4", 4),
+        ("--ways 4 --set ways=5", 5),
+        ("--ways 4 --set partition.ways=6", 6),
+    ],
 )
 @pytest.mark.parametrize("written", ["ways = 3\n{}", "{}[partition]\nways = 3\n"])
-def test_flags_override_the_file_and_assignments_override_flags(written: str, arguments: str, ways: int) -> None:
+def test_flags_override_the_file_and_assignments_override_flags(
+    written: str, arguments: str, ways: int
+) -> None:
     run = 'dataset = "digits"\nclients = 4\nrounds = 1\n'
     Path("my.toml").write_text(written.format(run))
-    succeed("run", "my.toml", "--algorithm", "local", *arguments.split(), "--shots", "5", "--out", "out")
+    succeed(
+        "run", "my.toml", "--algorithm", "local", *arguments.split(), "--shots", "5", "--out", "out"
+    )
     assert settings_of()["partition.ways"] == ways
 
 
 def test_tables_of_the_file_reach_their_plug_in() -> None:
-    Path("my.toml").write_text('rounds = 1\n[algorithm]\nname = "fedprox"\nmu = 0.5\n[dataset]\nname = "digits"\n')
+    Path("my.toml").write_text(
+        'rounds = 1\n[algorithm]\nname = "fedprox"\nmu = 0.5\n[dataset]\nname = "digits"\n'
+    )
     succeed("run", "my.toml", "--clients", "4", "--out", "out")
     settings = settings_of()
-    assert (settings["algorithm"], settings["algorithm.mu"], settings["dataset"]) == ("fedprox", 0.5, "digits")
+    assert (settings["algorithm"], settings["algorithm.mu"], settings["dataset"]) == (
+        "fedprox",
+        0.5,
+        "digits",
+    )
 
 
 def test_the_released_profile_reaches_the_run() -> None:
@@ -318,10 +373,14 @@ def test_every_flag_is_a_key_of_the_file() -> None:
 # --- help, lists, and what they cost
 
 
-@pytest.mark.parametrize("arguments", ["--help", "run --help", "list --help", "resume --help", "--version"])
+@pytest.mark.parametrize(
+    "arguments", ["--help", "run --help", "list --help", "resume --help", "--version"]
+)
 def test_help_does_not_wait_for_torch(arguments: str) -> None:
     result = answer(process(*arguments.split(), options=("-X", "importtime")))
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.err.splitlines()}
+    imported = {
+        line.rpartition("|")[2].strip().partition(".")[0] for line in result.err.splitlines()
+    }
     assert result.code == 0 and "fedproto" in imported
     assert imported.isdisjoint({"torch", "numpy", "sklearn", "safetensors"})
 
@@ -341,7 +400,10 @@ def test_list_says_what_an_option_is_by_default() -> None:
 
 def test_resume_of_a_finished_run_says_so_and_changes_nothing(run: Path) -> None:
     before = {path: (run / path).stat().st_mtime_ns for path in files_in(run)}
-    assert only_line(succeed("resume", run).out) == f"{run} has finished all its 5 rounds: its result is in result.json"
+    assert (
+        only_line(succeed("resume", run).out)
+        == f"{run} has finished all its 5 rounds: its result is in result.json"
+    )
     assert {path: (run / path).stat().st_mtime_ns for path in files_in(run)} == before
 
 
@@ -388,7 +450,9 @@ def _outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_outside")
 def test_an_algorithm_from_outside_runs_with_its_options() -> None:
-    succeed("run", *SMALL, "--algorithm", "my_algorithm:patient", "--set", "patience=5", "--out", "out")
+    succeed(
+        "run", *SMALL, "--algorithm", "my_algorithm:patient", "--set", "patience=5", "--out", "out"
+    )
     assert read(Path("out/result.json"))["algorithm"] == "patience 5"
     succeed("run", "out/config.toml", "--out", "again", "--trust-plugins")
     assert timeless(Path("again")) == timeless(Path("out"))
@@ -416,7 +480,9 @@ def test_a_model_from_outside_runs_beside_ours() -> None:
         ("--model my_model:flat(width=wide)", ("width", "whole number", "wide")),
     ],
 )
-def test_a_plug_in_from_outside_that_cannot_be_used_is_refused(arguments: str, words: tuple[str, ...]) -> None:
+def test_a_plug_in_from_outside_that_cannot_be_used_is_refused(
+    arguments: str, words: tuple[str, ...]
+) -> None:
     result = fedproto("run", *SMALL, *arguments.split(), "--out", "out")
     assert result.code == 2
     assert all(word in only_line(result.err) for word in words), result.err
@@ -458,7 +524,11 @@ def _write_arrays(folder: Path) -> None:
     np.savez(folder / "fractions.npz", x=x, y=y / 2)
     np.savez(folder / "longer.npz", x=x, y=np.arange(61) % 3)
     np.savez(folder / "nameless.npz", images=x, labels=y)
-    np.savez(folder / "colour.npz", x=generator.integers(0, 255, (200, 3, 32, 32), np.uint8), y=np.arange(200) % 4)
+    np.savez(
+        folder / "colour.npz",
+        x=generator.integers(0, 255, (200, 3, 32, 32), np.uint8),
+        y=np.arange(200) % 4,
+    )
     whole = (folder / "good.npz").read_bytes()
     (folder / "half.npz").write_bytes(whole[: len(whole) // 2])
     (folder / "empty.npz").write_bytes(b"")
@@ -507,11 +577,18 @@ DATA = {
     "empty npz": ("--dataset npz:{inputs}/empty.npz", "empty.npz", "damaged"),
     "missing npz": ("--dataset npz:{inputs}/nowhere.npz", "nowhere.npz", "does not exist"),
     "npz without a path": ("--dataset npz", "npz:PATH"),
-    "path where none is taken": ("--dataset digits:{inputs}/good.npz", "dataset 'digits' takes no path"),
+    "path where none is taken": (
+        "--dataset digits:{inputs}/good.npz",
+        "dataset 'digits' takes no path",
+    ),
     "npz without labels": ("--dataset npz:{inputs}/nameless.npz", "'x'", "images, labels"),
     "negative label": ("--dataset npz:{inputs}/negative.npz", "label -1", "0 to"),
     "label out of range": ("--dataset npz:{inputs}/beyond.npz", "label 2", "2 classes", "0 to 1"),
-    "labels that are fractions": ("--dataset npz:{inputs}/fractions.npz", "y must be", "whole numbers"),
+    "labels that are fractions": (
+        "--dataset npz:{inputs}/fractions.npz",
+        "y must be",
+        "whole numbers",
+    ),
     "more labels than images": ("--dataset npz:{inputs}/longer.npz", "60 inputs", "61 labels"),
     "NaN in the data": ("--dataset npz:{inputs}/nan.npz", "NaN", "row 17"),
     "no data folder": ("--dataset mnist --data-dir {inputs}/nowhere", "not found", "--data-dir"),
@@ -519,16 +596,33 @@ DATA = {
 SHARES = {
     "more ways than classes": ("--ways 11", "ways is 11", "10 classes"),
     "more shots than images": ("--shots 5000", "training images", "lower shots"),
-    "more shots than a number holds": ("--shots 99999999999999999999", "class '0' has 142 training images"),
-    "partition that does not exist": ("--partition file:{inputs}/nowhere.json --clients 4", "nowhere.json"),
+    "more shots than a number holds": (
+        "--shots 99999999999999999999",
+        "class '0' has 142 training images",
+    ),
+    "partition that does not exist": (
+        "--partition file:{inputs}/nowhere.json --clients 4",
+        "nowhere.json",
+    ),
     "partition cut in half": ("--partition file:{inputs}/half.json", "no partition file"),
     "partition of another kind": ("--partition file:{inputs}/list.json", "no partition file"),
     "partition changed by hand": ("--partition file:{inputs}/changed.json", "SHA-256"),
-    "class without a training image": ("--partition file:{inputs}/claims.json", "client 0 claims class", "no training"),
+    "class without a training image": (
+        "--partition file:{inputs}/claims.json",
+        "client 0 claims class",
+        "no training",
+    ),
     "row beyond the data": ("--partition file:{inputs}/beyond.json", "client 0", "out of range"),
     "row of two clients": ("--partition file:{inputs}/shared.json", "more than one client"),
-    "partition for other clients": ("--partition file:{inputs}/claims.json --clients 5", "4 clients", "5 are wanted"),
-    "partition of other data": ("--partition file:{inputs}/claims.json --dataset npz:{inputs}/good.npz", "claims.json"),
+    "partition for other clients": (
+        "--partition file:{inputs}/claims.json --clients 5",
+        "4 clients",
+        "5 are wanted",
+    ),
+    "partition of other data": (
+        "--partition file:{inputs}/claims.json --dataset npz:{inputs}/good.npz",
+        "claims.json",
+    ),
 }
 MODELS = {
     "counts that do not add up": ("--model mlp*3,mlp(width=20)*2", "add up to 5", "4 clients"),
@@ -536,8 +630,17 @@ MODELS = {
     "count of nothing": ("--model mlp*0", "count", "at least 1"),
     "embeddings that disagree": ("--model mlp*2,mlp(width=40)*2", "50 values", "40", "set dim"),
     "images too small": ("--model cnn", "8x8", "use mlp"),
-    "layer that does not exist": ("--algorithm fedper --set personal=neck", "'neck'", "body.fc1", "head.fc3"),
-    "layer of fedrep that does not exist": ("--algorithm fedrep --set personal=neck", "'neck'", "head.fc3"),
+    "layer that does not exist": (
+        "--algorithm fedper --set personal=neck",
+        "'neck'",
+        "body.fc1",
+        "head.fc3",
+    ),
+    "layer of fedrep that does not exist": (
+        "--algorithm fedrep --set personal=neck",
+        "'neck'",
+        "head.fc3",
+    ),
     "strides that differ": (
         "--dataset npz:{inputs}/colour.npz --shots 5 --model resnet18-mh --algorithm fedavg",
         "fedavg averages weights",
@@ -561,7 +664,11 @@ FILES = {
     "TOML with an unknown key": ("{inputs}/unknown-key.toml", "did you mean 'rounds'"),
     "TOML with an unknown table": ("{inputs}/unknown-table.toml", "did you mean 'algorithm'"),
     "TOML with an unknown option": ("{inputs}/unknown-option.toml", "did you mean 'lam'"),
-    "TOML with text for a number": ("{inputs}/wrong-type.toml --set rounds=x", "rounds", "whole number"),
+    "TOML with text for a number": (
+        "{inputs}/wrong-type.toml --set rounds=x",
+        "rounds",
+        "whole number",
+    ),
     "TOML with NaN": ("{inputs}/not-a-number.toml", "lr", "nan"),
 }
 FOLDERS = {
@@ -575,7 +682,9 @@ PLAIN = ("--dataset", "digits", "--clients", "4")  # what a row that names none 
 BAD = UNKNOWN_NAMES | ASSIGNMENTS | DATA | SHARES | MODELS | ARCHITECTURES | FILES | FOLDERS
 
 
-@pytest.mark.parametrize(("arguments", "words"), [(row[0], row[1:]) for row in BAD.values()], ids=BAD)
+@pytest.mark.parametrize(
+    ("arguments", "words"), [(row[0], row[1:]) for row in BAD.values()], ids=BAD
+)
 def test_bad_input_gets_one_clear_line_and_nothing_is_written(
     arguments: str, words: tuple[str, ...], inputs: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -609,8 +718,12 @@ BAD_VALUES = {
 }
 
 
-@pytest.mark.parametrize(("flag", "value"), [(flag, value) for flag, values in BAD_VALUES.items() for value in values])
-def test_a_value_out_of_bounds_gets_one_clear_line_and_nothing_is_written(flag: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("flag", "value"), [(flag, value) for flag, values in BAD_VALUES.items() for value in values]
+)
+def test_a_value_out_of_bounds_gets_one_clear_line_and_nothing_is_written(
+    flag: str, value: str
+) -> None:
     result = fedproto("run", *SMALL, f"--{flag}={value}", "--out", "out")
     assert result.code == 2
     line = only_line(result.err)
@@ -629,7 +742,9 @@ def test_a_value_out_of_bounds_gets_one_clear_line_and_nothing_is_written(flag: 
         ("list xyz", ("algorithms, datasets, models, partitions",)),
     ],
 )
-def test_other_commands_refuse_bad_input_in_one_line_too(arguments: str, words: tuple[str, ...], inputs: Path) -> None:
+def test_other_commands_refuse_bad_input_in_one_line_too(
+    arguments: str, words: tuple[str, ...], inputs: Path
+) -> None:
     result = fedproto(*arguments.format(inputs=inputs).split())
     assert result.code == 2
     assert all(word in only_line(result.err) for word in words), result.err
@@ -670,7 +785,9 @@ def test_a_real_process_refuses_in_one_line(inputs: Path) -> None:
     assert files_in(Path.cwd()) == []
 
 
-@pytest.mark.parametrize("words", [("--dataset", "folder:" + "x" * 300), (*SMALL, "--out", "x" * 300)])
+@pytest.mark.parametrize(
+    "words", [("--dataset", "folder:" + "x" * 300), (*SMALL, "--out", "x" * 300)]
+)
 def test_a_name_longer_than_files_may_have_is_a_sentence(words: tuple[str, ...]) -> None:
     result = fedproto("run", *words)
     assert result.code == 2 and "File name too long" in only_line(result.err)

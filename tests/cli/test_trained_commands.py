@@ -24,9 +24,27 @@ from fedproto.membership.membership import Contribution, Membership
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import read_prototypes
 
-DIGITS = {"dataset": "digits", "clients": 4, "rounds": 5, "shots": 5, "lr": 0.1, "engine": "reference"}
+DIGITS = {
+    "dataset": "digits",
+    "clients": 4,
+    "rounds": 5,
+    "shots": 5,
+    "lr": 0.1,
+    "engine": "reference",
+}
 DIGITS |= {"model": "mlp(hidden=16,width=8)"}
-NEWCOMER = ("--data", "digits", "--classes", "0,5,7", "--shots", "5", "--epochs", "2", "--set", "lr=0.1")
+NEWCOMER = (
+    "--data",
+    "digits",
+    "--classes",
+    "0,5,7",
+    "--shots",
+    "5",
+    "--epochs",
+    "2",
+    "--set",
+    "lr=0.1",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -122,10 +140,14 @@ def lines_of(answer):
 @pytest.mark.parametrize("among", ["all", "own"])
 def test_predict_says_what_the_classifier_says(client, among, run, files, digits):
     options = () if client is None else ("--client", str(client))
-    answer = succeed("predict", run, files / "digits.npy", "--json", "--top", "3", "--among", among, *options)
+    answer = succeed(
+        "predict", run, files / "digits.npy", "--json", "--top", "3", "--among", among, *options
+    )
     assert answer.err == ""
     told = lines_of(answer)
-    assert [each["input"] for each in told] == [f"{files / 'digits.npy'}[{number}]" for number in range(100)]
+    assert [each["input"] for each in told] == [
+        f"{files / 'digits.npy'}[{number}]" for number in range(100)
+    ]
     for way in ("prototype", "head"):
         classifier = Classifier.of(run, client or 0, by=way, among=among)
         shares, names = classifier.predict_proba(digits), list(classifier.classes_)
@@ -136,12 +158,18 @@ def test_predict_says_what_the_classifier_says(client, among, run, files, digits
             assert candidates[0]["class"] == each[way]["label"]
             probabilities = [c["probability"] for c in candidates]
             assert probabilities == sorted(probabilities, reverse=True)
-            assert probabilities == pytest.approx([shares[row, names.index(c["class"])] for c in candidates], abs=1e-4)
-            assert [c["own"] for c in candidates] == [c["class"] in classifier.member.own for c in candidates]
+            assert probabilities == pytest.approx(
+                [shares[row, names.index(c["class"])] for c in candidates], abs=1e-4
+            )
+            assert [c["own"] for c in candidates] == [
+                c["class"] in classifier.member.own for c in candidates
+            ]
             if way == "prototype":
                 apart = classifier.distances(digits[row : row + 1])[0]
                 found = [c["distance"] for c in candidates]
-                assert found == pytest.approx([apart[names.index(c["class"])] for c in candidates], abs=1e-4)
+                assert found == pytest.approx(
+                    [apart[names.index(c["class"])] for c in candidates], abs=1e-4
+                )
             else:
                 assert all("distance" not in c for c in candidates)
 
@@ -152,11 +180,18 @@ def test_predict_shows_a_table(run, files):
     header, *rows = cells(answer.out, "input")
     assert header == ["input", "by prototype", "by head"]
     assert len(rows) == 5 + 100
-    assert rows[0][0] == str(files / "images" / "00.png") and rows[5][0] == f"{files / 'digits.npy'}[0]"
+    assert (
+        rows[0][0] == str(files / "images" / "00.png")
+        and rows[5][0] == f"{files / 'digits.npy'}[0]"
+    )
     by_prototype, by_head = (Classifier.of(run, 1, by=by) for by in ("prototype", "head"))
     x = np.load(files / "digits.npy")
-    for row, near, likely in zip(rows[5:], by_prototype.predict(x), by_head.predict(x), strict=True):
-        assert re.fullmatch(rf"{near}\*? at [\d.e+-]+", row[1]) and re.fullmatch(rf"{likely}\*? [\d.]+%", row[2])
+    for row, near, likely in zip(
+        rows[5:], by_prototype.predict(x), by_head.predict(x), strict=True
+    ):
+        assert re.fullmatch(rf"{near}\*? at [\d.e+-]+", row[1]) and re.fullmatch(
+            rf"{likely}\*? [\d.]+%", row[2]
+        )
         assert ("*" in row[1]) == (near not in by_prototype.member.own)
     assert "* the client has never seen this class itself" in answer.out
     assert "never seen" not in succeed("predict", run, files / "images", "--among", "own").out
@@ -182,7 +217,9 @@ def test_predict_takes_an_image_however_dark(level, run, tmp_path):
     features = classifier.member.see_prepared(values)[0]
     shared = classifier.member.prototypes
     expected = (shared.values[shared.known > 0] - features).norm(dim=1).min()
-    assert found["prototype"]["candidates"][0]["distance"] == pytest.approx(float(expected), abs=1e-3)
+    assert found["prototype"]["candidates"][0]["distance"] == pytest.approx(
+        float(expected), abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("kind", ["uint8", "int64"])
@@ -203,15 +240,22 @@ def test_predict_says_what_it_did_to_an_image(run, tmp_path):
 
 
 def test_predict_may_say_none_of_these(run, files, digits):
-    told = lines_of(succeed("predict", run, files / "digits.npy", "--json", "--reject", "0.5", "--top", "2"))
+    told = lines_of(
+        succeed("predict", run, files / "digits.npy", "--json", "--reject", "0.5", "--top", "2")
+    )
     for way in ("prototype", "head"):
         classifier = Classifier.of(run, by=way, reject=0.5)
         # The limit is how new one of these images is, which the last bits decide when it is seen alone.
         clear = np.abs(classifier.novelty(digits) - classifier.threshold_) > 1e-4
-        labels, expected = np.array([each[way]["label"] for each in told]), classifier.predict(digits)
+        labels, expected = (
+            np.array([each[way]["label"] for each in told]),
+            classifier.predict(digits),
+        )
         assert (labels[clear] == expected[clear]).all() and clear.mean() > 0.9
         assert {"none of these"} < set(labels)
-        assert all(len(each[way]["candidates"]) == 2 for each in told)  # what it would have been is shown all the same
+        assert all(
+            len(each[way]["candidates"]) == 2 for each in told
+        )  # what it would have been is shown all the same
     _, *rows = cells(succeed("predict", run, files / "digits.npy", "--reject", "0.5").out, "input")
     strange = [each["prototype"]["label"] == "none of these" for each in told]
     assert [row[1].startswith("none of these (") for row in rows] == strange
@@ -225,9 +269,15 @@ def test_predict_names_one_of_two_that_are_equally_near(own_run, files):
     place = int(made.known.nonzero()[-1])
     twin = Upload({"prototypes": made.values[place : place + 1]}, {"weight": torch.ones(1)})
     bank.with_member(Contribution("twin", ("twin",), twin)).save(folder)
-    told = lines_of(succeed("predict", own_run, files / "digits.npy", "--by", "prototype", "--json", "--top", "2"))
+    told = lines_of(
+        succeed(
+            "predict", own_run, files / "digits.npy", "--by", "prototype", "--json", "--top", "2"
+        )
+    )
     tied = [
-        each for each in told if {c["class"] for c in each["prototype"]["candidates"]} == {made.classes[place], "twin"}
+        each
+        for each in told
+        if {c["class"] for c in each["prototype"]["candidates"]} == {made.classes[place], "twin"}
     ]
     assert tied
     for each in tied:
@@ -275,7 +325,8 @@ def test_predict_refuses_to_reject_by_too_few_held_out_images(runs, files):
     small = runs(test_shots=4, ways=3, stdev=0)
     answer = fail("predict", small, files / "digits.npy", "--client", "2", "--reject", "0.05")
     assert re.search(
-        r"client 2 has \d held-out rows .* needs 19: the smallest share that \d can give is 0\.", answer.err
+        r"client 2 has \d held-out rows .* needs 19: the smallest share that \d can give is 0\.",
+        answer.err,
     )
     succeed("predict", small, files / "digits.npy", "--client", "2", "--reject", "0.5")
 
@@ -284,7 +335,10 @@ def test_predict_without_images_names_the_clients_that_cannot_reject(runs):
     small = runs(test_shots=4, ways=3, stdev=0)
     rows = {each.client: each.calibrated_on for each in rejections(small, 0.05)}
     answer = succeed("predict", small)
-    assert "4 of 4 clients cannot reject 0.05 of known images, which needs 19 held-out images" in answer.err
+    assert (
+        "4 of 4 clients cannot reject 0.05 of known images, which needs 19 held-out images"
+        in answer.err
+    )
     assert ", ".join(f"{client} ({count})" for client, count in rows.items()) in answer.err
     _, *table = cells(answer.out, "classified by")
     assert all(row[3:5] == ["–", "–"] and float(row[5]) >= 0 for row in table)
@@ -294,10 +348,18 @@ def test_predict_without_images_names_the_clients_that_cannot_reject(runs):
 
 
 def test_predict_goes_by_the_prototypes_there_are_now(own_run, newcomer, files):
-    before = lines_of(succeed("predict", own_run, files / "digits.npy", "--by", "prototype", "--json", "--top", "99"))
+    before = lines_of(
+        succeed(
+            "predict", own_run, files / "digits.npy", "--by", "prototype", "--json", "--top", "99"
+        )
+    )
     assert "0" not in {c["class"] for c in before[0]["prototype"]["candidates"]}
     succeed("members", own_run, "--add", newcomer)
-    after = lines_of(succeed("predict", own_run, files / "digits.npy", "--by", "prototype", "--json", "--top", "99"))
+    after = lines_of(
+        succeed(
+            "predict", own_run, files / "digits.npy", "--by", "prototype", "--json", "--top", "99"
+        )
+    )
     assert "0" in {c["class"] for c in after[0]["prototype"]["candidates"]}
 
 
@@ -307,7 +369,10 @@ def test_predict_refuses_what_is_no_input(run, files, tmp_path):
     np.save(tmp_path / "odd.npy", np.zeros((3, 7, 7), np.uint8))
     np.save(tmp_path / "small.npy", np.random.default_rng(0).random((3, 8, 8)))
     assert "text.png is damaged or no image" in fail("predict", run, tmp_path / "text.png").err
-    assert "missing.png does not exist" in fail("predict", run, files / "images", tmp_path / "missing.png").err
+    assert (
+        "missing.png does not exist"
+        in fail("predict", run, files / "images", tmp_path / "missing.png").err
+    )
     assert "holds no file to classify" in fail("predict", run, tmp_path / "empty").err
     assert "(7, 7)" in fail("predict", run, tmp_path / "odd.npy", "--json").err
     assert "multiply by 16" in fail("predict", run, tmp_path / "small.npy").err
@@ -321,7 +386,12 @@ def test_predict_refuses_a_client_that_is_not_there(client, run, files):
 
 def test_predict_refuses_what_is_no_trained_run(runs, files, tmp_path):
     forgotten = runs(checkpoint_every=0)
-    fedproto.run(dataset=[(np.zeros((8, 8, 8)), [0, 1] * 4)] * 2, rounds=1, model="mlp", out=tmp_path / "arrays")
+    fedproto.run(
+        dataset=[(np.zeros((8, 8, 8)), [0, 1] * 4)] * 2,
+        rounds=1,
+        model="mlp",
+        out=tmp_path / "arrays",
+    )
     for inputs in ((), (files / "images",)):
         assert "is not a run" in fail("predict", tmp_path / "missing", *inputs).err
         assert "is not a run" in fail("predict", files, *inputs).err
@@ -334,13 +404,19 @@ def test_predict_among_own_classes_of_which_no_prototype_is_left(own_run, files)
     bank = Membership.of(RunFolder.open(own_run))
     leaving = [name for name in bank.members if set(bank.held_by("3")) & set(bank.held_by(name))]
     succeed("members", own_run, *(word for name in leaving for word in ("--remove", name)))
-    fail("predict", own_run, files / "images", "--client", "3", "--among", "own", "--by", "prototype")
-    assert succeed("predict", own_run, files / "images", "--client", "3", "--among", "own", "--by", "head")
+    fail(
+        "predict", own_run, files / "images", "--client", "3", "--among", "own", "--by", "prototype"
+    )
+    assert succeed(
+        "predict", own_run, files / "images", "--client", "3", "--among", "own", "--by", "head"
+    )
     assert succeed("predict", own_run, files / "images", "--client", "3")
     assert succeed("predict", own_run)
 
 
-@pytest.mark.parametrize("options", [("--top", "0"), ("--reject", "1.5"), ("--by", "colour"), ("--among", "some")])
+@pytest.mark.parametrize(
+    "options", [("--top", "0"), ("--reject", "1.5"), ("--by", "colour"), ("--among", "some")]
+)
 def test_predict_refuses_values_out_of_range(options, run, files):
     answer = command("predict", run, files / "images", *options)
     assert answer.code == 2 and answer.out == "" and options[0] in answer.err
@@ -357,10 +433,23 @@ def test_join_shows_a_table_and_leaves_a_run(run, tmp_path):
     told = json.loads((tmp_path / "new" / "join.json").read_text())
     assert told["member"] == "new"  # the folder's name
     for row, epoch in zip(rows, told["epochs"], strict=True):
-        head, alone, near = epoch["joined"]["head"], epoch["alone"]["head"], epoch["joined"]["prototype"]
-        assert row[:5] == [str(epoch["epoch"]), f"{head:.1%}", f"{alone:.1%}", f"{head - alone:+.1%}", f"{near:.1%}"]
+        head, alone, near = (
+            epoch["joined"]["head"],
+            epoch["alone"]["head"],
+            epoch["joined"]["prototype"],
+        )
+        assert row[:5] == [
+            str(epoch["epoch"]),
+            f"{head:.1%}",
+            f"{alone:.1%}",
+            f"{head - alone:+.1%}",
+            f"{near:.1%}",
+        ]
     last = answer.out.splitlines()[-1]
-    assert last == f"written to {tmp_path / 'new'}; fold it in with: fedproto members {run} --add {tmp_path / 'new'}"
+    assert (
+        last
+        == f"written to {tmp_path / 'new'}; fold it in with: fedproto members {run} --add {tmp_path / 'new'}"
+    )
 
 
 def test_what_join_says_to_type_next_works(own_run, tmp_path):
@@ -378,18 +467,24 @@ def test_join_does_as_fedproto_join_does(run, newcomer):
 
 
 def test_join_without_a_pull_makes_no_difference(run, tmp_path):
-    answer = succeed("join", "--prototypes", run, *NEWCOMER, "--set", "lam=0", "--out", tmp_path / "new")
+    answer = succeed(
+        "join", "--prototypes", run, *NEWCOMER, "--set", "lam=0", "--out", tmp_path / "new"
+    )
     assert {row[3] for row in cells(answer.out, "epoch")[1:]} == {"+0.0%"}
 
 
 def test_join_has_a_folder_and_takes_a_file_and_a_name(run, tmp_path):
     """A federation may send its prototypes by post."""
     shutil.copy(run / "prototypes.safetensors", tmp_path / "received.safetensors")
-    succeed("join", "--prototypes", tmp_path / "received.safetensors", *NEWCOMER, "--name", "clinic")
+    succeed(
+        "join", "--prototypes", tmp_path / "received.safetensors", *NEWCOMER, "--name", "clinic"
+    )
     folder = tmp_path / "work" / "runs" / "newcomer"
     assert Contribution.load(folder).member == "clinic"
     assert (folder / "result.json").exists()
-    fail("join", "--prototypes", tmp_path / "received.safetensors", *NEWCOMER, writes=folder)  # it is in use now
+    fail(
+        "join", "--prototypes", tmp_path / "received.safetensors", *NEWCOMER, writes=folder
+    )  # it is in use now
 
 
 def test_join_that_is_interrupted_says_how_to_go_on(run, tmp_path, monkeypatch):
@@ -440,10 +535,13 @@ def test_join_refuses_before_it_writes(changes, message, run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "setting", ["absent=drop", "profile=released", "lost_uploads=1", "eval_every=2", "participation=0.1"]
+    "setting",
+    ["absent=drop", "profile=released", "lost_uploads=1", "eval_every=2", "participation=0.1"],
 )
 def test_join_with_settings_of_a_federation_does_it_wholly_or_not_at_all(setting, run, tmp_path):
-    answer = command("join", "--prototypes", run, *NEWCOMER, "--set", setting, "--out", tmp_path / "new")
+    answer = command(
+        "join", "--prototypes", run, *NEWCOMER, "--set", setting, "--out", tmp_path / "new"
+    )
     if answer.code:
         assert answer.code == 2 and only_line(answer.err).startswith("error: ")
         assert not (tmp_path / "new").exists()
@@ -455,16 +553,24 @@ def test_join_refuses_a_folder_that_is_in_use(run, newcomer, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("precious")
     assert (
-        "is not empty" in fail("join", "--prototypes", run, *NEWCOMER, "--out", tmp_path / "mine", writes=tmp_path).err
+        "is not empty"
+        in fail(
+            "join", "--prototypes", run, *NEWCOMER, "--out", tmp_path / "mine", writes=tmp_path
+        ).err
     )
-    assert "already holds a run" in fail("join", "--prototypes", run, *NEWCOMER, "--out", newcomer, writes=newcomer).err
+    assert (
+        "already holds a run"
+        in fail("join", "--prototypes", run, *NEWCOMER, "--out", newcomer, writes=newcomer).err
+    )
 
 
 def test_join_says_when_there_is_nothing_to_join(run, tmp_path):
     """Names that nobody there uses; one that differs by a space is the same name."""
     x, y = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32), np.arange(20) % 2
     np.savez(tmp_path / "data.npz", x=x, y=y, classes=np.array(["zero", "five "]))
-    answer = succeed("join", "--prototypes", run, "--data", f"npz:{tmp_path / 'data.npz'}", "--epochs", "1")
+    answer = succeed(
+        "join", "--prototypes", run, "--data", f"npz:{tmp_path / 'data.npz'}", "--epochs", "1"
+    )
     assert "nobody in the federation has 'zero', 'five'" in answer.err
     assert "there is nothing to join" in answer.err
     np.savez(tmp_path / "data.npz", x=x, y=y, classes=np.array(["zero", "5 "]))
@@ -498,13 +604,24 @@ def test_members_come_and_go(own_run, newcomer):
     answer = succeed("members", own_run, "--remove", "hospital")
     assert "hospital left, and took along 0" in answer.out
     without = read_prototypes(own_run)
-    assert torch.equal(without.values, original.values) and torch.equal(without.known, original.known)
+    assert torch.equal(without.values, original.values) and torch.equal(
+        without.known, original.known
+    )
 
 
 def test_members_may_replace_one_by_another(own_run, newcomer):
     """As when somebody trained anew."""
     succeed("members", own_run, "--add", newcomer)
-    succeed("members", own_run, "--remove", "hospital", "--remove", "1", "--add", newcomer / "upload.safetensors")
+    succeed(
+        "members",
+        own_run,
+        "--remove",
+        "hospital",
+        "--remove",
+        "1",
+        "--add",
+        newcomer / "upload.safetensors",
+    )
     assert list(Membership.of(RunFolder.open(own_run)).members) == ["0", "2", "3", "hospital"]
 
 
@@ -512,7 +629,9 @@ def test_members_says_which_names_look_alike(own_run, tmp_path):
     upload = Upload({"prototypes": torch.ones(2, 8)}, {"weight": torch.ones(2)})
     Contribution("zoo", ("Cat", "cat"), upload).save(tmp_path / "upload.safetensors")
     answer = succeed("members", own_run, "--add", tmp_path / "upload.safetensors")
-    assert only_line(answer.err).startswith("classes 'Cat', 'cat' differ only in case, spaces or hyphens")
+    assert only_line(answer.err).startswith(
+        "classes 'Cat', 'cat' differ only in case, spaces or hyphens"
+    )
 
 
 def test_members_refuses_and_leaves_all_as_it_was(own_run, newcomer, tmp_path):
@@ -542,7 +661,10 @@ def test_members_may_all_be_replaced_or_not_but_never_by_a_traceback(own_run, ne
     if answer.code == 0:
         assert list(Membership.of(RunFolder.open(own_run)).members) == ["hospital"]
     else:
-        assert only_line(answer.err).startswith("error: ") and not (own_run / "members.safetensors").exists()
+        assert (
+            only_line(answer.err).startswith("error: ")
+            and not (own_run / "members.safetensors").exists()
+        )
 
 
 def test_members_refuses_runs_without_any(runs, tmp_path):

@@ -62,7 +62,12 @@ def data(places):
 def rows(pool, *, shots: int = 5):
     return nway(pool, shots=shots)
 """
-KINDS = {"algorithm": "sent:method", "model": "sent:net", "dataset": "sent:data", "partition": "sent:rows"}
+KINDS = {
+    "algorithm": "sent:method",
+    "model": "sent:net",
+    "dataset": "sent:data",
+    "partition": "sent:rows",
+}
 
 
 @contextmanager
@@ -109,7 +114,9 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A file that appears when the module beside us is imported."""
     monkeypatch.chdir(tmp_path)
     trace = tmp_path / "it ran"
-    (tmp_path / "sent.py").write_text(f"{CODE}\nfrom pathlib import Path\nPath({str(trace)!r}).touch()\n")
+    (tmp_path / "sent.py").write_text(
+        f"{CODE}\nfrom pathlib import Path\nPath({str(trace)!r}).touch()\n"
+    )
     with forgotten():
         yield trace
 
@@ -152,16 +159,23 @@ def test_a_command_on_what_somebody_sent_runs_none_of_its_code(
     refused = fedproto(*arguments)
     line = only_line(refused.err)
     assert refused.code == 2 and not trace.exists()
-    assert "a plug-in" in line and "'sent:" in line and "--trust-plugins" in line and str(sent) in line
+    assert (
+        "a plug-in" in line and "'sent:" in line and "--trust-plugins" in line and str(sent) in line
+    )
     assert not Path("new").exists()
     assert fedproto(*arguments, "--trust-plugins").code == 0
     assert trace.exists()
 
 
 @pytest.mark.parametrize("command", [("members",), ("report", "--out", "new.html")])
-def test_the_members_that_a_file_lists_run_no_code(command: tuple[str, ...], sent: Path, trace: Path) -> None:
+def test_the_members_that_a_file_lists_run_no_code(
+    command: tuple[str, ...], sent: Path, trace: Path
+) -> None:
     refused = fedproto(*command, sent / "changed")
-    assert refused.code == 2 and "members.safetensors names the algorithm 'sent:method'" in only_line(refused.err)
+    assert (
+        refused.code == 2
+        and "members.safetensors names the algorithm 'sent:method'" in only_line(refused.err)
+    )
     assert not trace.exists() and not Path("new.html").exists()
 
 
@@ -169,16 +183,42 @@ def test_the_members_that_a_file_lists_run_no_code(command: tuple[str, ...], sen
     "command",
     {
         "report": ("report", "{}/algorithm", "--out", "new.html"),
-        "join": ("join", "--prototypes", "{}/changed", "--data", "digits", "--epochs", "1", "--out", "new"),
+        "join": (
+            "join",
+            "--prototypes",
+            "{}/changed",
+            "--data",
+            "digits",
+            "--epochs",
+            "1",
+            "--out",
+            "new",
+        ),
         "resume, finished": ("resume", "{}/algorithm"),
         "resume, partition": ("resume", "{}/stopped-partition"),
         "predict, partition": ("predict", "{}/partition", "{}/two.npy"),
-        "run, another name": ("run", "{}/algorithm/config.toml", "--algorithm", "local", "--out", "new"),
-        "run, another name assigned": ("run", "{}/model/config.toml", "--set", "model=mlp", "--out", "new"),
+        "run, another name": (
+            "run",
+            "{}/algorithm/config.toml",
+            "--algorithm",
+            "local",
+            "--out",
+            "new",
+        ),
+        "run, another name assigned": (
+            "run",
+            "{}/model/config.toml",
+            "--set",
+            "model=mlp",
+            "--out",
+            "new",
+        ),
         "list": ("list", "models"),
     }.values(),
 )
-def test_what_needs_no_code_of_a_plug_in_works_without_it(command: tuple[str, ...], sent: Path, trace: Path) -> None:
+def test_what_needs_no_code_of_a_plug_in_works_without_it(
+    command: tuple[str, ...], sent: Path, trace: Path
+) -> None:
     assert fedproto(*(argument.format(sent) for argument in command)).code == 0
     assert not trace.exists()
 
@@ -212,7 +252,17 @@ def test_names_in_a_partition_are_not_looked_up(sent: Path, trace: Path) -> None
     path = Path("partition.json")
     path.write_text(json.dumps(content | {"sha256": stamp(content)}))
     succeed(
-        "run", "--dataset", "digits", "--clients", "4", "--rounds", "1", "--partition", f"file:{path}", "--out", "new"
+        "run",
+        "--dataset",
+        "digits",
+        "--clients",
+        "4",
+        "--rounds",
+        "1",
+        "--partition",
+        f"file:{path}",
+        "--out",
+        "new",
     )
     assert not trace.exists()
 
@@ -257,18 +307,31 @@ def test_an_archive_that_somebody_sent_runs_no_code(kind: str, sent: Path, trace
 
     first = plan(read_spec("table-mnist", Narrowed(quick=True)))[0].cell
     archive_of(sent / kind, f"table-mnist/{first.name}", Path("cells.tgz"))
-    refused = fedproto("reproduce", "table-mnist", "--quick", "--archive", "cells.tgz", "--out", "new")
+    refused = fedproto(
+        "reproduce", "table-mnist", "--quick", "--archive", "cells.tgz", "--out", "new"
+    )
     line = only_line(refused.err)
     assert refused.code == 2 and f"holds a run with the {kind} '{KINDS[kind]}'" in line
     assert not trace.exists()
-    fedproto("reproduce", "table-mnist", "--quick", "--finished", "--archive", "cells.tgz", "--out", "new")
+    fedproto(
+        "reproduce",
+        "table-mnist",
+        "--quick",
+        "--finished",
+        "--archive",
+        "cells.tgz",
+        "--out",
+        "new",
+    )
     assert not trace.exists()
 
 
 # --- Python
 
 
-def test_from_python_a_file_is_refused_and_a_name_of_ones_own_is_not(sent: Path, trace: Path) -> None:
+def test_from_python_a_file_is_refused_and_a_name_of_ones_own_is_not(
+    sent: Path, trace: Path
+) -> None:
     for reading in (
         lambda: package.Classifier.load(sent / "exported"),
         lambda: package.Classifier.of(sent / "model"),
@@ -312,25 +375,38 @@ def test_trust_ends_with_the_command(sent: Path) -> None:
 MEMBER = 'name = "a"\nstate = "kept"\n'
 
 
-@pytest.mark.parametrize("chosen", ['data = "digits"\nmodel = "sent:net"\n', 'data = "sent:data"\n'])
+@pytest.mark.parametrize(
+    "chosen", ['data = "digits"\nmodel = "sent:net"\n', 'data = "sent:data"\n']
+)
 @pytest.mark.parametrize("key", ["", "trust-plugins = true\n"])
-@pytest.mark.parametrize("command", [("predict", "a.toml", "x.npy"), ("export", "a.toml", "--to", "new")])
+@pytest.mark.parametrize(
+    "command", [("predict", "a.toml", "x.npy"), ("export", "a.toml", "--to", "new")]
+)
 def test_a_members_file_that_somebody_sent_cannot_vouch_for_itself(
     command: tuple[str, ...], key: str, chosen: str, trace: Path
 ) -> None:
     Path("a.toml").write_text(MEMBER + chosen + key)
     refused = fedproto(*command)
-    assert refused.code == 2 and "a.toml names the" in only_line(refused.err) and "--trust-plugins" in refused.err
+    assert (
+        refused.code == 2
+        and "a.toml names the" in only_line(refused.err)
+        and "--trust-plugins" in refused.err
+    )
     assert not trace.exists()
     allowed = fedproto(*command, "--trust-plugins")
     assert allowed.code == 2 and "has not trained yet" in only_line(allowed.err)
 
 
-@pytest.mark.parametrize("chosen", ['data = "digits"\nmodel = "sent:net"\n', 'data = "sent:data"\n'])
+@pytest.mark.parametrize(
+    "chosen", ['data = "digits"\nmodel = "sent:net"\n', 'data = "sent:data"\n']
+)
 def test_an_operator_allows_plug_ins_in_the_members_own_file(chosen: str, trace: Path) -> None:
     path = Path("a.toml")
     path.write_text(MEMBER + chosen)
-    with pytest.raises(ConfigError, match=r"a\.toml names the .*: if you trust it, write trust-plugins = true there$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a\.toml names the .*: if you trust it, write trust-plugins = true there$",
+    ):
         read_member(path, operated=True)
     path.write_text(MEMBER + chosen + "trust-plugins = true\n")
     with pytest.raises(RunFolderError, match="has not trained yet"):
@@ -338,8 +414,12 @@ def test_an_operator_allows_plug_ins_in_the_members_own_file(chosen: str, trace:
 
 
 @pytest.mark.parametrize("settings", [{"algorithm": "sent:method"}, {"model": "sent:net"}])
-def test_a_server_runs_plug_ins_where_its_operator_says_so(settings: dict[str, Any], trace: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^its table names the .* write trust-plugins = true there$"):
+def test_a_server_runs_plug_ins_where_its_operator_says_so(
+    settings: dict[str, Any], trace: Path
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^its table names the .* write trust-plugins = true there$"
+    ):
         divided(settings, "its table")
     assert not trace.exists()
     _, terms = divided(settings | {"trust-plugins": True}, "its table")
@@ -358,7 +438,9 @@ def test_the_current_folder_is_searched_for_one_import_only(trace: Path) -> None
 def test_the_path_is_as_before_when_the_import_fails(trace: Path) -> None:
     Path("sent.py").write_text("raise ZeroDivisionError('at once')")
     before = list(sys.path)
-    assert "ZeroDivisionError: at once" in only_line(fedproto("run", *SMALL, "--algorithm", "sent:f").err)
+    assert "ZeroDivisionError: at once" in only_line(
+        fedproto("run", *SMALL, "--algorithm", "sent:f").err
+    )
     assert sys.path == before
 
 
@@ -371,7 +453,9 @@ def test_a_plug_in_may_import_files_beside_it(
     Path("sent_beside.py").write_text("from fedproto.algorithms.fedavg import fedavg")
     load = "from sent_beside import fedavg"
     Path("sent.py").write_text(
-        f"def f():\n    {load}\n    return fedavg()" if lazily else f"{load}\ndef f(): return fedavg()"
+        f"def f():\n    {load}\n    return fedavg()"
+        if lazily
+        else f"{load}\ndef f(): return fedavg()"
     )
     before = list(sys.path)
     succeed("run", *SMALL, "--algorithm", "sent:f", "--out", "new")
@@ -398,13 +482,22 @@ def test_a_folder_may_be_named(trace: Path) -> None:
     assert not trace.exists()
     sys.modules.pop("sent")
     Path("mine/sent.py").unlink()
-    refused = fedproto("run", *SMALL, "--algorithm", "sent:method", "--plugin-dir", "mine", "--out", "newer")
-    assert refused.code == 2 and "cannot be loaded from" in only_line(refused.err) and not trace.exists()
+    refused = fedproto(
+        "run", *SMALL, "--algorithm", "sent:method", "--plugin-dir", "mine", "--out", "newer"
+    )
+    assert (
+        refused.code == 2
+        and "cannot be loaded from" in only_line(refused.err)
+        and not trace.exists()
+    )
 
 
 def test_a_named_folder_must_be_one(trace: Path) -> None:
     refused = fedproto("run", *SMALL, "--algorithm", "sent:method", "--plugin-dir", "nowhere")
-    assert refused.code == 2 and only_line(refused.err) == "error: --plugin-dir nowhere is not a folder"
+    assert (
+        refused.code == 2
+        and only_line(refused.err) == "error: --plugin-dir nowhere is not a folder"
+    )
 
 
 def test_nobodys_folder_takes_the_place_of_an_installed_module(
@@ -425,7 +518,16 @@ def test_a_source_of_ones_own_may_bring_its_model(trace: Path) -> None:
 
 def test_several_processes_have_the_plug_ins(trace: Path) -> None:
     """They are forked, so that what was imported is there, and nothing is looked for."""
-    chosen = ("--algorithm", "sent:method", "--model", "sent:net", "--dataset", "sent:data", "--clients", "4")
+    chosen = (
+        "--algorithm",
+        "sent:method",
+        "--model",
+        "sent:net",
+        "--dataset",
+        "sent:data",
+        "--clients",
+        "4",
+    )
     shape = ("--rounds", "2", "--shots", "5", "--set", "workers=2")
     succeed("run", *chosen, *shape, "--engine", "processes", "--out", "several")
     succeed("run", *chosen, *shape, "--engine", "reference", "--out", "one")
@@ -437,10 +539,28 @@ def test_several_processes_have_the_plug_ins(trace: Path) -> None:
 
 WRONG = {
     "a model of no arguments": ("model", "def f(): pass", "must take 1 positional arguments"),
-    "a model of two arguments": ("model", "def f(fit, more): pass", "must take 1 positional arguments"),
-    "a model that fails": ("model", "def f(fit): return 1 / 0", "failed (sent.py, line 1): ZeroDivisionError"),
-    "a model that ends the program": ("model", "import sys\ndef f(fit): sys.exit(3)", "failed", "SystemExit: 3"),
-    "a model that returns nothing": ("model", "def f(fit): pass", "returned NoneType", "torch.nn.Module"),
+    "a model of two arguments": (
+        "model",
+        "def f(fit, more): pass",
+        "must take 1 positional arguments",
+    ),
+    "a model that fails": (
+        "model",
+        "def f(fit): return 1 / 0",
+        "failed (sent.py, line 1): ZeroDivisionError",
+    ),
+    "a model that ends the program": (
+        "model",
+        "import sys\ndef f(fit): sys.exit(3)",
+        "failed",
+        "SystemExit: 3",
+    ),
+    "a model that returns nothing": (
+        "model",
+        "def f(fit): pass",
+        "returned NoneType",
+        "torch.nn.Module",
+    ),
     "a model of one output": (
         "model",
         "from torch import nn\ndef f(fit): return nn.Sequential(nn.Flatten(), nn.Linear(64, fit.classes))",
@@ -473,17 +593,38 @@ WRONG = {
         "        x = x.flatten(1)[:, :10]\n        return x, x\ndef f(fit): return N()",
         "client 0's model cannot be trained: RuntimeError: not now",
     ),
-    "annotations of nothing": ("model", "def f(fit: 'Fit'): pass", "the parameters of f cannot be read", "NameError"),
+    "annotations of nothing": (
+        "model",
+        "def f(fit: 'Fit'): pass",
+        "the parameters of f cannot be read",
+        "NameError",
+    ),
     "no signature": ("model", "f = iter", "the parameters of iter cannot be read"),
-    "an option without a default": ("model", "def f(fit, *, width): pass", "needs its option 'width'"),
+    "an option without a default": (
+        "model",
+        "def f(fit, *, width): pass",
+        "needs its option 'width'",
+    ),
     "an option of no known type": (
         "model(x=1)",
         "import torch\ndef f(fit, *, x: torch.nn.Linear = None): pass",
         "model sent's x cannot be '1'",
     ),
-    "a default that no file can hold": ("model", "def f(fit, *, x=object()): pass", "sent's x must be a number, text"),
-    "an infinite default": ("model", "def f(fit, *, x=float('inf')): pass", "sent's x must be a number, text"),
-    "a method with an argument": ("algorithm", "def f(lam): pass", "must take 0 positional arguments"),
+    "a default that no file can hold": (
+        "model",
+        "def f(fit, *, x=object()): pass",
+        "sent's x must be a number, text",
+    ),
+    "an infinite default": (
+        "model",
+        "def f(fit, *, x=float('inf')): pass",
+        "sent's x must be a number, text",
+    ),
+    "a method with an argument": (
+        "algorithm",
+        "def f(lam): pass",
+        "must take 0 positional arguments",
+    ),
     "a method whose loss takes two": (
         "algorithm",
         "from dataclasses import replace\nfrom fedproto.algorithms.fedavg import fedavg\n"
@@ -527,8 +668,16 @@ WRONG = {
         "    return Source('s', ('a',), s, s)",
         "dataset 'sent:f' failed",
     ),
-    "a partition that is text": ("partition", "def f(pool): return 'rows'", "client 0's portion must be"),
-    "a partition of too few": ("partition", "def f(pool): return []", "returned 0 portions for 4 clients"),
+    "a partition that is text": (
+        "partition",
+        "def f(pool): return 'rows'",
+        "client 0's portion must be",
+    ),
+    "a partition of too few": (
+        "partition",
+        "def f(pool): return []",
+        "returned 0 portions for 4 clients",
+    ),
     "a partition of fractions": (
         "partition",
         "def f(pool): return [([0.5], [0])] * 4",
@@ -547,13 +696,17 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("kind", "code", "words"), [(k, c, w) for k, c, *w in WRONG.values()], ids=WRONG)
+@pytest.mark.parametrize(
+    ("kind", "code", "words"), [(k, c, w) for k, c, *w in WRONG.values()], ids=WRONG
+)
 def test_a_plug_in_that_breaks_the_contract_is_one_sentence(
     kind: str, code: str, words: list[str], trace: Path
 ) -> None:
     Path("sent.py").write_text(code)
     flag, bracket, options = kind.partition("(")
-    settings = {"dataset": "digits", "clients": "4", "rounds": "1"} | {flag: f"sent:f{bracket}{options}"}
+    settings = {"dataset": "digits", "clients": "4", "rounds": "1"} | {
+        flag: f"sent:f{bracket}{options}"
+    }
     arguments = [word for key, value in settings.items() for word in (f"--{key}", value)]
     refused = fedproto("run", *arguments, "--out", "new")
     assert refused.code == 2, refused.err
@@ -568,4 +721,6 @@ def test_a_method_whose_aggregate_returns_nothing_is_one_sentence(trace: Path) -
     )
     refused = fedproto("run", *SMALL, "--algorithm", "sent:f", "--out", "new")
     assert refused.code == 2
-    assert "round 1, the server of fedavg: aggregate must return a dict of tensors" in only_line(refused.err)
+    assert "round 1, the server of fedavg: aggregate must return a dict of tensors" in only_line(
+        refused.err
+    )

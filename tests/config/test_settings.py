@@ -22,7 +22,14 @@ from fedproto.config.options import (
     parse,
 )
 from fedproto.config.plugin_trust import trust_plugins
-from fedproto.config.settings import RUN_FIELDS, Config, configure, read_assignment, read_toml, resolve_auto
+from fedproto.config.settings import (
+    RUN_FIELDS,
+    Config,
+    configure,
+    read_assignment,
+    read_toml,
+    resolve_auto,
+)
 from fedproto.errors import ConfigError, unknown
 
 # --- the text form of a choice
@@ -59,7 +66,10 @@ def test_any_text_is_parts_or_one_clear_error(text: str) -> None:
         (" cnn , mlp ", [Part("cnn"), Part("mlp")]),
         ("cnn(channels=18)*7,mlp*13", [Part("cnn", {"channels": "18"}, 7), Part("mlp", {}, 13)]),
         ("cnn ( channels = 18 ) * 7", [Part("cnn", {"channels": "18"}, 7)]),
-        ('resnet18(strides="1,4", fresh=fc)', [Part("resnet18", {"strides": "1,4", "fresh": "fc"})]),
+        (
+            'resnet18(strides="1,4", fresh=fc)',
+            [Part("resnet18", {"strides": "1,4", "fresh": "fc"})],
+        ),
         ("fedper(personal='fc1,fc2')", None),  # only double quotes hold a comma together
         ("fedper(personal='fc1')", [Part("fedper", {"personal": "fc1"})]),
         ("cnn()", [Part("cnn")]),
@@ -75,7 +85,21 @@ def test_what_a_choice_looks_like(text: str, expected: list[Part] | None) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["", "cnn,", "cnn(", "cnn)", "*3", "cnn(3)", "cnn*", "cnn*0", "cnn*-1", "cnn*x", "a*2*3", 'npz:a"b']
+    "text",
+    [
+        "",
+        "cnn,",
+        "cnn(",
+        "cnn)",
+        "*3",
+        "cnn(3)",
+        "cnn*",
+        "cnn*0",
+        "cnn*-1",
+        "cnn*x",
+        "a*2*3",
+        'npz:a"b',
+    ],
 )
 def test_a_choice_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read|is no option|the count in"):
@@ -139,7 +163,9 @@ def test_values_are_converted(value: Any, kind: Any, expected: Any) -> None:
         ("mes", Literal["mse", "l2"], "did you mean 'mse'"),
     ],
 )
-def test_a_value_out_of_bounds_is_refused_with_what_is_accepted(value: Any, kind: Any, accepted: str) -> None:
+def test_a_value_out_of_bounds_is_refused_with_what_is_accepted(
+    value: Any, kind: Any, accepted: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         convert("the thing", value, kind)
     assert "the thing" in str(refused.value)
@@ -209,7 +235,9 @@ def test_an_option_without_default_must_be_given() -> None:
         ({"model": "cnn-mh,mlp"}, "stands alone"),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(settings: dict[str, Any], message: str) -> None:
+def test_an_unknown_name_is_answered_with_the_nearest(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         configure(settings)
 
@@ -250,8 +278,12 @@ def test_an_ambiguous_assignment_is_refused_with_both_ways_to_write_it(model_wit
         only({"model": model_with_lr}, {"lr": "0.1"})
 
 
-@pytest.mark.parametrize(("key", "of_the_run", "of_the_model"), [("model.lr", 0.01, 0.1), ("run.lr", 0.1, 0.5)])
-def test_a_dotted_name_says_whose_it_is(key: str, of_the_run: float, of_the_model: float, model_with_lr: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "of_the_run", "of_the_model"), [("model.lr", 0.01, 0.1), ("run.lr", 0.1, 0.5)]
+)
+def test_a_dotted_name_says_whose_it_is(
+    key: str, of_the_run: float, of_the_model: float, model_with_lr: str
+) -> None:
     config = only({"model": model_with_lr}, {key: "0.1"})
     assert (config.lr, config.model[0].options["lr"]) == (of_the_run, of_the_model)
 
@@ -326,26 +358,42 @@ def test_the_automatic_model_takes_options() -> None:
     assert (part.name, part.options) == ("auto", {"width": 40, "channels": 18})
     assert [p.options["channels"] for p in resolve_auto(part, "cnn")] == [18]
     # What was asked for wins over what the preset says.
-    assert [(p.options["channels"], p.options["width"]) for p in resolve_auto(part, "cnn-mh")] == [(18, 40)] * 3
+    assert [(p.options["channels"], p.options["width"]) for p in resolve_auto(part, "cnn-mh")] == [
+        (18, 40)
+    ] * 3
 
 
 # --- profiles
 
 
 @pytest.mark.parametrize(
-    ("dataset", "test_shots"), [("mnist", 40), ("mnist5k", 40), ("digits", 15), ("cifar10", 15), ("mnist5k,digits", 15)]
+    ("dataset", "test_shots"),
+    [("mnist", 40), ("mnist5k", 40), ("digits", 15), ("cifar10", 15), ("mnist5k,digits", 15)],
 )
-def test_the_released_profile_does_what_the_released_code_does(dataset: str, test_shots: int) -> None:
+def test_the_released_profile_does_what_the_released_code_does(
+    dataset: str, test_shots: int
+) -> None:
     config = only({"profile": "released", "dataset": dataset})
     options = config.algorithm.options
-    assert [options[name] for name in ("weighting", "collect", "absent")] == ["uniform", "during", "drop"]
+    assert [options[name] for name in ("weighting", "collect", "absent")] == [
+        "uniform",
+        "during",
+        "drop",
+    ]
     assert config.partition.options["test_shots"] == test_shots
 
 
 def test_explicit_settings_win_over_the_profile() -> None:
-    config = only({"profile": "released", "weighting": "eq6", "partition.test_shots": "7"}, {"absent": "remember"})
+    config = only(
+        {"profile": "released", "weighting": "eq6", "partition.test_shots": "7"},
+        {"absent": "remember"},
+    )
     options = config.algorithm.options
-    assert [options[name] for name in ("weighting", "collect", "absent")] == ["eq6", "during", "remember"]
+    assert [options[name] for name in ("weighting", "collect", "absent")] == [
+        "eq6",
+        "during",
+        "remember",
+    ]
     assert config.partition.options["test_shots"] == 7
 
 
@@ -369,8 +417,16 @@ WORTH_WRITING = {
     "a mix of data sets": {"dataset": "digits*5,mnist5k*15"},
     "tuples": {"model": "resnet18", "strides": "1,4"},
     "tuples in a mix": {"model": 'resnet18(strides="1,4"),resnet18(strides="2,2")'},
-    "paths": {"dataset": "npz:some/file.npz", "data_dir": "some/where", "model": "resnet18(weights=w.pth)"},
-    "paths with commas": {"dataset": 'npz:"a,b (1)*[2].npz"', "data_dir": "a,b", "partition": 'file:"a,b.json"'},
+    "paths": {
+        "dataset": "npz:some/file.npz",
+        "data_dir": "some/where",
+        "model": "resnet18(weights=w.pth)",
+    },
+    "paths with commas": {
+        "dataset": 'npz:"a,b (1)*[2].npz"',
+        "data_dir": "a,b",
+        "partition": 'file:"a,b.json"',
+    },
     "paths beyond ASCII": {"dataset": "npz:données/😀.npz", "data_dir": 'a "quoted" \\ folder'},
     "a mix of paths": {"dataset": 'npz:a.npz(augment=true, mean="0.5,0.4,0.3")*5,"npz:b,c.npz"*15'},
     "text options": {"algorithm": 'fedper(personal="fc1,fc2")'},
@@ -406,7 +462,9 @@ def test_a_configuration_written_out_says_everything(tmp_path: Path) -> None:
 
 def test_tables_name_a_plug_in_and_its_options(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    path.write_text('rounds = 3\nmodel = "mlp"\n[algorithm]\nname = "fedprox"\nmu = 1\n[partition]\nways = 4\n')
+    path.write_text(
+        'rounds = 3\nmodel = "mlp"\n[algorithm]\nname = "fedprox"\nmu = 1\n[partition]\nways = 4\n'
+    )
     config = only(read_toml(path))
     assert config.algorithm == Part("fedprox", {"mu": 1.0})
     assert (config.rounds, config.model[0].name, config.partition.options["ways"]) == (3, "mlp", 4)
@@ -428,7 +486,9 @@ def test_tables_name_a_plug_in_and_its_options(tmp_path: Path) -> None:
         (b"algorithm = 3", "algorithm must be text"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_file_that_makes_no_sense_is_refused(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "config.toml").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         configure(read_toml(tmp_path / "config.toml"))

@@ -12,7 +12,9 @@ from fedproto.core.types import Upload
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 600))
 def test_only_rows_that_speak_travel_and_arrive(speaks, dim):
     weight = torch.tensor([3.0 if row else 0.0 for row in speaks])
-    upload = Upload({"prototypes": torch.randn(len(speaks), dim) * weight[:, None]}, {"weight": weight})
+    upload = Upload(
+        {"prototypes": torch.randn(len(speaks), dim) * weight[:, None]}, {"weight": weight}
+    )
     size = codec.upload_size(upload)
     if not any(speaks):
         assert size == (0, 0)

@@ -69,16 +69,26 @@ def test_a_layer_that_is_used_twice_stays_torchs():
 
 
 def test_nested_layers_are_found_by_their_full_names():
-    inner = nn.Sequential(nn.Linear(4, 6), nn.Sequential(nn.Dropout(0.1), nn.ReLU()), nn.Dropout(0.2))
+    inner = nn.Sequential(
+        nn.Linear(4, 6), nn.Sequential(nn.Dropout(0.1), nn.ReLU()), nn.Dropout(0.2)
+    )
     _, layers = hand_in_dropout(nn.Sequential(inner, nn.Dropout(0.3)), torch.ones(1, 4))
-    assert layers == (Dropped("0.1.0.keep", (6,), 0.1), Dropped("0.2.keep", (6,), 0.2), Dropped("1.keep", (6,), 0.3))
+    assert layers == (
+        Dropped("0.1.0.keep", (6,), 0.1),
+        Dropped("0.2.keep", (6,), 0.2),
+        Dropped("1.keep", (6,), 0.3),
+    )
 
 
 def test_the_names_of_parameters_and_the_module_itself_stay_as_they_are():
-    original = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Sequential(nn.Dropout(0.1)))
+    original = nn.Sequential(
+        nn.Linear(3, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Sequential(nn.Dropout(0.1))
+    )
     module, _ = hand_in_dropout(original, torch.ones(1, 3))
     assert list(module.state_dict()) == list(original.state_dict())
-    assert [name for name, _ in module.named_parameters()] == [name for name, _ in original.named_parameters()]
+    assert [name for name, _ in module.named_parameters()] == [
+        name for name, _ in original.named_parameters()
+    ]
     assert type(original[1]) is nn.Dropout
     assert original.training
 
@@ -180,7 +190,9 @@ def test_the_gradient_flows_through_what_is_kept():
 
 def test_draws_made_in_pieces_are_those_made_at_once(monkeypatch):
     whole = draw(LAYERS, key(3, torch.arange(4)[:, None], torch.arange(2)), 9)
-    monkeypatch.setattr(dropout, "DRAWS_AT_ONCE", 2 * 8 * 7)  # two samples of eight streams of seven draws
+    monkeypatch.setattr(
+        dropout, "DRAWS_AT_ONCE", 2 * 8 * 7
+    )  # two samples of eight streams of seven draws
     pieces = draw(LAYERS, key(3, torch.arange(4)[:, None], torch.arange(2)), 9)
     assert all(torch.equal(whole[name], pieces[name]) for name in whole)
 
@@ -213,7 +225,9 @@ class InTrainingOnly(nn.Module):
 
 
 def test_dropout_that_is_called_in_training_only_is_found():
-    assert hand_in_dropout(InTrainingOnly(), torch.ones(1, 4))[1] == (Dropped("drop.keep", (4,), 0.5),)
+    assert hand_in_dropout(InTrainingOnly(), torch.ones(1, 4))[1] == (
+        Dropped("drop.keep", (4,), 0.5),
+    )
 
 
 def test_the_table_knows_every_layer_of_torch_that_drops_zeros():
@@ -238,4 +252,6 @@ def test_dropout_called_as_a_function_repeats_in_an_equal_run(engine):
     config = configure(SETTINGS | {"algorithm": "local", "engine": engine, "rounds": 1})[0]
     module = ByFunction()
     first, second = (Experiment.prepare(config, modules=module).execute() for _ in range(2))
-    assert all(torch.equal(value, second.states[0][name]) for name, value in first.states[0].items())
+    assert all(
+        torch.equal(value, second.states[0][name]) for name, value in first.states[0].items()
+    )

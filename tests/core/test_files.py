@@ -15,7 +15,11 @@ from hypothesis import strategies as st
 from fedproto.core import files
 from fedproto.errors import DataError, RunFolderError
 
-TENSORS = {"a": torch.arange(6, dtype=torch.float64).view(2, 3), "b": torch.tensor(7), "c": torch.zeros(0, 4)}
+TENSORS = {
+    "a": torch.arange(6, dtype=torch.float64).view(2, 3),
+    "b": torch.tensor(7),
+    "c": torch.zeros(0, 4),
+}
 
 
 def written(folder: Path, **header: object) -> Path:
@@ -64,10 +68,16 @@ def test_concurrent_writers_never_mix_their_bytes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "value"
     path.write_bytes(b"old")
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
     with pytest.raises(OSError, match="No space left"):
         files.write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
@@ -119,14 +129,25 @@ def test_the_lock_of_a_killed_process_is_free_and_its_leftovers_are_removed(tmp_
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\xff\xfe", b"[" * 200_000, b'{"a":' * 5_000 + b"1" + b"}" * 5_000, b"[" * 200 + b"]" * 200],
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 200_000,
+        b'{"a":' * 5_000 + b"1" + b"}" * 5_000,
+        b"[" * 200 + b"]" * 200,
+    ],
 )
 def test_bad_json_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content)
     with pytest.raises(DataError, match="is not valid JSON") as caught:
         files.read_json(path, DataError)
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 600
+    assert (
+        str(path) in str(caught.value)
+        and "\n" not in str(caught.value)
+        and len(str(caught.value)) < 600
+    )
 
 
 @pytest.mark.parametrize("content", ["a = ", "a = " + "[" * 3000 + "]" * 3000, "\x00"])
@@ -208,7 +229,9 @@ def test_another_format_version_or_no_file_is_refused_by_name(tmp_path: Path) ->
     path = written(tmp_path)
     with pytest.raises(RunFolderError, match="is not a file of checkpoint but of 'example'"):
         files.read_tensors(path, "checkpoint", 3)
-    with pytest.raises(DataError, match="has version '3' of the format example; this fedproto reads version 4"):
+    with pytest.raises(
+        DataError, match="has version '3' of the format example; this fedproto reads version 4"
+    ):
         files.read_tensors(path, "example", 4, DataError)
     with pytest.raises(RunFolderError, match="does not exist"):
         files.read_tensors(tmp_path / "none", "example", 3)

@@ -47,7 +47,9 @@ def start_group(*arguments: str | Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "fedproto", *map(str, arguments)]
     pipe = subprocess.PIPE
     environment = os.environ | ENVIRONMENT
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True)
+    return subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
+    )
 
 
 def rounds_in(folder: Path) -> int:
@@ -103,7 +105,9 @@ def processes_of_session(session: int) -> list[int]:
 
 
 @pytest.mark.parametrize("stop", SIGNALS, ids=["SIGTERM", "SIGINT"])
-def test_a_signal_to_the_group_of_a_run_loses_no_round(stop: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_to_the_group_of_a_run_loses_no_round(
+    stop: signal.Signals, tmp_path: Path
+) -> None:
     config = tmp_path / "config.toml"
     config.write_text(toml(LONG))
     path = tmp_path / "run"
@@ -112,7 +116,10 @@ def test_a_signal_to_the_group_of_a_run_loses_no_round(stop: signal.Signals, tmp
     stopped = stop_group(running, stop)
     done = rounds_in(path)
     assert stopped.code == 130, stopped.err
-    assert stopped.err == f"fedproto stopped after round {done} of 40; continue with: fedproto resume {path}\n"
+    assert (
+        stopped.err
+        == f"fedproto stopped after round {done} of 40; continue with: fedproto resume {path}\n"
+    )
     assert RunFolder(path).checkpoint_round() == done < 40
     resumed = fedproto("resume", path)
     assert resumed.code == 0, resumed.err
@@ -148,8 +155,12 @@ def test_a_signal_to_the_group_of_a_sweep_stops_it(stop: signal.Signals, tmp_pat
 @pytest.mark.slow
 def test_sigterm_to_the_group_of_reproduce_stops_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    running = start_group("reproduce", "table-mnist", "--quick", "--rounds", "500", "--seeds", "1", "--out", out)
-    wait_until(lambda: any(rounds_in(path.parent) >= 2 for path in out.rglob("metrics.jsonl")), running)
+    running = start_group(
+        "reproduce", "table-mnist", "--quick", "--rounds", "500", "--seeds", "1", "--out", out
+    )
+    wait_until(
+        lambda: any(rounds_in(path.parent) >= 2 for path in out.rglob("metrics.jsonl")), running
+    )
     stopped = stop_group(running, signal.SIGTERM)
     assert stopped.code == 130, stopped.err
     command = f"fedproto reproduce table-mnist --quick --seeds 1 --rounds 500 --out {out}"
@@ -186,7 +197,9 @@ def kill_workers() -> None:
 def test_workers_lost_in_an_interrupt_are_no_lack_of_memory(tmp_path: Path) -> None:
     """Where something kills the workers although they ignore SIGTERM, the sweep still stops."""
     config = tmp_path / "sweep.toml"
-    config.write_text(toml(LONG | {"rounds": 4, "checkpoint_every": 4}) + "[sweep]\nseed = [0, 1]\n")
+    config.write_text(
+        toml(LONG | {"rounds": 4, "checkpoint_every": 4}) + "[sweep]\nseed = [0, 1]\n"
+    )
     batches: list[int] = []
     broken: list[str] = []
 
@@ -201,7 +214,12 @@ def test_workers_lost_in_an_interrupt_are_no_lack_of_memory(tmp_path: Path) -> N
         return on_round
 
     with pytest.raises(Interrupted) as stopped:
-        run_sweep(read_sweep(config), tmp_path / "out", on_batch, lambda cell, error: broken.append(cell.name))
+        run_sweep(
+            read_sweep(config),
+            tmp_path / "out",
+            on_batch,
+            lambda cell, error: broken.append(cell.name),
+        )
     assert "last checkpoint" in str(stopped.value.__cause__)
     assert (batches, broken) == ([2], [])
 
@@ -220,7 +238,9 @@ def test_workers_lost_without_an_interrupt_are_still_an_error(tmp_path: Path) ->
     assert None not in results
 
 
-def test_an_interrupt_while_a_run_is_finished_stops_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_a_run_is_finished_stops_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It came too late for the first batch, whose result is written, but not for the second."""
     config = tmp_path / "sweep.toml"
     settings = SETTINGS | {"rounds": 2, "engine": "vectorised"}

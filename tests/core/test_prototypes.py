@@ -27,7 +27,11 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 @given(st.integers(0, 1000), st.integers(1, 30))
 def test_class_means_are_numpys(seed, samples):
     rng = np.random.default_rng(seed)
-    x, y, mask = rng.normal(size=(samples, 3)), rng.integers(0, 5, samples), rng.integers(0, 2, samples)
+    x, y, mask = (
+        rng.normal(size=(samples, 3)),
+        rng.integers(0, 5, samples),
+        rng.integers(0, 2, samples),
+    )
     means, counts = prototypes.class_means(*map(torch.from_numpy, (x, y, mask.astype(float))), 5)
     for label in range(5):
         rows = x[(y == label) & (mask == 1)]

@@ -25,14 +25,18 @@ from fedproto.runs.experiment import Experiment
 
 
 @given(st.integers(1, 40), st.floats(0.01, 1), st.floats(0, 1), st.floats(0, 1), st.integers(1, 5))
-def test_as_many_are_drawn_as_the_shares_say(clients, participation, lost_uploads, stragglers, round):
+def test_as_many_are_drawn_as_the_shares_say(
+    clients, participation, lost_uploads, stragglers, round
+):
     schedule = Schedule(9, participation, lost_uploads, stragglers)
     sampled, lost, slow = (numbers.tolist() for numbers in sample_cohort(clients, schedule, round))
     assert len(sampled) == len(set(sampled)) == max(1, math.floor(participation * clients + 0.5))
     assert len(lost) == math.floor(lost_uploads * len(sampled) + 0.5)
     assert len(slow) == math.floor(stragglers * len(sampled) + 0.5)
     assert set(lost) | set(slow) <= set(sampled) <= set(range(clients))
-    assert [sampled, lost, slow] == [numbers.tolist() for numbers in sample_cohort(clients, schedule, round)]
+    assert [sampled, lost, slow] == [
+        numbers.tolist() for numbers in sample_cohort(clients, schedule, round)
+    ]
 
 
 def test_samples_differ_between_rounds_and_seeds():
@@ -46,7 +50,9 @@ def test_samples_differ_between_rounds_and_seeds():
 
 def speak(value: float, count: float) -> Upload:
     """One client's upload of a single class with one-dimensional prototype `value` from `count` samples."""
-    return stack_uploads([Upload({"prototypes": torch.tensor([[value * count]])}, {"weight": torch.tensor([count])})])
+    return stack_uploads(
+        [Upload({"prototypes": torch.tensor([[value * count]])}, {"weight": torch.tensor([count])})]
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,8 +102,12 @@ def test_the_loop_remembers_or_drops_the_absent(absent):
 
 def test_result_tells_how_old_each_upload_is():
     _, result = finished("fedproto", clients=6, rounds=4, participation=0.5)
-    spoke = {c: r for r in range(1, 5) for c in sample_cohort(6, Schedule(4, 0.5), r).sampled.tolist()}
-    assert [each["last_upload"] for each in result.clients] == [spoke.get(number, 0) for number in range(6)]
+    spoke = {
+        c: r for r in range(1, 5) for c in sample_cohort(6, Schedule(4, 0.5), r).sampled.tolist()
+    }
+    assert [each["last_upload"] for each in result.clients] == [
+        spoke.get(number, 0) for number in range(6)
+    ]
 
 
 def test_a_lost_upload_was_trained_and_sent_but_does_not_count():
@@ -111,27 +121,48 @@ def test_a_lost_upload_was_trained_and_sent_but_does_not_count():
 
 @pytest.mark.parametrize(("slow", "steps"), [(False, 6), (True, 3)])
 def test_a_straggler_does_half_its_steps(slow, steps, monkeypatch):
-    run = experiment("local", ways=2, stdev=0, shots=11, batch=4)  # 22 images in batches of 4: 6 steps
+    run = experiment(
+        "local", ways=2, stdev=0, shots=11, batch=4
+    )  # 22 images in batches of 4: 6 steps
     calls = []
     real = local_training.forward
     monkeypatch.setattr(local_training, "forward", lambda *a: calls.append(1) or real(*a))
     local_training.train(
-        run.federation.members[0], run.algorithm, run.engine.states[0][0], {}, run.engine.trainings[0], 1, slow
+        run.federation.members[0],
+        run.algorithm,
+        run.engine.states[0][0],
+        {},
+        run.engine.trainings[0],
+        1,
+        slow,
     )
     assert len(calls) == steps
 
 
 @pytest.mark.parametrize(
     ("last_batch", "model", "steps"),
-    [("keep", "mlp", 6), ("drop", "mlp", 5), ("auto", "mlp", 6), ("auto", "resnet18", 5), ("keep", "resnet18", 6)],
+    [
+        ("keep", "mlp", 6),
+        ("drop", "mlp", 5),
+        ("auto", "mlp", 6),
+        ("auto", "resnet18", 5),
+        ("keep", "resnet18", 6),
+    ],
 )
 def test_the_last_partial_batch(last_batch, model, steps):
     """22 images in batches of 4. Where the model has BatchNorm, the batch of two is dropped unless asked for."""
     run = images_of_noise(images=28, model=model, batch=4, last_batch=last_batch)
     assert len(run.federation.members[0].train) == 22
-    assert local_training.steps_per_epoch(run.federation.members[0], run.engine.trainings[0]) == steps
+    assert (
+        local_training.steps_per_epoch(run.federation.members[0], run.engine.trainings[0]) == steps
+    )
     outcome = local_training.train(
-        run.federation.members[0], run.algorithm, run.engine.states[0][0], {}, run.engine.trainings[0], 1
+        run.federation.members[0],
+        run.algorithm,
+        run.engine.states[0][0],
+        {},
+        run.engine.trainings[0],
+        1,
     )
     assert torch.isfinite(outcome.loss["supervised"])
 
@@ -152,9 +183,10 @@ def resnet_federation(algorithm="fedrep", **settings):
     """Two clients with four 3x16x16 images each and a network with BatchNorm."""
     rng = np.random.default_rng(0)
     clients = [(rng.normal(size=(6, 3, 16, 16)), np.array([0, 0, 0, 1, 1, 1])) for _ in range(2)]
-    config = configure({"algorithm": algorithm, "model": "resnet18", "clients": 2, "batch": 2, "rounds": 1} | settings)[
-        0
-    ]
+    config = configure(
+        {"algorithm": algorithm, "model": "resnet18", "clients": 2, "batch": 2, "rounds": 1}
+        | settings
+    )[0]
     return Experiment.prepare(config, data=clients)
 
 
@@ -162,7 +194,9 @@ def test_a_frozen_layer_comes_out_as_it_went_in_running_statistics_too():
     run = resnet_federation()
     member, state = run.federation.members[0], run.engine.states[0][0]
     head_only = replace(run.algorithm, phases=run.algorithm.phases[:1])
-    trained = local_training.train(member, head_only, state, run.progress.server, run.engine.trainings[0], 1).state
+    trained = local_training.train(
+        member, head_only, state, run.progress.server, run.engine.trainings[0], 1
+    ).state
     moved = {name for name in state if not torch.equal(state[name], trained[name])}
     assert moved == {"head.fc.weight", "head.fc.bias"}
 
@@ -188,7 +222,13 @@ def test_during_collects_each_sample_once():
     received = run.algorithm.send(run.progress.server, run.federation.own_classes[0])
     for slow in (False, True):
         upload = local_training.train(
-            member, run.algorithm, run.engine.states[0][0], received, run.engine.trainings[0], 1, slow
+            member,
+            run.algorithm,
+            run.engine.states[0][0],
+            received,
+            run.engine.trainings[0],
+            1,
+            slow,
         ).upload
         counts = member.train.y[member.train.rows].bincount(minlength=10)
         assert (upload.weights["weight"] <= counts).all()
@@ -226,7 +266,9 @@ def test_four_accuracies_by_hand():
 def test_summary_is_numpys():
     values = [0.5, 0.75, 1.0]
     found = summarise({"head": torch.tensor(values, dtype=torch.float64)})
-    assert found == {"head": {"mean": pytest.approx(np.mean(values)), "std": pytest.approx(np.std(values))}}
+    assert found == {
+        "head": {"mean": pytest.approx(np.mean(values)), "std": pytest.approx(np.std(values))}
+    }
 
 
 def test_traffic_on_the_papers_network():
@@ -234,7 +276,9 @@ def test_traffic_on_the_papers_network():
     found, classes = {}, 0
     for name in ("fedavg", 'fedper(personal="fc1,fc2")', "fedproto"):
         run = Experiment.prepare(
-            configure({"algorithm": name, "rounds": 1, "shots": 2, "shots_stdev": 0, "test_shots": 1})[0]
+            configure(
+                {"algorithm": name, "rounds": 1, "shots": 2, "shots_stdev": 0, "test_shots": 1}
+            )[0]
         )
         found[name.partition("(")[0]] = run.execute().communication["values_per_round"]
         classes = sum(len(member.classes) for member in run.federation.members)
@@ -254,8 +298,12 @@ def test_each_clients_downloads_are_those_of_its_own_classes(engine):
     held = [len(member.classes) for member in run.federation.members]
     assert len(set(held)) > 1
     ledger = run.progress.ledger
-    assert [ledger.of(client)["values_down"] for client in range(6)] == [8 * count * 2 for count in held]
-    assert [ledger.of(client)["values_up"] for client in range(6)] == [8 * count * 3 for count in held]
+    assert [ledger.of(client)["values_down"] for client in range(6)] == [
+        8 * count * 2 for count in held
+    ]
+    assert [ledger.of(client)["values_up"] for client in range(6)] == [
+        8 * count * 3 for count in held
+    ]
     received = [run.algorithm.send(run.progress.server, own) for own in run.federation.own_classes]
     sizes = [codec.download_size(each).bytes for each in received]
     assert [ledger.of(client)["bytes_down"] for client in range(6)] == [2 * size for size in sizes]
@@ -275,7 +323,9 @@ def test_downloads_belong_to_the_clients_that_were_drawn():
 
 
 def test_uploads_count_values_with_weight_only():
-    upload = Upload({"prototypes": torch.zeros(10, 50)}, {"weight": torch.tensor([0.0] * 7 + [1.0] * 3)})
+    upload = Upload(
+        {"prototypes": torch.zeros(10, 50)}, {"weight": torch.tensor([0.0] * 7 + [1.0] * 3)}
+    )
     assert codec.upload_size(upload).values == 150
 
 
@@ -291,13 +341,18 @@ def test_an_error_in_training_names_round_client_and_stage():
 
 
 def test_divergence_is_an_error_that_names_the_learning_rate():
-    with pytest.raises(TrainingError, match=r"client \d, training: the .* loss is (nan|inf); the lr may be too high"):
+    with pytest.raises(
+        TrainingError,
+        match=r"client \d, training: the .* loss is (nan|inf); the lr may be too high",
+    ):
         finished("local", lr=1e300)
 
 
 def test_a_last_step_that_diverges_is_noticed():
     """One step a round: the loss before it is fine, the prototypes after it are not."""
-    with pytest.raises(TrainingError, match=r"client 0, training: its parameters or its upload are not finite"):
+    with pytest.raises(
+        TrainingError, match=r"client 0, training: its parameters or its upload are not finite"
+    ):
         finished("fedproto", lr=1e30, batch=1000, rounds=1, precision="float32")
 
 
@@ -329,15 +384,27 @@ def test_groups_of_clients_with_permuted_labels_are_told_apart():
     order = rng.permutation(len(bunch.target))[:1600].reshape(8, 200)
     shifted = (bunch.target + 5) % 10
     clients = [
-        ((bunch.images[rows] / 16).astype(np.float32), (bunch.target if number < 4 else shifted)[rows])
+        (
+            (bunch.images[rows] / 16).astype(np.float32),
+            (bunch.target if number < 4 else shifted)[rows],
+        )
         for number, rows in enumerate(order)
     ]
-    settings = {"algorithm": "fesem(clusters=2)", "model": "mlp", "clients": 8, "rounds": 12, "lr": 0.05, "seed": 1}
+    settings = {
+        "algorithm": "fesem(clusters=2)",
+        "model": "mlp",
+        "clients": 8,
+        "rounds": 12,
+        "lr": 0.05,
+        "seed": 1,
+    }
     run = Experiment.prepare(configure(settings)[0], data=clients)
     fesem = run.execute()
     centres = run.algorithm.send(run.progress.server, torch.ones(10))
     chosen = [run.algorithm.adopt(state, centres)["head.fc3.weight"] for state in fesem.states]
     groups = [int(torch.equal(weights, chosen[0])) for weights in chosen]
     assert groups == [1, 1, 1, 1, 0, 0, 0, 0]
-    fedavg = Experiment.prepare(configure(settings | {"algorithm": "fedavg"})[0], data=clients).execute()
+    fedavg = Experiment.prepare(
+        configure(settings | {"algorithm": "fedavg"})[0], data=clients
+    ).execute()
     assert fesem.accuracy["head"]["mean"] > fedavg.accuracy["head"]["mean"] + 0.2

@@ -9,7 +9,9 @@ from fedproto.core import tensors
 from fedproto.core.types import Upload
 
 KEYS = st.text("abc._", min_size=1, max_size=4)
-GROUPS = st.dictionaries(KEYS.filter(lambda key: "." not in key), st.dictionaries(KEYS, st.integers(), min_size=1))
+GROUPS = st.dictionaries(
+    KEYS.filter(lambda key: "." not in key), st.dictionaries(KEYS, st.integers(), min_size=1)
+)
 
 
 def tensor(*values: object) -> torch.Tensor:
@@ -89,7 +91,10 @@ def test_a_weight_gets_trailing_axes():
 
 def test_what_is_said_is_multiplied_by_its_weight():
     said = tensors.make_upload({"a": tensor([1, 2], [3, 4]), "b": tensor(5, 6)}, tensor(10, 100))
-    assert said.sums["a"].tolist() == [[10, 20], [300, 400]] and said.sums["b"].tolist() == [50, 600]
+    assert said.sums["a"].tolist() == [[10, 20], [300, 400]] and said.sums["b"].tolist() == [
+        50,
+        600,
+    ]
     assert said.weights.keys() == {"weight"} and said.weights["weight"].tolist() == [10, 100]
 
 
@@ -132,7 +137,9 @@ def test_the_mean_is_weighted_row_by_row_and_old_where_nobody_spoke():
 
 def test_the_mean_of_one_weight_for_each_speaker():
     """As FedAvg has it: the weight has no axis but that over the speakers."""
-    found = tensors.weighted_mean({"w": tensor(0, 0)}, Upload({"w": tensor([2, 4], [9, 3])}, {"weight": tensor(1, 3)}))
+    found = tensors.weighted_mean(
+        {"w": tensor(0, 0)}, Upload({"w": tensor([2, 4], [9, 3])}, {"weight": tensor(1, 3)})
+    )
     assert found["w"].tolist() == [11 / 4, 7 / 4]
 
 
@@ -141,7 +148,10 @@ def test_the_mean_of_nothing_is_nothing():
 
 
 def test_squared_distance_is_over_the_tensors_of_the_first():
-    a, b = {"x": tensor(1, 2), "y": tensor([3])}, {"x": tensor(2, 4), "y": tensor([0]), "z": tensor(1e9)}
+    a, b = (
+        {"x": tensor(1, 2), "y": tensor([3])},
+        {"x": tensor(2, 4), "y": tensor([0]), "z": tensor(1e9)},
+    )
     assert tensors.squared_distance(a, b).item() == 1 + 4 + 9
     with pytest.raises(KeyError):
         tensors.squared_distance(b, a)

@@ -18,7 +18,9 @@ from fedproto.config.options import Part
 from fedproto.data import DataFolders, Source, Split, hold_out
 from fedproto.errors import DataError
 
-REAL = Path(os.environ.get("FEDPROTO_DATA") or Path(__file__).parents[3] / "shared" / "data").absolute()
+REAL = Path(
+    os.environ.get("FEDPROTO_DATA") or Path(__file__).parents[3] / "shared" / "data"
+).absolute()
 
 
 @pytest.fixture(autouse=True)
@@ -40,17 +42,25 @@ MNIST = {
 
 def idx(array):
     """Zero, zero, type 8 (bytes), number of axes; each size in four bytes, the large end first; the data."""
-    return bytes([0, 0, 8, array.ndim]) + b"".join(struct.pack(">I", n) for n in array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + b"".join(struct.pack(">I", n) for n in array.shape)
+        + array.tobytes()
+    )
 
 
 def write_mnist(folder, changes=None, end="", pack=lambda raw: raw):
     folder.mkdir(parents=True, exist_ok=True)
-    for name, raw in ({name: idx(array) for name, array in MNIST.items()} | (changes or {})).items():
+    for name, raw in (
+        {name: idx(array) for name, array in MNIST.items()} | (changes or {})
+    ).items():
         (folder / (name + end)).write_bytes(pack(raw))
 
 
 @pytest.mark.parametrize("place", ["mnist", "MNIST/raw", "."])
-@pytest.mark.parametrize(("end", "pack"), [("", bytes), (".gz", gzip.compress)], ids=["plain", "gz"])
+@pytest.mark.parametrize(
+    ("end", "pack"), [("", bytes), (".gz", gzip.compress)], ids=["plain", "gz"]
+)
 def test_mnist_reads_what_the_idx_files_hold(tmp_path, place, end, pack):
     write_mnist(tmp_path / place, end=end, pack=pack)
     source = build("mnist", tmp_path)
@@ -87,16 +97,32 @@ WHOLE = idx(MNIST[IMAGES])
         (IMAGES, WHOLE[:10], "is no idx file of bytes with 3 axes"),
         (IMAGES, WHOLE[:-1], "announces 2352 bytes of data, it holds 2351"),
         (IMAGES, WHOLE + b"x", "announces 2352 bytes of data, it holds 2353"),
-        (IMAGES, WHOLE[:4] + b"\0\0\0\x04" + WHOLE[8:], "announces 3136 bytes of data, it holds 2352"),
+        (
+            IMAGES,
+            WHOLE[:4] + b"\0\0\0\x04" + WHOLE[8:],
+            "announces 3136 bytes of data, it holds 2352",
+        ),
         # 2^64 bytes: a product in 64 bits would say zero
-        (IMAGES, WHOLE[:4] + b"\x80\0\0\0\x80\0\0\0\0\0\0\x04", "announces 18446744073709551616 bytes"),
+        (
+            IMAGES,
+            WHOLE[:4] + b"\x80\0\0\0\x80\0\0\0\0\0\0\x04",
+            "announces 18446744073709551616 bytes",
+        ),
         (IMAGES, b"\0\0\x0d\x03" + WHOLE[4:], "it starts with 00000d03"),  # floats
         (IMAGES, b"\x03\x08\0\0" + WHOLE[4:], "it starts with 03080000"),  # the small end first
         (IMAGES, idx(MNIST[LABELS]), "it starts with 00000801"),  # labels where images belong
         (LABELS, WHOLE, "it starts with 00000803"),
-        (LABELS, idx(np.array([7, 0, 10], np.uint8)), "a label 10, out of range: there are 10 classes, 0 to 9"),
+        (
+            LABELS,
+            idx(np.array([7, 0, 10], np.uint8)),
+            "a label 10, out of range: there are 10 classes, 0 to 9",
+        ),
         (LABELS, idx(np.array([7, 0], np.uint8)), "has 3 inputs but 2 labels"),
-        ("t10k-images-idx3-ubyte", idx(images(2, 27, 28)), r"shape (28, 28) but test inputs of (27, 28)"),
+        (
+            "t10k-images-idx3-ubyte",
+            idx(images(2, 27, 28)),
+            r"shape (28, 28) but test inputs of (27, 28)",
+        ),
     ],
 )
 def test_a_damaged_idx_file_is_refused(tmp_path, file, raw, words):
@@ -128,7 +154,11 @@ BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 
 def batch(number, labels=(0, 9)):
     """Two images whose pixels are red, then green, then blue, row by row, as CIFAR-10 stores them."""
-    return {b"data": images(2, 3072, seed=number), b"labels": list(labels), b"batch_label": b"of a test"}
+    return {
+        b"data": images(2, 3072, seed=number),
+        b"labels": list(labels),
+        b"batch_label": b"of a test",
+    }
 
 
 def write_cifar10(folder, changes=None):
@@ -175,8 +205,14 @@ GOOD = pickle.dumps(batch(0), protocol=2)
         (b"not a pickle", "is damaged or no CIFAR-10 python batch"),
         (pickle.dumps({b"labels": [0]}), "no CIFAR-10 python batch: b'data'"),
         (pickle.dumps([1, 2]), "is damaged or no CIFAR-10 python batch"),
-        (pickle.dumps(batch(0) | {b"data": images(2, 3000)}), "is damaged or no CIFAR-10 python batch"),
-        (pickle.dumps(batch(0, labels=[0, 10]), protocol=2), "a label 10, out of range: there are 10 classes"),
+        (
+            pickle.dumps(batch(0) | {b"data": images(2, 3000)}),
+            "is damaged or no CIFAR-10 python batch",
+        ),
+        (
+            pickle.dumps(batch(0, labels=[0, 10]), protocol=2),
+            "a label 10, out of range: there are 10 classes",
+        ),
         (pickle.dumps(batch(0, labels=[0, -1]), protocol=2), "a label -1, out of range"),
         (pickle.dumps(batch(0, labels=[0]), protocol=2), "has 2 inputs but 1 labels"),
     ],
@@ -190,7 +226,9 @@ def test_a_damaged_cifar10_batch_is_refused(tmp_path, raw, words):
 def test_cifar10_batches_whose_wrong_lengths_make_up_for_each_other_are_refused(tmp_path):
     # All in all there are as many labels as images, but they would be those of other images.
     changes = {"data_batch_1": batch(0, labels=[1]), "data_batch_2": batch(1, labels=[1, 2, 3])}
-    write_cifar10(tmp_path / "cifar-10-batches-py", {name: pickle.dumps(b) for name, b in changes.items()})
+    write_cifar10(
+        tmp_path / "cifar-10-batches-py", {name: pickle.dumps(b) for name, b in changes.items()}
+    )
     assert "data_batch_1 has 2 inputs but 1 labels" in refusal("cifar10", tmp_path)
 
 
@@ -203,7 +241,9 @@ class Malicious:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
-@pytest.mark.parametrize(("call", "name"), [(os.system, "system"), (eval, "eval"), (np.load, "load")])
+@pytest.mark.parametrize(
+    ("call", "name"), [(os.system, "system"), (eval, "eval"), (np.load, "load")]
+)
 def test_code_in_a_pickle_is_refused_and_not_run(tmp_path, call, name, protocol):
     victim = tmp_path / "victim"
     argument = f"touch {victim}" if call is os.system else f"open({str(victim)!r}, 'w')"
@@ -228,7 +268,10 @@ X, Y = np.random.default_rng(2).random((30, 4)), np.arange(30) % 3
 def write_npz(folder, **arrays):
     """`x` and `y` as above, or what is said otherwise; None: leave it out."""
     path = folder / "own.npz"
-    np.savez(path, **{name: value for name, value in ({"x": X, "y": Y} | arrays).items() if value is not None})
+    np.savez(
+        path,
+        **{name: value for name, value in ({"x": X, "y": Y} | arrays).items() if value is not None},
+    )
     return f"npz:{path}"
 
 
@@ -244,7 +287,9 @@ def test_npz_holds_out_a_fifth_of_each_class(tmp_path):
 def test_npz_takes_the_test_set_it_is_given(tmp_path):
     source = build(write_npz(tmp_path, x_test=X[:4] + 1, y_test=Y[:4]))
     assert source.train.x.tolist() == X.tolist() and source.train.y.tolist() == Y.tolist()
-    assert source.test.x.tolist() == (X[:4] + 1).tolist() and source.test.y.tolist() == Y[:4].tolist()
+    assert (
+        source.test.x.tolist() == (X[:4] + 1).tolist() and source.test.y.tolist() == Y[:4].tolist()
+    )
 
 
 def test_npz_clients_become_writers_and_stay_with_their_rows(tmp_path):
@@ -265,7 +310,11 @@ def test_npz_class_names(tmp_path):
 
 @pytest.mark.parametrize(
     ("x", "model", "scale"),
-    [(X, "mlp", 1.0), (images(30, 28, 28), "cnn", 255.0), (images(30, 3, 28, 28) / 255.0, "cnn", 1.0)],
+    [
+        (X, "mlp", 1.0),
+        (images(30, 28, 28), "cnn", 255.0),
+        (images(30, 3, 28, 28) / 255.0, "cnn", 1.0),
+    ],
     ids=["rows", "bytes", "colour floats"],
 )
 def test_npz_names_a_model_and_a_scale_by_the_kind_of_inputs(tmp_path, x, model, scale):
@@ -276,9 +325,9 @@ def test_npz_names_a_model_and_a_scale_by_the_kind_of_inputs(tmp_path, x, model,
 def test_npz_is_normalised_by_its_options(tmp_path):
     source = build(write_npz(tmp_path, x=images(30, 2, 5, 5)), mean="0.5,0.25", std=(0.5, 2.0))
     found = source.tensor(source.train, np.array([3]))[0]
-    wanted = (torch.tensor(source.train.x[3] / 255.0) - torch.tensor([[[0.5]], [[0.25]]])) / torch.tensor(
-        [[[0.5]], [[2]]]
-    )
+    wanted = (
+        torch.tensor(source.train.x[3] / 255.0) - torch.tensor([[[0.5]], [[0.25]]])
+    ) / torch.tensor([[[0.5]], [[2]]])
     torch.testing.assert_close(found, wanted.float())
 
 
@@ -368,7 +417,11 @@ def test_an_npz_file_that_is_not_there_is_named(tmp_path):
 def write_chars74k(folder, typefaces=54, **changes):
     """Two classes in each font; four consecutive fonts, counted from 1, are one typeface."""
     fonts = np.repeat(np.arange(1, 4 * typefaces + 1), 2)
-    arrays = {"x": images(len(fonts), 4, 4), "y": np.tile([0, 61], len(fonts) // 2), "font_index": fonts}
+    arrays = {
+        "x": images(len(fonts), 4, 4),
+        "y": np.tile([0, 61], len(fonts) // 2),
+        "font_index": fonts,
+    }
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "chars74k_fnt_28.npz", **(arrays | changes))
 
@@ -386,7 +439,14 @@ def test_chars74k_classes_are_digits_capitals_and_small_letters(tmp_path):
     write_chars74k(tmp_path)
     source = build("chars74k", tmp_path)
     assert len(source.classes) == 62
-    assert [source.classes[label] for label in (0, 9, 10, 35, 36, 61)] == ["0", "9", "A", "Z", "a", "z"]
+    assert [source.classes[label] for label in (0, 9, 10, 35, 36, 61)] == [
+        "0",
+        "9",
+        "A",
+        "Z",
+        "a",
+        "z",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -424,7 +484,9 @@ def test_mnist5k_has_400_training_and_100_test_images_a_class(mnist5k):
 
 
 def test_mnist5k_training_and_test_images_are_disjoint(mnist5k):
-    train, test = ({image.tobytes() for image in split.x} for split in (mnist5k.train, mnist5k.test))
+    train, test = (
+        {image.tobytes() for image in split.x} for split in (mnist5k.train, mnist5k.test)
+    )
     assert len(train) == 4000 and len(test) == 1000  # the package holds no image twice
     assert not train & test
 
@@ -438,15 +500,22 @@ def test_digits_hold_out_a_fifth_of_each_class():
 
 def test_digits_are_the_same_every_time():
     first, again = build("digits"), build("digits")
-    assert first.test.x.tolist() == again.test.x.tolist() and first.train.y.tolist() == again.train.y.tolist()
+    assert (
+        first.test.x.tolist() == again.test.x.tolist()
+        and first.train.y.tolist() == again.train.y.tolist()
+    )
 
 
 def test_digits_are_normalised_to_mean_zero_and_deviation_one():
     source = build("digits")
     assert source.train.x.max() == source.scale == 16
-    x = torch.cat([source.tensor(split, np.arange(len(split.y))) for split in (source.train, source.test)])
+    x = torch.cat(
+        [source.tensor(split, np.arange(len(split.y))) for split in (source.train, source.test)]
+    )
     assert abs(float(x.mean())) < 1e-3 and abs(float(x.std()) - 1) < 1e-3
-    assert float(x.min()) == pytest.approx(-0.3053 / 0.3760) and float(x.max()) == pytest.approx(0.6947 / 0.3760)
+    assert float(x.min()) == pytest.approx(-0.3053 / 0.3760) and float(x.max()) == pytest.approx(
+        0.6947 / 0.3760
+    )
 
 
 def test_hold_out_draws_the_rows():
@@ -481,7 +550,9 @@ def test_tensor_has_channels_first_and_is_float32(stored, seen, dtype):
 
 
 def test_tensor_scales_then_normalises_each_channel():
-    source = source_of(np.full((2, 3, 2, 2), 51, np.uint8), mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 4.0))
+    source = source_of(
+        np.full((2, 3, 2, 2), 51, np.uint8), mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 4.0)
+    )
     x = source.tensor(source.train, np.array([1]))
     # 51 / 255 = 0.2
     torch.testing.assert_close(x[0, :, 1, 1], torch.tensor([0.1 / 1, 0.0, -0.1 / 4]))
@@ -491,7 +562,9 @@ def test_tensor_of_one_mnist_pixel_by_hand(mnist5k):
     row, height, width = 1234, 14, 14
     x = mnist5k.tensor(mnist5k.train, np.array([row]))
     stored = int(mnist5k.train.x[row, height, width])
-    assert float(x[0, 0, height, width]) == pytest.approx((stored / 255 - 0.1307) / 0.3081, rel=1e-6)
+    assert float(x[0, 0, height, width]) == pytest.approx(
+        (stored / 255 - 0.1307) / 0.3081, rel=1e-6
+    )
 
 
 def test_tensor_gives_the_rows_in_the_order_asked_for():
@@ -564,7 +637,10 @@ def test_arrays_from_python_with_names_for_labels():
     # The second client has no owl: classes are matched by name, not by position.
     second = names[1:][Y[Y < 2]][::-1]
     result = run([(X, names[Y]), (X[Y < 2], second)])
-    assert [client["classes"] for client in result.clients] == [["cat", "dog", "owl"], ["dog", "owl"]]
+    assert [client["classes"] for client in result.clients] == [
+        ["cat", "dog", "owl"],
+        ["dog", "owl"],
+    ]
 
 
 def test_arrays_from_python_may_be_lists_or_tensors_of_different_shapes():
@@ -573,32 +649,56 @@ def test_arrays_from_python_may_be_lists_or_tensors_of_different_shapes():
 
 
 def test_bytes_from_python_are_scaled_as_images_are():
-    same = [run([(x, Y)]).metrics[0]["loss"] for x in (images(30, 4), (images(30, 4) / 255.0).astype(np.float32))]
+    same = [
+        run([(x, Y)]).metrics[0]["loss"]
+        for x in (images(30, 4), (images(30, 4) / 255.0).astype(np.float32))
+    ]
     assert same[0]["supervised"] == pytest.approx(same[1]["supervised"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("client", "words"),
     [
-        ((X, Y, X, Y + 1), "client 1 has test images of class '3', of which nobody has a training image"),
-        ((holes(np.nan), Y), "client 1 holds a value that is not a finite number (NaN or infinite) in row 5"),
-        ((X, Y, holes(np.nan), Y), "client 1: the test set holds a value that is not a finite number"),
+        (
+            (X, Y, X, Y + 1),
+            "client 1 has test images of class '3', of which nobody has a training image",
+        ),
+        (
+            (holes(np.nan), Y),
+            "client 1 holds a value that is not a finite number (NaN or infinite) in row 5",
+        ),
+        (
+            (X, Y, holes(np.nan), Y),
+            "client 1: the test set holds a value that is not a finite number",
+        ),
         ((X, Y[:-1]), "client 1 has 30 inputs but 29 labels"),
         ((X, Y, X, Y[:-1]), "client 1: the test set has 30 inputs but 29 labels"),
         ((X, Y, X), "client 1 must be (x, y) or (x, y, x_test, y_test), not 3 things"),
         ((X,), "client 1 must be (x, y) or (x, y, x_test, y_test), not 1 things"),
         (None, "client 1 must be (x, y) or (x, y, x_test, y_test), not NoneType"),
         (([[1.0], [1.0, 2.0]], [0, 1]), "client 1 has inputs or labels that are no array"),
-        ((X, Y[:, None]), "client 1 has labels that are no list of whole numbers or of text: int64 of shape (30, 1)"),
-        ((X, Y.astype(float)), "client 1 has labels that are no list of whole numbers or of text: float64"),
+        (
+            (X, Y[:, None]),
+            "client 1 has labels that are no list of whole numbers or of text: int64 of shape (30, 1)",
+        ),
+        (
+            (X, Y.astype(float)),
+            "client 1 has labels that are no list of whole numbers or of text: float64",
+        ),
         ((X * 1e300, Y), "client 1 holds a value that is not a finite number"),
         ((X, Y, X[:, :2], Y), "client 1 has training inputs of shape (4,) but test inputs of (2,)"),
-        ((images(30, 4), Y, X, Y), "client 1 has training inputs of type uint8 but test inputs of float64"),
+        (
+            (images(30, 4), Y, X, Y),
+            "client 1 has training inputs of type uint8 but test inputs of float64",
+        ),
         ((X.astype(str), Y), "client 1 must have inputs that are numbers"),
         ((X.astype(object), Y), "client 1 must have inputs that are numbers"),
         ((X[:, 0], Y), "with one row a sample, not float64 of shape (30,)"),
         ((X[:0], Y[:0]), "client 1 has no training image"),
-        ((X[:2], Y[:2]), "client 1 has no test image"),  # one image a class: nothing can be held out
+        (
+            (X[:2], Y[:2]),
+            "client 1 has no test image",
+        ),  # one image a class: nothing can be held out
     ],
 )
 def test_unusable_arrays_from_python_are_refused(client, words):
@@ -622,7 +722,9 @@ def test_one_wild_label_does_not_make_a_billion_classes(tmp_path):
 # --- the real files, where they lie -----------------------------------------------------------------------------------
 
 real_mnist = pytest.mark.skipif(not (REAL / "mnist").exists(), reason="no MNIST in $FEDPROTO_DATA")
-real_chars = pytest.mark.skipif(not (REAL / "chars74k-fnt").exists(), reason="no Chars74K in $FEDPROTO_DATA")
+real_chars = pytest.mark.skipif(
+    not (REAL / "chars74k-fnt").exists(), reason="no Chars74K in $FEDPROTO_DATA"
+)
 
 
 @real_mnist
@@ -630,7 +732,10 @@ def test_real_mnist_is_complete():
     source = build("mnist", REAL)
     assert source.train.x.shape == (60_000, 28, 28) and source.test.x.shape == (10_000, 28, 28)
     assert np.bincount(source.train.y)[:3].tolist() == [5923, 6742, 5958]  # LeCun's counts
-    assert abs(source.train.x.mean() / 255 - 0.1307) < 1e-4 and abs(source.train.x.std() / 255 - 0.3081) < 1e-4
+    assert (
+        abs(source.train.x.mean() / 255 - 0.1307) < 1e-4
+        and abs(source.train.x.std() / 255 - 0.3081) < 1e-4
+    )
 
 
 @real_mnist

@@ -26,7 +26,9 @@ from fedproto.config import plugins
 from fedproto.data.shared.catalogue import CATALOGUE, File
 
 ROOT = Path(__file__).resolve().parents[2]
-SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs" / "data.md").read_text(), re.M | re.S))
+SECTIONS = dict(
+    re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs" / "data.md").read_text(), re.M | re.S)
+)
 MIRROR = "http://files.example.org/cifar"
 MODULES = {"hub": "datasets", "flower": "flwr_datasets"}  # what an extra brings
 SCREEN = 45  # lines
@@ -34,7 +36,10 @@ SCREEN = 45  # lines
 
 def commands(section):
     """The words of each command in the indented lines, without comments."""
-    return [shlex.split(line.partition("  #")[0]) for line in re.findall(r"^    (fedproto .*)$", section, re.M)]
+    return [
+        shlex.split(line.partition("  #")[0])
+        for line in re.findall(r"^    (fedproto .*)$", section, re.M)
+    ]
 
 
 # --- what publishers publish: as few images as four clients need ------------------------------------------------------
@@ -56,7 +61,10 @@ def published_idx(name, parts, classes):
 
 
 def published_cifar10():
-    return {f"cifar-10-batches-py/{name}": pickle.dumps(batch(number), 2) for number, name in enumerate(BATCHES)}
+    return {
+        f"cifar-10-batches-py/{name}": pickle.dumps(batch(number), 2)
+        for number, name in enumerate(BATCHES)
+    }
 
 
 def published_cifar100():
@@ -69,8 +77,15 @@ def published_cifar100():
 
 
 def published_nist():
-    page, codes = png(np.full((128, 128), 255, np.uint8)), [symbol.encode().hex() for symbol in SYMBOLS]
-    places = [f"{code}/{where}" for code in codes for where in ([f"train_{code}/{n}" for n in range(4)] + ["hsf_4/0"])]
+    page, codes = (
+        png(np.full((128, 128), 255, np.uint8)),
+        [symbol.encode().hex() for symbol in SYMBOLS],
+    )
+    places = [
+        f"{code}/{where}"
+        for code in codes
+        for where in ([f"train_{code}/{n}" for n in range(4)] + ["hsf_4/0"])
+    ]
     return {f"by_class/{place}.png": page for place in places}
 
 
@@ -91,7 +106,9 @@ PUBLISHED = {
     "fashion-mnist": lambda: published_idx("", ("train", "t10k"), 10),
     "cifar10": lambda: {"cifar-10-python.tar.gz": tgz(published_cifar10())},
     "cifar100": lambda: {"cifar-100-python.tar.gz": tgz(published_cifar100())},
-    "femnist": lambda: {"gzip.zip": zipped(published_idx("gzip/emnist-byclass-", ("train", "test"), 62))},
+    "femnist": lambda: {
+        "gzip.zip": zipped(published_idx("gzip/emnist-byclass-", ("train", "test"), 62))
+    },
     "femnist-nist": lambda: {"by_class.zip": zipped(published_nist())},
     "chars74k": lambda: {"EnglishFnt.tgz": tgz(published_fonts())},
 }
@@ -112,7 +129,9 @@ def publish(monkeypatch, tmp_path):
             files.append(File(file, hashlib.md5(raw).hexdigest(), len(raw)))
         url = f"http://127.0.0.1:{server.server_port}/{name}/"
         inside = tuple(File(file.name) for file in CATALOGUE[name].inside)
-        monkeypatch.setitem(CATALOGUE, name, replace(CATALOGUE[name], url=url, files=tuple(files), inside=inside))
+        monkeypatch.setitem(
+            CATALOGUE, name, replace(CATALOGUE[name], url=url, files=tuple(files), inside=inside)
+        )
         return url
 
     yield put
@@ -182,7 +201,9 @@ def own_csv(path):
 
 
 def own_text(path):
-    lines = [{"text": f"a {'good' if n % 2 else 'bad'} film {n}", "label": n % 2} for n in range(60)]
+    lines = [
+        {"text": f"a {'good' if n % 2 else 'bad'} film {n}", "label": n % 2} for n in range(60)
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -223,7 +244,9 @@ def smaller(kind, words):
     """Flags behind a command that leave it a second: a round, few tests, and no more images than were published."""
     tests = [] if kind in OWN else ["--test-shots", "1"]
     shots = (
-        ["--clients", "4", "--shots", "1", "--shots-stdev", "0"] if kind in PUBLISHED and "natural" not in words else []
+        ["--clients", "4", "--shots", "1", "--shots-stdev", "0"]
+        if kind in PUBLISHED and "natural" not in words
+        else []
     )
     return ["--rounds", "1", *tests, *shots]
 
@@ -242,7 +265,9 @@ def test_every_command_of_the_guide_does_what_it_says(title, publish, monkeypatc
         answer = fedproto(*words[1:])
         assert answer.code == 0, answer.err
         if words[1] == "run":
-            assert json.loads((tmp_path / f"run {number}" / "result.json").read_text())["rounds"] == 1
+            assert (
+                json.loads((tmp_path / f"run {number}" / "result.json").read_text())["rounds"] == 1
+            )
 
 
 @pytest.mark.parametrize("title", SECTIONS)

@@ -31,7 +31,9 @@ from fedproto.errors import DataError
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()
-REAL = Path(os.environ.get("FEDPROTO_DATA") or Path(__file__).parents[3] / "shared" / "data").absolute()
+REAL = Path(
+    os.environ.get("FEDPROTO_DATA") or Path(__file__).parents[3] / "shared" / "data"
+).absolute()
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +171,10 @@ def test_a_command_goes_on_where_the_one_before_broke_off(tmp_path, server, one)
     server.break_after = [100_000, 0, 0, 0]
     message = refused(get(tmp_path))
     assert "it broke off after 100000 of 300000 bytes" in message and "try again" in message
-    assert files_in(tmp_path / "one") == ["file.bin.part", "file.bin.part.tag"]  # nothing that a loader would take
+    assert files_in(tmp_path / "one") == [
+        "file.bin.part",
+        "file.bin.part.tag",
+    ]  # nothing that a loader would take
     assert get(tmp_path).code == 0
     assert server.sent == len(CONTENT) and server.requests[-1][1] == "bytes=100000-"
 
@@ -183,7 +188,9 @@ def test_a_server_without_etags_goes_on_too(tmp_path, server, one):
 def test_a_server_that_ignores_ranges_starts_again(tmp_path, server, one):
     server.ranges, server.break_after = False, [100_000]
     assert get(tmp_path).code == 0
-    assert (tmp_path / "one" / "file.bin").read_bytes() == CONTENT and server.sent == 100_000 + len(CONTENT)
+    assert (tmp_path / "one" / "file.bin").read_bytes() == CONTENT and server.sent == 100_000 + len(
+        CONTENT
+    )
 
 
 def test_a_file_that_changed_in_between_is_not_mixed(tmp_path, server, one):
@@ -249,7 +256,10 @@ def test_without_a_network_a_sentence_says_which_file_goes_where(tmp_path, serve
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     message = refused(get(tmp_path, "--mirror", f"http://127.0.0.1:{port}"))
-    assert "cannot be fetched" in message and f"put file.bin into {tmp_path / 'one'} and run this again" in message
+    assert (
+        "cannot be fetched" in message
+        and f"put file.bin into {tmp_path / 'one'} and run this again" in message
+    )
 
 
 def test_a_mirror_is_a_folder_with_the_same_files(tmp_path, server, monkeypatch):
@@ -258,7 +268,9 @@ def test_a_mirror_is_a_folder_with_the_same_files(tmp_path, server, monkeypatch)
     assert get(tmp_path, "--mirror", f"{server.url}elsewhere").code == 0
 
 
-@pytest.mark.parametrize("mirror", ["file:///tmp", "ftp://host/", "nonsense", "http:///path", "http://[half", ""])
+@pytest.mark.parametrize(
+    "mirror", ["file:///tmp", "ftp://host/", "nonsense", "http:///path", "http://[half", ""]
+)
 def test_a_mirror_that_is_no_address_is_refused(tmp_path, server, one, mirror):
     assert "it starts with http:// or https://" in refused(get(tmp_path, "--mirror", mirror))
 
@@ -273,7 +285,9 @@ def test_a_length_that_cannot_be_right_is_refused_at_once(tmp_path, server, one,
     assert files_in(tmp_path / "one") == []
 
 
-def test_a_length_that_is_not_known_beforehand_is_held_to_the_announced_one(tmp_path, server, monkeypatch):
+def test_a_length_that_is_not_known_beforehand_is_held_to_the_announced_one(
+    tmp_path, server, monkeypatch
+):
     put(monkeypatch, server, File("file.bin", MD5))
     server.length, server.ranges = 300_001, False
     monkeypatch.setattr(download, "TIMEOUT", 0.3)  # the line stays open
@@ -427,7 +441,10 @@ def test_hard_links_and_devices_are_refused(tmp_path, server, packed, link):
     [
         (b"no archive at all", "is damaged or no archive"),
         (tgz({"inside/a": b"A" * 9999})[:-20], "is damaged or no archive"),
-        (zipped({"inside/a": b"AAAA"}).replace(b"AAAA", b"AXAA", 1), "is damaged or no archive: Bad CRC-32"),
+        (
+            zipped({"inside/a": b"AAAA"}).replace(b"AAAA", b"AXAA", 1),
+            "is damaged or no archive: Bad CRC-32",
+        ),
         (tgz({"other": b"A"}), "holds no inside/*: it is not the archive that was expected"),
         (tgz({"inside/b": b"B"}), "a is not in what was downloaded for one"),
         (tgz({"inside/a": b"not A"}), "is wrong, not the published file"),
@@ -445,7 +462,11 @@ def test_chars74k_is_made_from_its_archive(tmp_path, server, monkeypatch):
     page[:, 64:] = 0
     raw = io.BytesIO()
     Image.fromarray(page).save(raw, "png")
-    names = [f"English/Fnt/Sample{label:03}/img{label:03}-{font:05}.png" for label in range(1, 63) for font in (1, 5)]
+    names = [
+        f"English/Fnt/Sample{label:03}/img{label:03}-{font:05}.png"
+        for label in range(1, 63)
+        for font in (1, 5)
+    ]
     server.files = {"EnglishFnt.tgz": tgz(dict.fromkeys(names, raw.getvalue()))}
     answer = fedproto("data", "get", "chars74k", "--mirror", server.url, "--data-dir", tmp_path)
     assert answer.code == 0 and files_in(tmp_path / "chars74k-fnt") == ["chars74k_fnt_28.npz"]
@@ -454,7 +475,9 @@ def test_chars74k_is_made_from_its_archive(tmp_path, server, monkeypatch):
         assert made["font_index"].tolist() == [1, 5] * 62
         assert not made["x"][0, :, :13].any() and (made["x"][0, :, 15:] == 255).all()
     server.files = {"EnglishFnt.tgz": tgz({names[0]: raw.getvalue()})}
-    answer = fedproto("data", "get", "chars74k", "--mirror", server.url, "--data-dir", tmp_path / "other")
+    answer = fedproto(
+        "data", "get", "chars74k", "--mirror", server.url, "--data-dir", tmp_path / "other"
+    )
     assert "does not hold Sample001 to Sample062" in refused(answer)
 
 
@@ -462,20 +485,32 @@ def test_chars74k_is_made_from_its_archive(tmp_path, server, monkeypatch):
 
 
 def idx(array):
-    return bytes([0, 0, 8, array.ndim]) + b"".join(struct.pack(">I", n) for n in array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + b"".join(struct.pack(">I", n) for n in array.shape)
+        + array.tobytes()
+    )
 
 
 @pytest.fixture
 def tiny_mnist(monkeypatch, server):
     """MNIST with three images, on the server and in the catalogue."""
     rng = np.random.default_rng(1)
-    arrays = [rng.integers(0, 9, shape, np.uint8) for shape in ((3, 28, 28), (3,), (3, 28, 28), (3,))]
+    arrays = [
+        rng.integers(0, 9, shape, np.uint8) for shape in ((3, 28, 28), (3,), (3, 28, 28), (3,))
+    ]
     files = []
     for file, array in zip(CATALOGUE["mnist"].files, arrays, strict=True):
         raw = idx(array)
         server.files[file.name] = packed = gzip.compress(raw, mtime=0)
         files.append(
-            File(file.name, hashlib.md5(packed).hexdigest(), len(packed), hashlib.md5(raw).hexdigest(), file.held)
+            File(
+                file.name,
+                hashlib.md5(packed).hexdigest(),
+                len(packed),
+                hashlib.md5(raw).hexdigest(),
+                file.held,
+            )
         )
     data = DataSet(server.url, "mnist", tuple(files), ("mnist", "MNIST/raw", "."), "free", "a test")
     monkeypatch.setitem(CATALOGUE, "mnist", data)
@@ -502,7 +537,9 @@ def test_only_what_is_missing_is_downloaded(tmp_path, server, tiny_mnist):
 
 def test_files_that_were_packed_again_or_unpacked_are_right(tmp_path, tiny_mnist):
     fedproto("data", "get", "mnist", "--data-dir", tmp_path)
-    images, labels = (tmp_path / "mnist" / f"train-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1"))
+    images, labels = (
+        tmp_path / "mnist" / f"train-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")
+    )
     images.write_bytes(gzip.compress(gzip.decompress(images.read_bytes()), 1))
     labels.with_suffix("").write_bytes(gzip.decompress(labels.read_bytes()))
     labels.unlink()

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from fedproto.data import DataFolders
 from fedproto.data.csv import csv
-from fedproto.data.shared.feature_encoding import ENCODING, Category, Columns, Number, Words, from_json, to_json
+from fedproto.data.shared.feature_encoding import (
+    ENCODING,
+    Category,
+    Columns,
+    Number,
+    Words,
+    from_json,
+    to_json,
+)
 from fedproto.data.shared.preprocessing import Preparation
 from fedproto.data.text import text
 from fedproto.deploy.member import _source
@@ -38,7 +46,11 @@ def texts(*values):
 
 
 def test_a_number_is_standardised_and_what_is_missing_is_the_mean():
-    assert Number("size", 2.0, 4.0)(texts("2", "", "-1e1"), nowhere).tolist() == [[0.0], [0.0], [-3.0]]
+    assert Number("size", 2.0, 4.0)(texts("2", "", "-1e1"), nowhere).tolist() == [
+        [0.0],
+        [0.0],
+        [-3.0],
+    ]
 
 
 def test_a_category_is_one_input_a_text_and_a_new_one_is_nothing():
@@ -50,7 +62,9 @@ def test_columns_stand_side_by_side_in_their_own_order_and_say_what_is_new():
     encoding = Columns((Number("size", 0.0, 1.0), Category("home", ("", "flat"))))
     table = {"other": texts("x", "y"), "home": texts("flat", "boat"), "size": texts("3", "4")}
     assert encoding(table, nowhere).tolist() == [[3, 0, 1], [4, 0, 0]]
-    assert {name: rows.tolist() for name, rows in encoding.strangers(table).items()} == {"home": [1]}
+    assert {name: rows.tolist() for name, rows in encoding.strangers(table).items()} == {
+        "home": [1]
+    }
     assert encoding.width == 3
 
 
@@ -68,7 +82,9 @@ def test_words_are_ranked_by_how_often_they_occur():
     ],
 )
 def test_what_is_no_number_is_refused_where_it_stands(value, words):
-    with pytest.raises(DataError, match=f"^row 1: column 'size' holds '{re.escape(value)}', .*{words}"):
+    with pytest.raises(
+        DataError, match=f"^row 1: column 'size' holds '{re.escape(value)}', .*{words}"
+    ):
         Number("size", 0.0, 1.0)(texts("1", value), nowhere)
 
 
@@ -77,10 +93,14 @@ def test_what_is_no_number_is_refused_where_it_stands(value, words):
 names = st.text(st.characters(exclude_categories=("Cs",)), max_size=5)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 numbers = st.builds(Number, names, finite, finite.filter(lambda value: value > 0))
-categories = st.builds(Category, names, st.sets(names, min_size=1).map(lambda found: tuple(sorted(found))))
+categories = st.builds(
+    Category, names, st.sets(names, min_size=1).map(lambda found: tuple(sorted(found)))
+)
 columns = st.lists(numbers | categories, min_size=1, unique_by=lambda column: column.name)
 tables = st.builds(Columns, columns.map(tuple))
-vocabularies = st.builds(Words, st.lists(names, min_size=1, unique=True).map(tuple), st.integers(1, 1000))
+vocabularies = st.builds(
+    Words, st.lists(names, min_size=1, unique=True).map(tuple), st.integers(1, 1000)
+)
 
 
 @given(tables | vocabularies)
@@ -91,8 +111,20 @@ def test_json_gives_back_what_it_was_given(encoding):
 @pytest.mark.parametrize(
     "content",
     [
-        *(None, 3, [], {}, {"words": ["a"]}, {"words": [], "length": 3}, {"words": ["a", "a"], "length": 3}),
-        *({"words": ["a"], "length": 0}, {"words": ["a"], "length": True}, {"words": [1], "length": 3}),
+        *(
+            None,
+            3,
+            [],
+            {},
+            {"words": ["a"]},
+            {"words": [], "length": 3},
+            {"words": ["a", "a"], "length": 3},
+        ),
+        *(
+            {"words": ["a"], "length": 0},
+            {"words": ["a"], "length": True},
+            {"words": [1], "length": 3},
+        ),
         *({"columns": []}, {"columns": [3]}, {"columns": [{"name": "a"}]}, {"columns": {"a": 1}}),
         {"columns": [{"name": 3, "values": ["a"]}]},
         {"columns": [{"name": "a", "values": ["b", "a"]}]},
@@ -115,7 +147,9 @@ def test_anything_else_is_refused(content):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return animals(tmp_path_factory.mktemp("data"), lambda generator, sound, number: f"it {sound} {number}")
+    return animals(
+        tmp_path_factory.mktemp("data"), lambda generator, sound, number: f"it {sound} {number}"
+    )
 
 
 def test_rows_of_a_table_are_read_as_in_training(folder):
@@ -123,20 +157,26 @@ def test_rows_of_a_table_are_read_as_in_training(folder):
     found = list(read_inputs(folder / "animals.csv", source.preparation))
     read = np.stack([each.x for each in found])
     assert read.shape == (75, 4) and not any(each.notices for each in found)
-    assert sorted(map(tuple, read)) == sorted(map(tuple, np.concatenate([source.train.x, source.test.x])))
+    assert sorted(map(tuple, read)) == sorted(
+        map(tuple, np.concatenate([source.train.x, source.test.x]))
+    )
     assert found[1].name == f"{folder / 'animals.csv'}, line 3"
 
 
 def test_texts_are_read_as_in_training(folder):
     source = text(DataFolders(), str(folder / "animals.jsonl"), length=5)
     read = np.stack([each.x for each in read_inputs(folder / "animals.jsonl", source.preparation)])
-    assert sorted(map(tuple, read)) == sorted(map(tuple, np.concatenate([source.train.x, source.test.x])))
+    assert sorted(map(tuple, read)) == sorted(
+        map(tuple, np.concatenate([source.train.x, source.test.x]))
+    )
 
 
 # --- new ones
 
 
-TABLE = Preparation((3,), encoding=Columns((Number("size", 0.0, 1.0), Category("home", ("flat", "tree")))))
+TABLE = Preparation(
+    (3,), encoding=Columns((Number("size", 0.0, 1.0), Category("home", ("flat", "tree"))))
+)
 TEXT = Preparation((4,), encoding=Words(("dog", "the"), 4))
 
 
@@ -148,15 +188,25 @@ def test_a_new_table_needs_no_label_and_says_what_is_new(tmp_path):
     assert second.x.tolist() == [0, 0, 0]
     assert first.notices == [f"{place}: column 'home' holds 'boat', which no training row does"]
     (tmp_path / "new.csv").write_text("home,size\nboat,1\n" + ",\n" * 1200)
-    (notice,) = [notice for each in read_inputs(tmp_path / "new.csv", TABLE) for notice in each.notices]
-    assert notice.endswith("2 and 1,200 more rows: column 'home' holds what no training row does, first 'boat'")
+    (notice,) = [
+        notice for each in read_inputs(tmp_path / "new.csv", TABLE) for notice in each.notices
+    ]
+    assert notice.endswith(
+        "2 and 1,200 more rows: column 'home' holds what no training row does, first 'boat'"
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("home,more\ntree,1\n", "has no column 'size', which this member was trained on: size, home"),
-        ("home,size\ntree,tall\n", "line 2: column 'size' holds 'tall', but the training rows hold numbers"),
+        (
+            "home,more\ntree,1\n",
+            "has no column 'size', which this member was trained on: size, home",
+        ),
+        (
+            "home,size\ntree,tall\n",
+            "line 2: column 'size' holds 'tall', but the training rows hold numbers",
+        ),
         ("home,size\n", "holds no row below its header"),
         ("3,4\n", "has no header"),
         ("\0", "holds no row below its header"),
@@ -170,13 +220,19 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path, content, words):
 
 @pytest.mark.parametrize("name", ["new.txt", "new.csv", "new.jsonl"])
 def test_a_new_text_needs_no_label_and_says_where_it_knows_nothing(tmp_path, name):
-    raw = {"new.txt": "The dog.", "new.csv": "id,text\n7,The dog.\n", "new.jsonl": '{"text": "The dog.", "id": 7}\n'}
+    raw = {
+        "new.txt": "The dog.",
+        "new.csv": "id,text\n7,The dog.\n",
+        "new.jsonl": '{"text": "The dog.", "id": 7}\n',
+    }
     (tmp_path / name).write_text(raw[name])
     (found,) = read_inputs(tmp_path / name, TEXT)
     assert (found.x.tolist(), found.x.dtype, found.notices) == ([3, 2, 0, 0], np.float32, [])
     (tmp_path / name).write_text(raw[name].replace("The dog", "Zebra"))
     (found,) = read_inputs(tmp_path / name, TEXT)
-    assert found.x.tolist() == [1, 0, 0, 0] and found.notices[0].endswith("no word that the training texts hold")
+    assert found.x.tolist() == [1, 0, 0, 0] and found.notices[0].endswith(
+        "no word that the training texts hold"
+    )
 
 
 def test_texts_without_a_text_are_refused(tmp_path):
@@ -192,8 +248,12 @@ def test_a_column_that_is_not_asked_for_may_be_as_it_likes(tmp_path):
 
 @pytest.mark.parametrize("name", ["new.TXT", "new.txt.gz", "new.JSONL", "new.tsv"])
 def test_a_text_is_known_by_its_ending(tmp_path, name):
-    raw = {"new.JSONL": '{"text": "The dog."}\n', "new.tsv": "text\tid\nThe dog.\t7\n"}.get(name, "The dog.")
-    (tmp_path / name).write_bytes(gzip.compress(raw.encode()) if name.endswith("gz") else raw.encode())
+    raw = {"new.JSONL": '{"text": "The dog."}\n', "new.tsv": "text\tid\nThe dog.\t7\n"}.get(
+        name, "The dog."
+    )
+    (tmp_path / name).write_bytes(
+        gzip.compress(raw.encode()) if name.endswith("gz") else raw.encode()
+    )
     assert [each.x.tolist() for each in read_inputs(tmp_path / name, TEXT)] == [[3, 2, 0, 0]]
 
 
@@ -201,7 +261,10 @@ def test_a_text_is_known_by_its_ending(tmp_path, name):
 @pytest.mark.parametrize("member", [TABLE, TEXT], ids=["table", "texts"])
 def test_a_file_of_another_kind_is_refused_with_what_is_accepted(tmp_path, name, member):
     (tmp_path / name).write_text("text,size,home\n1,2,3\n")
-    with pytest.raises(DataError, match=r"is no file for a member that was trained on .*: it takes .*\.csv, .*\.npy"):
+    with pytest.raises(
+        DataError,
+        match=r"is no file for a member that was trained on .*: it takes .*\.csv, .*\.npy",
+    ):
         list(read_inputs(tmp_path / name, member))
 
 
@@ -214,7 +277,9 @@ def test_a_file_without_a_text_is_refused(tmp_path, name, content):
 
 def test_arrays_are_taken_as_they_are(tmp_path):
     np.save(tmp_path / "rows.npy", np.eye(3))
-    assert [each.x.tolist() for each in read_inputs(tmp_path / "rows.npy", TABLE)] == np.eye(3).tolist()
+    assert [each.x.tolist() for each in read_inputs(tmp_path / "rows.npy", TABLE)] == np.eye(
+        3
+    ).tolist()
 
 
 # --- given, or kept
@@ -227,12 +292,20 @@ def stored(path, encoding):
 
 def test_a_table_may_be_read_by_anothers_encoding(folder, tmp_path):
     given = Columns((Category("home", ("boat", "tree")), Number("size", 1.0, 2.0)))
-    source = csv(DataFolders(), str(folder / "animals.csv"), encoding=stored(tmp_path / "e.json", given))
+    source = csv(
+        DataFolders(), str(folder / "animals.csv"), encoding=stored(tmp_path / "e.json", given)
+    )
     own = csv(DataFolders(), str(folder / "animals.csv"))
     size, tree = own.encoding.columns[0], own.train.x[:, 3]
-    assert source.preparation.encoding == given and own.encoding.columns[1].values == ("flat", "house", "tree")
+    assert source.preparation.encoding == given and own.encoding.columns[1].values == (
+        "flat",
+        "house",
+        "tree",
+    )
     assert source.train.x[:, 1].tolist() == tree.tolist() and not source.train.x[:, 0].any()
-    assert np.allclose(source.train.x[:, 2], (own.train.x[:, 0] * size.std + size.mean - 1) / 2, atol=1e-6)
+    assert np.allclose(
+        source.train.x[:, 2], (own.train.x[:, 0] * size.std + size.mean - 1) / 2, atol=1e-6
+    )
 
 
 def test_texts_may_be_read_by_anothers_words(folder, tmp_path):
@@ -246,8 +319,18 @@ def test_an_encoding_of_another_kind_or_of_other_columns_is_refused(folder, tmp_
     words, other = Words(("it",), 2), Columns((Number("weight", 0.0, 1.0),))
     for source, file, wrong, sentence in (
         (csv, "animals.csv", words, "is the encoding of texts, and .*animals.csv is a table"),
-        (csv, "animals.csv", other, "has no column 'weight', which .*e.json speaks of: it has size, home"),
-        (text, "animals.jsonl", other, "is the encoding of a table, and .*animals.jsonl holds texts"),
+        (
+            csv,
+            "animals.csv",
+            other,
+            "has no column 'weight', which .*e.json speaks of: it has size, home",
+        ),
+        (
+            text,
+            "animals.jsonl",
+            other,
+            "is the encoding of a table, and .*animals.jsonl holds texts",
+        ),
     ):
         with pytest.raises(DataError, match=sentence):
             source(DataFolders(), str(folder / file), encoding=stored(tmp_path / "e.json", wrong))
@@ -255,16 +338,31 @@ def test_an_encoding_of_another_kind_or_of_other_columns_is_refused(folder, tmp_
         csv(DataFolders(), str(folder / "animals.csv"), encoding=str(tmp_path / "nowhere.json"))
 
 
-def test_members_of_different_tables_that_agree_on_an_encoding_can_average_weights(folder, tmp_path):
+def test_members_of_different_tables_that_agree_on_an_encoding_can_average_weights(
+    folder, tmp_path
+):
     """Their own would give inputs of different sizes: one of them has never seen a tree."""
     rows = (folder / "animals.csv").read_text().splitlines(keepends=True)
     few = [rows[0], *(row for row in rows[1:] if "tree" not in row)]
     (tmp_path / "few.csv").write_text("".join(few))
     agreed = stored(tmp_path / "e.json", csv(DataFolders(), str(folder / "animals.csv")).encoding)
-    settings = ("--algorithm", "fedavg", "--clients", "2", "--shots", "3", "--rounds", "1", "--model", "mlp")
+    settings = (
+        "--algorithm",
+        "fedavg",
+        "--clients",
+        "2",
+        "--shots",
+        "3",
+        "--rounds",
+        "1",
+        "--model",
+        "mlp",
+    )
     mixed = f"csv:{folder / 'animals.csv'},csv:{tmp_path / 'few.csv'}"
     assert fedproto("run", "--dataset", mixed, *settings, "--out", tmp_path / "run").code == 2
-    answer = fedproto("run", "--dataset", f"{mixed}(encoding={agreed})", *settings, "--out", tmp_path / "run")
+    answer = fedproto(
+        "run", "--dataset", f"{mixed}(encoding={agreed})", *settings, "--out", tmp_path / "run"
+    )
     assert answer.code == 0, answer.err
 
 
@@ -284,7 +382,10 @@ def test_a_deployed_members_columns_keep_their_meaning_while_its_table_grows(fol
 
 NEW = {
     "csv": ("animals.csv", "home,size\nflat,-0.5\ntree,2.5\nboat,0\n"),
-    "text": ("animals.jsonl", '{"text": "listen: it hoots"}\n{"text": "it barks"}\n{"text": "moo"}\n'),
+    "text": (
+        "animals.jsonl",
+        '{"text": "listen: it hoots"}\n{"text": "it barks"}\n{"text": "moo"}\n',
+    ),
 }
 
 
@@ -292,8 +393,25 @@ NEW = {
 def test_an_exported_member_reads_new_rows_where_its_data_is_gone(kind, folder, tmp_path):
     data, content = NEW[kind]
     mine = shutil.copytree(folder, tmp_path / "data") / data
-    settings = ("--clients", "3", "--ways", "3", "--stdev", "0", "--shots", "6", "--rounds", "15", "--lr", "0.1")
-    run, new, exported = tmp_path / "run", tmp_path / f"new.{data.split('.')[1]}", tmp_path / "exported"
+    settings = (
+        "--clients",
+        "3",
+        "--ways",
+        "3",
+        "--stdev",
+        "0",
+        "--shots",
+        "6",
+        "--rounds",
+        "15",
+        "--lr",
+        "0.1",
+    )
+    run, new, exported = (
+        tmp_path / "run",
+        tmp_path / f"new.{data.split('.')[1]}",
+        tmp_path / "exported",
+    )
     assert fedproto("run", "--dataset", f"{kind}:{mine}", *settings, "--out", run).code == 0
     new.write_text(content)
     answer = fedproto("predict", run, new, "--json")
@@ -304,11 +422,17 @@ def test_an_exported_member_reads_new_rows_where_its_data_is_gone(kind, folder, 
     ]
     wanted = {"csv": ["cat", "owl"], "text": ["owl", "dog"]}[kind]
     assert [line["head"]["label"] for line in lines][:2] == wanted
-    assert ("no training row does" if kind == "csv" else "no word that the training") in only_line(answer.err)
+    assert ("no training row does" if kind == "csv" else "no word that the training") in only_line(
+        answer.err
+    )
     about_rejecting, told = fedproto("export", run, "--to", exported).err.splitlines()
     assert "client 0 has" in about_rejecting and "states no threshold" in about_rejecting
-    assert told.startswith(f"{exported / ENCODING} ") and told.endswith(": read it before you hand it on")
-    mine.write_text(mine.read_text().replace("it ", "listen ").replace("0.", "10."))  # what it learnt stays learnt
+    assert told.startswith(f"{exported / ENCODING} ") and told.endswith(
+        ": read it before you hand it on"
+    )
+    mine.write_text(
+        mine.read_text().replace("it ", "listen ").replace("0.", "10.")
+    )  # what it learnt stays learnt
     assert fedproto("predict", run, new, "--json").out == answer.out
     shutil.rmtree(tmp_path / "data")
     shutil.rmtree(run)
@@ -326,8 +450,21 @@ def test_what_the_model_makes_no_finite_number_of_is_refused(folder, tmp_path):
 
 def test_clients_of_tables_and_of_texts_each_have_their_own_encoding(folder, tmp_path):
     data = f"csv:{folder / 'animals.csv'}*2,text:{folder / 'animals.jsonl'}(length=5)*2"
-    settings = ("--clients", "4", "--shots", "3", "--rounds", "1", "--set", "dim=8", "--out", tmp_path / "run")
-    answer = fedproto("run", "--dataset", data, "--model", "mlp(width=8)*2,textcnn(width=8)*2", *settings)
+    settings = (
+        "--clients",
+        "4",
+        "--shots",
+        "3",
+        "--rounds",
+        "1",
+        "--set",
+        "dim=8",
+        "--out",
+        tmp_path / "run",
+    )
+    answer = fedproto(
+        "run", "--dataset", data, "--model", "mlp(width=8)*2,textcnn(width=8)*2", *settings
+    )
     assert answer.code == 0, answer.err
     found = RunFolder(tmp_path / "run").encodings()
     assert [type(found[client]) for client in range(4)] == [Columns, Columns, Words, Words]
@@ -342,14 +479,24 @@ def test_an_encoding_that_does_not_fit_its_member_is_refused(folder, tmp_path):
     settings = ("--clients", "2", "--shots", "3", "--rounds", "1", "--out", run)
     assert fedproto("run", "--dataset", f"csv:{folder / 'animals.csv'}", *settings).code == 0
     assert fedproto("export", run, "--to", exported, "--no-onnx").code == 0
-    assert json.loads((exported / ENCODING).read_text())["columns"][1]["values"] == ["flat", "house", "tree"]
+    assert json.loads((exported / ENCODING).read_text())["columns"][1]["values"] == [
+        "flat",
+        "house",
+        "tree",
+    ]
     other = '{"version": 2, "words": ["a"], "length": 3}'
     for content, words in (
-        (other.replace("2", "1"), r"encoding.json makes inputs of shape \(3,\), where \(4,\) is wanted"),
+        (
+            other.replace("2", "1"),
+            r"encoding.json makes inputs of shape \(3,\), where \(4,\) is wanted",
+        ),
         ("{", "encoding.json is not valid JSON"),
         ('{"version": 1}', "encoding.json does not say how rows or texts become numbers"),
         (other, r"encoding.json has version '2'; this fedproto reads version 1"),
-        ('{"words": ["a"], "length": 3}', r"encoding.json states no version; this fedproto reads version 1"),
+        (
+            '{"words": ["a"], "length": 3}',
+            r"encoding.json states no version; this fedproto reads version 1",
+        ),
     ):
         (exported / ENCODING).write_text(content)
         with pytest.raises(DataError, match=r"encoding.json is damaged or of another export"):

@@ -30,7 +30,11 @@ def nowhere_else(monkeypatch, tmp_path):
 
 def idx(array):
     """Zero, zero, type 8 (bytes), number of axes; each size in four bytes, the large end first; the data."""
-    return bytes([0, 0, 8, array.ndim]) + b"".join(struct.pack(">I", n) for n in array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + b"".join(struct.pack(">I", n) for n in array.shape)
+        + array.tobytes()
+    )
 
 
 def write(path, raw):
@@ -52,7 +56,11 @@ def leaf_file(x, y, names):
         rows = [row for row, name in enumerate(names) if name == user]
         pixels = [[(255 - int(value)) / 255 for value in x[row].reshape(-1)] for row in rows]
         data[user] = {"x": pixels, "y": [int(y[row]) for row in rows]}
-    return {"users": users, "num_samples": [len(data[user]["y"]) for user in users], "user_data": data}
+    return {
+        "users": users,
+        "num_samples": [len(data[user]["y"]) for user in users],
+        "user_data": data,
+    }
 
 
 def write_leaf(folder):
@@ -60,7 +68,10 @@ def write_leaf(folder):
     for part, x in (("train", X), ("test", TEST_X)):
         for shard, some in enumerate((slice(0, 40), slice(40, 62))):
             content = leaf_file(x[some], Y[some], names[some])
-            write(folder / part / f"all_data_{shard}_niid_0_keep_0_{part}_9.json", json.dumps(content).encode())
+            write(
+                folder / part / f"all_data_{shard}_niid_0_keep_0_{part}_9.json",
+                json.dumps(content).encode(),
+            )
 
 
 def write_emnist(folder, end=".gz", pack=gzip.compress, changes=None):
@@ -68,7 +79,9 @@ def write_emnist(folder, end=".gz", pack=gzip.compress, changes=None):
     for part, x in (("train", X), ("test", TEST_X)):
         sides = np.ascontiguousarray(x.transpose(0, 2, 1))
         files = {f"{part}-images-idx3": idx(sides), f"{part}-labels-idx1": idx(Y.astype(np.uint8))}
-        for name, raw in (files | {key: value for key, value in (changes or {}).items() if key in files}).items():
+        for name, raw in (
+            files | {key: value for key, value in (changes or {}).items() if key in files}
+        ).items():
             write(folder / f"emnist-byclass-{name}-ubyte{end}", pack(raw))
 
 
@@ -88,7 +101,9 @@ def structure(name, fields):
     """A 1x1 struct: the length of a field's name, the names, and a nameless matrix a field."""
     names = b"".join(field.encode().ljust(32, b"\0") for field in fields)
     length = struct.pack("<HHI", 5, 4, 32)  # a small element: type and length share four bytes
-    return element(14, _head(2, (1, 1), name) + length + element(1, names) + b"".join(fields.values()))
+    return element(
+        14, _head(2, (1, 1), name) + length + element(1, names) + b"".join(fields.values())
+    )
 
 
 def _head(klass, shape, name):
@@ -107,7 +122,12 @@ def mat_part(x, labels=None, count=None):
 def mat_file(train=None, mapping=SYMBOLS):
     codes = np.array([[label, ord(symbol)] for label, symbol in enumerate(mapping)], np.uint8)
     parts = {"train": train or mat_part(X), "test": mat_part(TEST_X), "mapping": matrix("", codes)}
-    header = b"MATLAB 5.0 MAT-file, made by a test".ljust(116) + b"\0" * 8 + struct.pack("<H", 0x0100) + b"IM"
+    header = (
+        b"MATLAB 5.0 MAT-file, made by a test".ljust(116)
+        + b"\0" * 8
+        + struct.pack("<H", 0x0100)
+        + b"IM"
+    )
     packed = zlib.compress(structure("dataset", parts))  # as MATLAB 7 saves
     return header + struct.pack("<II", 15, len(packed)) + packed
 
@@ -120,14 +140,23 @@ def png(pixels):
 
     head = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 0, 0, 0, 0)
     lines = b"".join(b"\0" + row.tobytes() for row in pixels)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(lines))
+        + chunk(b"IEND", b"")
+    )
 
 
 def write_nist(folder, x=X, test_x=TEST_X):
     """A folder a class, named by its code; hsf_4 is the test set, and train_xx repeats the others."""
     for label, symbol in enumerate(SYMBOLS):
         code = symbol.encode().hex()
-        for where, pixels in ((f"train_{code}", x[label]), ("hsf_0", x[label]), ("hsf_4", test_x[label])):
+        for where, pixels in (
+            (f"train_{code}", x[label]),
+            ("hsf_0", x[label]),
+            ("hsf_4", test_x[label]),
+        ):
             write(folder / "by_class" / code / where / f"{where}_00000.png", png(255 - pixels))
         write(folder / "by_class" / code / "hsf_0.mit", b"1\n")
 
@@ -186,7 +215,9 @@ def test_femnist_takes_the_form_that_is_asked_for(tmp_path):
     for each in WRITE.values():
         each(tmp_path / "femnist")
     assert build("femnist", tmp_path).train.writer.dtype.kind == "U"  # LEAF is the first choice
-    assert build("femnist", tmp_path, form="emnist").train.writer.dtype.kind == "i"  # with writers rather than without
+    assert (
+        build("femnist", tmp_path, form="emnist").train.writer.dtype.kind == "i"
+    )  # with writers rather than without
     assert build("femnist", tmp_path, form="nist").train.writer is None
 
 
@@ -204,7 +235,9 @@ def test_leaf_all_data_holds_out_a_fifth_of_each_class(tmp_path):
     content = leaf_file(X[:20], y, ["ann"] * 10 + ["bob"] * 10)
     write(tmp_path / "femnist" / "all_data" / "all_data_0.json", json.dumps(content).encode())
     source = build("femnist", tmp_path)
-    assert np.bincount(source.train.y).tolist() == [8, 8] and np.bincount(source.test.y).tolist() == [2, 2]
+    assert np.bincount(source.train.y).tolist() == [8, 8] and np.bincount(
+        source.test.y
+    ).tolist() == [2, 2]
     assert set(source.train.writer) == {"ann", "bob"}
 
 
@@ -306,7 +339,10 @@ def test_a_missing_emnist_file_is_named(tmp_path, missing):
         (mat_file(train=mat_part(X, labels=Y + 1)), "train has a label 62, out of range"),
         (mat_file(train=mat_part(X, labels=Y[:-1])), "train has 62 inputs but 61 labels"),
         (mat_file(train=mat_part(X, count=61)), "train has 62 labels but 61 client or writer ids"),
-        (mat_file(train=matrix("", X.reshape(62, 784))), "is damaged or no emnist-byclass.mat of MATLAB 5"),
+        (
+            mat_file(train=matrix("", X.reshape(62, 784))),
+            "is damaged or no emnist-byclass.mat of MATLAB 5",
+        ),
     ],
 )
 def test_a_damaged_mat_file_is_refused(tmp_path, raw, words):
@@ -323,7 +359,9 @@ def test_nist_images_stay_on_disk_and_take_the_papers_network(tmp_path):
     assert not isinstance(source.train.x, np.ndarray) and source.train.x.shape == (62, 128, 128)
     model = plugins.build("model", Part("cnn", {"kernel": 3}), Fit((1, 128, 128), 62))
     assert source.model == "cnn(kernel=3)"
-    assert model.state_dict()[next(key for key in model.state_dict() if key.endswith("fc1.weight"))].shape == (
+    assert model.state_dict()[
+        next(key for key in model.state_dict() if key.endswith("fc1.weight"))
+    ].shape == (
         50,
         16820,
     )
@@ -333,7 +371,9 @@ def test_nist_reads_only_the_rows_that_are_asked_for(tmp_path):
     write_nist(tmp_path / "femnist")
     source = build("femnist", tmp_path)
     code = "7a"
-    (tmp_path / "femnist" / "by_class" / code / f"train_{code}" / f"train_{code}_00000.png").write_bytes(b"no image")
+    (
+        tmp_path / "femnist" / "by_class" / code / f"train_{code}" / f"train_{code}_00000.png"
+    ).write_bytes(b"no image")
     assert source.train.x[np.array([3, 1])].tolist() == X[[3, 1]].tolist()
     with pytest.raises(FedProtoError, match=r"train_7a_00000\.png is damaged or no image"):
         source.tensor(source.train, np.array([61]))
@@ -373,7 +413,9 @@ def write_fashion(folder, changes=None):
             f"{part}-images-idx3": idx(images(count, 28, 28)),
             f"{part}-labels-idx1": idx(np.arange(count, dtype="u1")),
         }
-        for name, raw in (files | {key: value for key, value in (changes or {}).items() if key in files}).items():
+        for name, raw in (
+            files | {key: value for key, value in (changes or {}).items() if key in files}
+        ).items():
             write(folder / f"{name}-ubyte.gz", gzip.compress(raw))
 
 
@@ -381,8 +423,15 @@ def write_fashion(folder, changes=None):
 def test_fashion_mnist_reads_what_the_idx_files_hold(tmp_path, place):
     write_fashion(tmp_path / place)
     source = build("fashion-mnist", tmp_path)
-    assert source.train.x.tolist() == images(3, 28, 28).tolist() and source.test.y.tolist() == [0, 1]
-    assert source.classes[0] == "T-shirt/top" and source.classes[9] == "Ankle boot" and len(source.classes) == 10
+    assert source.train.x.tolist() == images(3, 28, 28).tolist() and source.test.y.tolist() == [
+        0,
+        1,
+    ]
+    assert (
+        source.classes[0] == "T-shirt/top"
+        and source.classes[9] == "Ankle boot"
+        and len(source.classes) == 10
+    )
 
 
 def test_fashion_mnist_does_not_take_mnist_for_itself(tmp_path):
@@ -392,7 +441,9 @@ def test_fashion_mnist_does_not_take_mnist_for_itself(tmp_path):
 
 
 def test_a_damaged_fashion_mnist_file_is_refused(tmp_path):
-    write_fashion(tmp_path / "fashion-mnist", {"t10k-labels-idx1": idx(np.array([0, 10], np.uint8))})
+    write_fashion(
+        tmp_path / "fashion-mnist", {"t10k-labels-idx1": idx(np.array([0, 10], np.uint8))}
+    )
     assert "a label 10, out of range" in refusal("fashion-mnist", tmp_path)
 
 
@@ -405,13 +456,20 @@ META = {
 
 
 def cifar100_part(seed, fine=(0, 99), coarse=(4, 19)):
-    return {b"data": images(2, 3072, seed=seed), b"fine_labels": list(fine), b"coarse_labels": list(coarse)}
+    return {
+        b"data": images(2, 3072, seed=seed),
+        b"fine_labels": list(fine),
+        b"coarse_labels": list(coarse),
+    }
 
 
 def write_cifar100(folder, changes=None):
     whole = {"meta": META, "train": cifar100_part(0), "test": cifar100_part(1)}
     for name, content in (whole | (changes or {})).items():
-        write(folder / name, content if isinstance(content, bytes) else pickle.dumps(content, protocol=2))
+        write(
+            folder / name,
+            content if isinstance(content, bytes) else pickle.dumps(content, protocol=2),
+        )
 
 
 @pytest.mark.parametrize("place", ["cifar100/cifar-100-python", "cifar-100-python"])
@@ -427,7 +485,11 @@ def test_cifar100_reads_images_labels_and_names(tmp_path, place):
 def test_cifar100_in_its_20_coarse_classes(tmp_path):
     write_cifar100(tmp_path / "cifar-100-python")
     source = build("cifar100", tmp_path, coarse="true")
-    assert source.train.y.tolist() == [4, 19] and source.classes[4] == "kind 4" and len(source.classes) == 20
+    assert (
+        source.train.y.tolist() == [4, 19]
+        and source.classes[4] == "kind 4"
+        and len(source.classes) == 20
+    )
 
 
 def test_cifar100_reads_names_as_python_2_wrote_them(tmp_path):
@@ -448,8 +510,16 @@ GOOD = pickle.dumps(cifar100_part(0), protocol=2)
         ("train", GOOD[:-100], "is damaged or no CIFAR-100 python file"),
         ("train", [1], "it holds list, not a dict"),
         ("train", {b"data": images(2, 3072)}, "no CIFAR-100 python file: b'fine_labels'"),
-        ("train", cifar100_part(0) | {b"data": images(2, 3000)}, "is damaged or no CIFAR-100 python file"),
-        ("test", cifar100_part(0, fine=(0, 100)), "a label 100, out of range: there are 100 classes"),
+        (
+            "train",
+            cifar100_part(0) | {b"data": images(2, 3000)},
+            "is damaged or no CIFAR-100 python file",
+        ),
+        (
+            "test",
+            cifar100_part(0, fine=(0, 100)),
+            "a label 100, out of range: there are 100 classes",
+        ),
         ("test", cifar100_part(0, fine=(0,)), "has 2 inputs but 1 labels"),
         ("meta", {}, "must hold a list fine_label_names of 100 names"),
         ("meta", {b"fine_label_names": [b"a"]}, "must hold a list fine_label_names of 100 names"),
@@ -465,7 +535,9 @@ def test_a_damaged_cifar100_file_is_refused(tmp_path, file, content, words):
 def test_a_missing_cifar100_file_is_named(tmp_path, missing):
     write_cifar100(tmp_path / "cifar-100-python")
     (tmp_path / "cifar-100-python" / missing).unlink()
-    assert f"{missing} is missing: the folder must hold train, test and meta" in refusal("cifar100", tmp_path)
+    assert f"{missing} is missing: the folder must hold train, test and meta" in refusal(
+        "cifar100", tmp_path
+    )
 
 
 def test_code_in_a_cifar100_pickle_is_refused(tmp_path):
@@ -487,7 +559,12 @@ def test_code_in_a_cifar100_pickle_is_refused(tmp_path):
             "it starts with",
         ),
         ("femnist", "femnist/emnist-byclass.mat", b"no", "is damaged or no emnist-byclass.mat"),
-        ("fashion-mnist", "fashion-mnist/train-images-idx3-ubyte.gz", b"\x1f\x8b\x08", "is damaged"),
+        (
+            "fashion-mnist",
+            "fashion-mnist/train-images-idx3-ubyte.gz",
+            b"\x1f\x8b\x08",
+            "is damaged",
+        ),
         ("cifar100", "cifar100/cifar-100-python/meta", b"no", "is damaged or no CIFAR-100"),
         ("femnist", "elsewhere", b"", "was not found in"),
         ("fashion-mnist", "elsewhere", b"", "was not found in"),
@@ -496,7 +573,9 @@ def test_code_in_a_cifar100_pickle_is_refused(tmp_path):
 )
 def test_the_command_line_refuses_in_one_sentence(tmp_path, dataset, file, raw, words):
     write(tmp_path / file, raw)
-    answer = fedproto("run", "--dataset", dataset, "--data-dir", tmp_path, "--out", tmp_path / "run")
+    answer = fedproto(
+        "run", "--dataset", dataset, "--data-dir", tmp_path, "--out", tmp_path / "run"
+    )
     assert answer.code == 2 and words in only_line(answer.err) and not (tmp_path / "run").exists()
 
 
@@ -504,6 +583,8 @@ def test_the_command_line_refuses_in_one_sentence(tmp_path, dataset, file, raw, 
 def test_the_command_line_trains_on_femnist(tmp_path, form):
     WRITE[form](tmp_path / "femnist")
     flags = ("--clients", "2", "--rounds", "1", "--shots", "1", "--stdev", "0", "--device", "cpu")
-    answer = fedproto("run", "--dataset", "femnist", "--data-dir", tmp_path, *flags, "--out", tmp_path / "run")
+    answer = fedproto(
+        "run", "--dataset", "femnist", "--data-dir", tmp_path, *flags, "--out", tmp_path / "run"
+    )
     assert answer.code == 0, answer.err
     assert (tmp_path / "run" / "result.json").exists()

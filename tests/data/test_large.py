@@ -58,7 +58,9 @@ def test_a_million_images_are_not_read_before_they_are_used(million):
     assert source.train.x[-1].min() == 7
 
 
-@pytest.mark.parametrize("partition", ["nway(shots=5)", "natural(test_shots=5)", "iid(test_shots=5)"])
+@pytest.mark.parametrize(
+    "partition", ["nway(shots=5)", "natural(test_shots=5)", "iid(test_shots=5)"]
+)
 def test_a_million_images_are_divided_in_little_memory(million, partition):
     source = build(f"npy:{million}")
     part = configure({"partition": partition, "clients": 1000})[0].partition
@@ -68,7 +70,13 @@ def test_a_million_images_are_divided_in_little_memory(million, partition):
 
 
 def test_a_member_reads_its_own_rows_of_a_million(million):
-    settings = {"dataset": f"npy:{million}", "clients": 5, "shots": 5, "test_shots": 5, "device": "cpu"}
+    settings = {
+        "dataset": f"npy:{million}",
+        "clients": 5,
+        "shots": 5,
+        "test_shots": 5,
+        "device": "cpu",
+    }
     found, peak = peak_of(lambda: Experiment.prepare(configure(settings)[0]).federation)
     assert len(found.members) == 5
     assert peak < 200 * MEGABYTE
@@ -95,7 +103,10 @@ def test_npy_is_npz_in_a_folder(tmp_path):
         np.save(tmp_path / f"{name}.npy", array)
     np.savez(tmp_path / "own.npz", **arrays)
     mapped, loaded = build(f"npy:{tmp_path}"), build(f"npz:{tmp_path}/own.npz")
-    assert mapped.classes == loaded.classes and (mapped.scale, mapped.model) == (loaded.scale, loaded.model)
+    assert mapped.classes == loaded.classes and (mapped.scale, mapped.model) == (
+        loaded.scale,
+        loaded.model,
+    )
     for one, other in ((mapped.train, loaded.train), (mapped.test, loaded.test)):
         rows = np.arange(len(one.y))
         assert one.y.tolist() == other.y.tolist() and one.writer.tolist() == other.writer.tolist()
@@ -107,7 +118,10 @@ def test_npy_is_npz_in_a_folder(tmp_path):
     [
         ({"y": np.zeros(3, int)}, r"must be a folder with x.npy and y.npy, and holds y.npy"),
         ({}, "and holds neither"),
-        ({"x": np.zeros((3, 2)), "y": np.zeros(3, int), "x_test": np.zeros((3, 2))}, "both x_test.npy and y_test.npy"),
+        (
+            {"x": np.zeros((3, 2)), "y": np.zeros(3, int), "x_test": np.zeros((3, 2))},
+            "both x_test.npy and y_test.npy",
+        ),
         ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "y must be a list of whole numbers"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(2, int)}, "has 3 inputs but 2 labels"),
         ({"x": np.array([None]), "y": np.zeros(1, int)}, "x.npy is damaged or no npy file"),
@@ -133,7 +147,9 @@ def test_a_value_that_is_not_finite_is_found_in_whatever_piece(row, chunk):
 
 
 def test_large_floats_are_looked_at_in_pieces(tmp_path):
-    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (200_000, 28, 28))  # 627 MB, all hole
+    x = np.lib.format.open_memmap(
+        tmp_path / "x.npy", "w+", np.float32, (200_000, 28, 28)
+    )  # 627 MB, all hole
     _, peak = peak_of(lambda: check("here", Split(x, np.zeros(len(x), int)), 1))
     assert peak < 200 * MEGABYTE
 
@@ -151,7 +167,9 @@ def test_images_of_a_folder_are_read_once_used_and_no_sooner(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         for number in range(4):
-            Image.fromarray(np.full((3, 3), number, np.uint8)).save(tmp_path / name / f"{number}.png")
+            Image.fromarray(np.full((3, 3), number, np.uint8)).save(
+                tmp_path / name / f"{number}.png"
+            )
     (tmp_path / "a" / "2.png").write_text("broken")
     source = build(f"folder:{tmp_path}", size=3, grey=True)  # with both, no file is opened
     assert len(source.train.y) == 6
@@ -204,13 +222,17 @@ seeds = st.integers(0, 2**31)
 @quickly
 def test_portions_are_the_plain_ones(seed, shots):
     trains = np.array_split(np.random.default_rng(seed).permutation(300), 40)
-    assert as_lists(portions(a_pool(seed), trains, shots)) == plain_portions(a_pool(seed), trains, shots)
+    assert as_lists(portions(a_pool(seed), trains, shots)) == plain_portions(
+        a_pool(seed), trains, shots
+    )
 
 
 @given(seed=seeds, shots=st.none() | st.just(1), text=st.booleans())
 @quickly
 def test_natural_is_the_plain_one(seed, shots, text):
-    found = plugins.build("partition", Part("natural", {"test_shots": shots}), a_pool(seed, text=text))
+    found = plugins.build(
+        "partition", Part("natural", {"test_shots": shots}), a_pool(seed, text=text)
+    )
     assert as_lists(found) == plain_natural(a_pool(seed, text=text), shots)
 
 
@@ -235,12 +257,16 @@ def test_nway_deals_as_a_plain_loop_does(seed, clients):
 def test_grouped_is_a_search_for_each_number(values):
     array = np.array(values, int)
     found = grouped(array, 7)  # numbers above are nobody's
-    assert [rows.tolist() for rows in found] == [np.flatnonzero(array == number).tolist() for number in range(7)]
+    assert [rows.tolist() for rows in found] == [
+        np.flatnonzero(array == number).tolist() for number in range(7)
+    ]
 
 
 def test_clients_with_the_same_classes_share_their_test_rows():
     train, test = (np.arange(count) % CLASSES for count in (MILLION // 10, 100_000))
-    pool = PartitionRequest(train, test, tuple(map(str, range(CLASSES))), 100, 1, rng.generator(0, "partition"), "")
+    pool = PartitionRequest(
+        train, test, tuple(map(str, range(CLASSES))), 100, 1, rng.generator(0, "partition"), ""
+    )
     found, peak = peak_of(lambda: plugins.build("partition", Part("iid"), pool))
     assert all(len(portion.test) == 100_000 for portion in found)
     assert peak < 50 * MEGABYTE  # 80 if each had its own

@@ -38,7 +38,14 @@ def test_fedproto_beats_training_alone_and_the_papers_value():
         DataFolders().find("mnist")
     except DataError:
         pytest.skip("no MNIST in $FEDPROTO_DATA")
-    setting = {"dataset": "mnist", "rounds": 20, "eval_every": 20, "ways": 3, "stdev": 2, "shots": 100}
+    setting = {
+        "dataset": "mnist",
+        "rounds": 20,
+        "eval_every": 20,
+        "ways": 3,
+        "stdev": 2,
+        "shots": 100,
+    }
     alone = fedproto.run(algorithm="local", **setting).accuracy["head"]["mean"]
     together = fedproto.run(algorithm="fedproto", **setting).accuracy
     assert together["prototype"]["mean"] > alone

@@ -59,7 +59,9 @@ def digits():
 def as_mnist(folder, train, test):
     for part, (x, y) in (("train", train), ("t10k", test)):
         for kind, array in (("images-idx3", x), ("labels-idx1", y.astype(np.uint8))):
-            head = bytes([0, 0, 8, array.ndim]) + b"".join(struct.pack(">I", n) for n in array.shape)
+            head = bytes([0, 0, 8, array.ndim]) + b"".join(
+                struct.pack(">I", n) for n in array.shape
+            )
             (folder / f"{part}-{kind}-ubyte").write_bytes(head + array.tobytes())
     return "mnist"
 
@@ -121,13 +123,23 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def run(dataset, folder, **options):
-    settings = {"ways": 3, "stdev": 1, "shots": 8, "clients": 4, "rounds": 2, "seed": 3, "engine": "vectorised"}
+    settings = {
+        "ways": 3,
+        "stdev": 1,
+        "shots": 8,
+        "clients": 4,
+        "rounds": 2,
+        "seed": 3,
+        "engine": "vectorised",
+    }
     return fedproto.run(dataset=dataset, data_dir=str(folder), device="cpu", **settings, **options)
 
 
 def assert_same_bits(one, other):
     assert one.accuracy == other.accuracy
-    assert [client["accuracy"] for client in one.clients] == [client["accuracy"] for client in other.clients]
+    assert [client["accuracy"] for client in one.clients] == [
+        client["accuracy"] for client in other.clients
+    ]
     for name, value in one.prototypes.items():
         assert value.equal(other.prototypes[name]), name
     for a, b in zip(one.states, other.states, strict=True):
@@ -162,11 +174,15 @@ def test_thirty_images_of_two_classes_are_enough_for_the_defaults(form, tmp_path
     """Whatever the seed, neither class of 20 clients must run out; who asks for too much is told so."""
     x, y = images(60, 28, 28), np.repeat([0, 1], 30)
     source = build(FORMS[form](tmp_path, (x, y), (x, y)))
-    source = source if len(source.classes) == 2 else replace(source, classes=("0", "1"))  # as_hf and as_pfllib say ten
+    source = (
+        source if len(source.classes) == 2 else replace(source, classes=("0", "1"))
+    )  # as_hf and as_pfllib say ten
     for seed in range(50):
         portions = assemble.divide([source] * 20, Part("nway"), seed)
         assert all(len(np.unique(source.train.y[portion.train])) == 2 for portion in portions)
-    with pytest.raises(ConfigError, match="class '0' has 30 training images, but 100 are wanted: lower shots"):
+    with pytest.raises(
+        ConfigError, match="class '0' has 30 training images, but 100 are wanted: lower shots"
+    ):
         assemble.divide([source] * 20, Part("nway", {"shots": 5, "stdev": 0}), 0)
 
 
@@ -197,14 +213,19 @@ def test_clients_without_a_name_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "index", [3, -1, slice(1, 4), [2, 0], np.array([4, 4]), np.arange(5) > 2, np.zeros(0, int)], ids=repr
+    "index",
+    [3, -1, slice(1, 4), [2, 0], np.array([4, 4]), np.arange(5) > 2, np.zeros(0, int)],
+    ids=repr,
 )
 def test_a_lazy_array_gives_the_rows_that_an_array_gives(index):
     array = images(5, 2, 3)
     lazy = Lazy(array.shape, lambda rows: array[rows])
     assert (lazy.shape, lazy.ndim, len(lazy)) == (array.shape, 3, 5)
     assert lazy[index].tolist() == array[index].tolist()
-    assert lazy.subset(np.array([4, 1, 0])).subset(np.array([2, 1]))[:].tolist() == array[[0, 1]].tolist()
+    assert (
+        lazy.subset(np.array([4, 1, 0])).subset(np.array([2, 1]))[:].tolist()
+        == array[[0, 1]].tolist()
+    )
 
 
 def test_images_are_read_when_asked_for(tmp_path):
@@ -261,14 +282,20 @@ def test_folder_refuses_test_images_without_classes_or_without_a_training_set(tm
     write_folder(tmp_path / "b")
     write_folder(tmp_path / "b" / name)
     message = refusal(f"folder:{tmp_path}/b")
-    assert f"b/{name} holds a folder a class, but there is no" in message and "b/train to train with" in message
+    assert (
+        f"b/{name} holds a folder a class, but there is no" in message
+        and "b/train to train with" in message
+    )
 
 
 def test_folder_refuses_a_class_that_only_the_test_set_has(tmp_path):
     write_folder(tmp_path / "train")
     write_folder(tmp_path / "test", classes=("cat", "owl"))
     message = refusal(f"folder:{tmp_path}")
-    assert "test/owl holds a class that" in message and "train has no image of: add some, or remove it" in message
+    assert (
+        "test/owl holds a class that" in message
+        and "train has no image of: add some, or remove it" in message
+    )
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "validation"])
@@ -287,7 +314,10 @@ def test_folder_names_that_are_no_text_are_refused(tmp_path):
         name = write_folder(tmp_path, classes=("cat", os.fsdecode(b"do\xff")))
     except OSError:
         pytest.skip("this file system takes no such name")
-    assert r"has a class 'do\udcff', which holds half a character and cannot be written in UTF-8" in refusal(name)
+    assert (
+        r"has a class 'do\udcff', which holds half a character and cannot be written in UTF-8"
+        in refusal(name)
+    )
     message = refusal(write_folder(tmp_path / os.fsdecode(b"\xff")))
     assert r"\udcff', which holds half a character" in message and message.isascii()
 
@@ -326,15 +356,20 @@ def test_folder_is_coloured_if_one_file_is(tmp_path):
 def test_folder_size_resizes_and_its_absence_refuses_other_sizes(tmp_path):
     write_folder(tmp_path)
     save(tmp_path / "dog" / "9.png", images(1, 6, 4)[0])
-    assert "dog/9.png has 6x4 pixels but others have 4x4: with size=N every" in refusal(f"folder:{tmp_path}")
+    assert "dog/9.png has 6x4 pixels but others have 4x4: with size=N every" in refusal(
+        f"folder:{tmp_path}"
+    )
     source = build(f"folder:{tmp_path}", size=8)
     assert source.train.x[:].shape == (len(source.train.y), 8, 8)
     assert (
-        build(write_folder(tmp_path / "even"), size=4).train.x[:] == build(f"folder:{tmp_path}/even").train.x[:]
+        build(write_folder(tmp_path / "even"), size=4).train.x[:]
+        == build(f"folder:{tmp_path}/even").train.x[:]
     ).all()
 
 
-@pytest.mark.parametrize(("raw", "words"), [(b"", "no image"), (b"GIF89a", "no image"), (None, "is damaged")])
+@pytest.mark.parametrize(
+    ("raw", "words"), [(b"", "no image"), (b"GIF89a", "no image"), (None, "is damaged")]
+)
 def test_folder_names_a_broken_file(tmp_path, raw, words):
     write_folder(tmp_path, shape=(40, 40))
     for number in range(5):
@@ -356,7 +391,9 @@ def test_folder_refuses_what_is_none(tmp_path):
     assert "absent is no folder that can be read" in refusal(f"folder:{tmp_path}/absent")
     assert "holds no images: it needs a folder a class" in refusal(f"folder:{tmp_path}")
     assert "dataset 'folder' needs a path" in refusal("folder")
-    assert "has 1 channels: mean and std take 1 or 1" in refusal(write_folder(tmp_path), mean="0.1,0.2,0.3")
+    assert "has 1 channels: mean and std take 1 or 1" in refusal(
+        write_folder(tmp_path), mean="0.1,0.2,0.3"
+    )
 
 
 # --- pfllib -----------------------------------------------------------------------------------------------------------
@@ -370,7 +407,9 @@ def write_pfllib(root, clients=3, change=None):
             y = np.repeat([client, (client + 1) % clients], each)
             data = {"x": fixed.random((len(y), 1, 4, 4), np.float32), "y": y}
             (root / part).mkdir(parents=True, exist_ok=True)
-            np.savez_compressed(root / part / f"{client}.npz", data=change(data) if change else data)
+            np.savez_compressed(
+                root / part / f"{client}.npz", data=change(data) if change else data
+            )
             written.append(data)
     return f"pfllib:{root}", written
 
@@ -410,7 +449,9 @@ class Malicious:
 
 
 def test_pfllib_runs_no_code(tmp_path):
-    name, _ = write_pfllib(tmp_path, change=lambda data: data | {"x": Malicious(f"touch {tmp_path}/victim")})
+    name, _ = write_pfllib(
+        tmp_path, change=lambda data: data | {"x": Malicious(f"touch {tmp_path}/victim")}
+    )
     assert ".system, which a data file has no business with" in refusal(name)
     assert not (tmp_path / "victim").exists()
 
@@ -444,7 +485,10 @@ def test_pfllib_folders_that_are_not_whole_are_refused(tmp_path):
 
 def test_pfllib_refuses_a_client_that_cannot_be_tested(tmp_path):
     name, _ = write_pfllib(tmp_path)
-    np.savez(tmp_path / "test" / "1.npz", data={"x": np.zeros((1, 1, 4, 4), np.float32), "y": np.array([0])})
+    np.savez(
+        tmp_path / "test" / "1.npz",
+        data={"x": np.zeros((1, 1, 4, 4), np.float32), "y": np.array([0])},
+    )
     assert "client 1 has no test image of a class that it has training images of" in refusal(name)
 
 
@@ -454,8 +498,13 @@ def test_pfllib_refuses_a_client_that_cannot_be_tested(tmp_path):
 def write_hf(root, features=None, parts=("train", "test"), **columns):
     datasets = pytest.importorskip("datasets")
     root.mkdir(exist_ok=True)
-    whole = {"image": [encoded(image) for image in images(6, 4, 4)], "label": [0, 1, 2] * 2} | columns
-    table = datasets.Dataset.from_dict({name: column for name, column in whole.items() if column is not None})
+    whole = {
+        "image": [encoded(image) for image in images(6, 4, 4)],
+        "label": [0, 1, 2] * 2,
+    } | columns
+    table = datasets.Dataset.from_dict(
+        {name: column for name, column in whole.items() if column is not None}
+    )
     for name, feature in ({"image": datasets.Image()} | (features or {})).items():
         table = table.cast_column(name, feature) if name in table.features and feature else table
     for part in parts:
@@ -493,10 +542,19 @@ def test_hf_clients_become_writers(tmp_path):
 
 
 def test_hf_columns_may_be_named(tmp_path):
-    name = write_hf(tmp_path / "n", label=None, animal=[1, 0] * 3, colour=[0] * 6, owner=[5, 5, 5, 6, 6, 6])
+    name = write_hf(
+        tmp_path / "n", label=None, animal=[1, 0] * 3, colour=[0] * 6, owner=[5, 5, 5, 6, 6, 6]
+    )
     assert "needs label=COLUMN, to say which it is: it has image (" in refusal(name)
     source = build(name, label="animal", client="owner")
-    assert source.train.y.tolist() == [1, 0] * 3 and source.train.writer.tolist() == [5, 5, 5, 6, 6, 6]
+    assert source.train.y.tolist() == [1, 0] * 3 and source.train.writer.tolist() == [
+        5,
+        5,
+        5,
+        6,
+        6,
+        6,
+    ]
     assert "has no column 'fur': it has" in refusal(name, label="fur")
     assert "column 'owner' holds int64, not images" in refusal(name, image="owner", label="animal")
 
@@ -528,16 +586,22 @@ def test_hf_names_what_was_tried_without_a_network(tmp_path, monkeypatch):
     (part,) = configure({"dataset": "hf:someone/animals"})[0].dataset
     message = refusal(part.name)
     assert "finds no folder 'someone/animals', and it cannot be read from the hub" in message
-    assert "Couldn't reach 'someone/animals' more" in message and "name it with hf:FOLDER" in message
+    assert (
+        "Couldn't reach 'someone/animals' more" in message and "name it with hf:FOLDER" in message
+    )
 
 
-@pytest.mark.parametrize("name", ["pandas", "csv", "json", "mnist", "/nowhere", "owner/", "owner/script.py"])
+@pytest.mark.parametrize(
+    "name", ["pandas", "csv", "json", "mnist", "/nowhere", "owner/", "owner/script.py"]
+)
 def test_hf_takes_nothing_but_folders_and_data_sets_of_the_hub(name, tmp_path, monkeypatch):
     """The library's own readers go by short names, look in the current folder, and one of them unpickles."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", lambda *arguments: pytest.fail("it was asked"))
-    assert f"finds no folder {name!r}; a data set of the hub is written hf:OWNER/NAME" in refusal(f"hf:{name}")
+    assert f"finds no folder {name!r}; a data set of the hub is written hf:OWNER/NAME" in refusal(
+        f"hf:{name}"
+    )
 
 
 class Canary:
@@ -567,19 +631,26 @@ def test_hf_refuses_a_library_that_runs_code_of_data_sets(monkeypatch):
 def test_hf_names_a_folder_without_tables(tmp_path):
     pytest.importorskip("datasets")
     (tmp_path / "train-0.parquet").write_bytes(b"none")
-    assert f"cannot read the folder {tmp_path}, which needs train-*.parquet" in refusal(f"hf:{tmp_path}")
+    assert f"cannot read the folder {tmp_path}, which needs train-*.parquet" in refusal(
+        f"hf:{tmp_path}"
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "module", "extra"),
-    [("dataset", "hf:x", "datasets", "hub"), ("partition", "flower:IidPartitioner", "flwr_datasets", "flower")],
+    [
+        ("dataset", "hf:x", "datasets", "hub"),
+        ("partition", "flower:IidPartitioner", "flwr_datasets", "flower"),
+    ],
 )
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, kind, name, module, extra):
     for loaded in [each for each in sys.modules if each.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
     context = DataFolders() if kind == "dataset" else a_pool()
-    with pytest.raises(MissingExtra, match=rf"needs the package '{module}': pip install 'fedproto\[{extra}\]'"):
+    with pytest.raises(
+        MissingExtra, match=rf"needs the package '{module}': pip install 'fedproto\[{extra}\]'"
+    ):
         plugins.build(kind, Part(name), context)
 
 
@@ -593,7 +664,9 @@ def a_pool(clients=4, seed=0):
     fixed = np.random.default_rng(1)
     train, test = fixed.integers(0, 6, 600), fixed.integers(0, 6, 120)
     generator = rng.generator(seed, "partition")
-    return PartitionRequest(train, test, tuple("abcdef"), clients, 7, generator, "", np.sort(fixed.integers(0, 4, 600)))
+    return PartitionRequest(
+        train, test, tuple("abcdef"), clients, 7, generator, "", np.sort(fixed.integers(0, 4, 600))
+    )
 
 
 FLOWER = {
@@ -623,21 +696,31 @@ def test_flowers_partitioners_keep_what_a_partition_promises(name):
         assert portion.test.tolist() == np.flatnonzero(np.isin(pool.test, own)).tolist()
 
 
-@pytest.mark.parametrize("name", ["DirichletPartitioner", "PathologicalPartitioner", "IidPartitioner"])
+@pytest.mark.parametrize(
+    "name", ["DirichletPartitioner", "PathologicalPartitioner", "IidPartitioner"]
+)
 def test_flowers_partitioners_are_seeded(name):
     first, again, other = (
-        [portion.train.tolist() for portion in flower(name, a_pool(seed=seed))] for seed in (3, 3, 4)
+        [portion.train.tolist() for portion in flower(name, a_pool(seed=seed))]
+        for seed in (3, 3, 4)
     )
     assert first == again != other
 
 
-@pytest.mark.parametrize("name", ["DirichletPartitioner", "PathologicalPartitioner", "ShardPartitioner"])
+@pytest.mark.parametrize(
+    "name", ["DirichletPartitioner", "PathologicalPartitioner", "ShardPartitioner"]
+)
 def test_rows_are_those_that_flower_gives_by_itself(name):
     """Flower called as its documentation does, on the same shuffled labels with the same seed."""
-    partitioners, datasets = pytest.importorskip("flwr_datasets.partitioner"), pytest.importorskip("datasets")
+    partitioners, datasets = (
+        pytest.importorskip("flwr_datasets.partitioner"),
+        pytest.importorskip("datasets"),
+    )
     drawn = a_pool().generator
     seed, order = int(drawn.integers(2**31)), drawn.permutation(600)
-    partitioner = getattr(partitioners, name)(num_partitions=4, partition_by="label", seed=seed, **FLOWER[name])
+    partitioner = getattr(partitioners, name)(
+        num_partitions=4, partition_by="label", seed=seed, **FLOWER[name]
+    )
     partitioner.dataset = datasets.Dataset.from_dict({"label": a_pool().train[order], "row": order})
     wanted = [sorted(partitioner.load_partition(number)["row"]) for number in range(4)]
     assert [portion.train.tolist() for portion in flower(name, a_pool())] == wanted

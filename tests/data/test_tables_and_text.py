@@ -54,7 +54,9 @@ def test_csv_by_hand(tmp_path):
     assert source.test.x.tolist() == [[3, 1, 0], [0, 0, 0]]
     assert source.train.x.dtype == np.float32
     assert (source.model, source.mixed_model) == ("mlp", "mlp-mh")
-    assert source.tensor(source.test, np.array([0])).tolist() == [[3, 1, 0]]  # as it is: no scale, no mean
+    assert source.tensor(source.test, np.array([0])).tolist() == [
+        [3, 1, 0]
+    ]  # as it is: no scale, no mean
 
 
 def test_csv_missing_numbers_are_the_mean_and_missing_texts_a_value_of_their_own(tmp_path):
@@ -80,7 +82,9 @@ def test_csv_columns_that_never_change_or_are_never_filled_are_zero(tmp_path):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("bom", ["", "\ufeff"])
 def test_csv_delimiters_line_ends_and_byte_order_marks(tmp_path, mark, end, bom):
-    source = split_table(tmp_path, *((bom + text).replace(",", mark).replace("\n", end) for text in (TRAIN, TEST)))
+    source = split_table(
+        tmp_path, *((bom + text).replace(",", mark).replace("\n", end) for text in (TRAIN, TEST))
+    )
     assert source.train.x.tolist() == [[-1, 0, 1], [1, 1, 0]] and source.classes == ("no", "yes")
 
 
@@ -130,7 +134,9 @@ def test_csv_the_test_table_may_have_its_columns_in_another_order(tmp_path):
 def test_csv_which_column_is_the_label(tmp_path, header, options, label):
     names = header.split(",")
     row = ",".join("dog" if name == label else "1" for name in names)
-    assert split_table(tmp_path, f"{header}\n{row}\n", f"{header}\n{row}\n", **options).classes == ("dog",)
+    assert split_table(tmp_path, f"{header}\n{row}\n", f"{header}\n{row}\n", **options).classes == (
+        "dog",
+    )
 
 
 def test_csv_clients_stay_with_their_rows_and_are_no_input(tmp_path):
@@ -142,7 +148,9 @@ def test_csv_clients_stay_with_their_rows_and_are_no_input(tmp_path):
 
 
 def test_csv_ignored_columns_are_no_input_however_long(tmp_path):
-    source = split_table(tmp_path, f"a,note,label\n1,{'x' * 2000},u\n3,,v\n", "a,note,label\n5,,u\n", ignore="note")
+    source = split_table(
+        tmp_path, f"a,note,label\n1,{'x' * 2000},u\n3,,v\n", "a,note,label\n5,,u\n", ignore="note"
+    )
     assert source.train.x.tolist() == [[-1], [1]]
 
 
@@ -166,7 +174,9 @@ NUMBERS = st.none() | st.floats(-1e6, 1e6).map(lambda x: round(x, 3))
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    rows=st.lists(st.tuples(NUMBERS, WORDS.map(lambda text: f"_{text}"), st.sampled_from("abc")), min_size=3),
+    rows=st.lists(
+        st.tuples(NUMBERS, WORDS.map(lambda text: f"_{text}"), st.sampled_from("abc")), min_size=3
+    ),
     mark=st.sampled_from(",;\t"),
 )
 def test_csv_written_and_read_back(tmp_path, rows, mark):
@@ -174,14 +184,22 @@ def test_csv_written_and_read_back(tmp_path, rows, mark):
     for name in ("train.csv", "test.csv"):
         with (tmp_path / name).open("w", newline="") as file:
             writer = csv.writer(file, delimiter=mark)
-            writer.writerows([("number", "word", "label"), *(("" if n is None else n, w, c) for n, w, c in rows)])
+            writer.writerows(
+                [("number", "word", "label"), *(("" if n is None else n, w, c) for n, w, c in rows)]
+            )
     source = build(f"csv:{tmp_path}", keep="word")
     known = [number for number, _, _ in rows if number is not None]
     mean = math.fsum(known) / len(known) if known else 0
-    std = math.sqrt(math.fsum((number - mean) ** 2 for number in known) / len(known)) if len(set(known)) > 1 else 1
+    std = (
+        math.sqrt(math.fsum((number - mean) ** 2 for number in known) / len(known))
+        if len(set(known)) > 1
+        else 1
+    )
     words = sorted({word for _, word, _ in rows})
     for row, (number, word, _) in zip(source.train.x, rows, strict=True):
-        assert row[0] == pytest.approx(0 if number is None else (number - mean) / std, rel=1e-5, abs=1e-5)
+        assert row[0] == pytest.approx(
+            0 if number is None else (number - mean) / std, rel=1e-5, abs=1e-5
+        )
         assert row[1:].tolist() == [float(word == each) for each in words]
     assert [source.classes[y] for y in source.train.y] == [label for _, _, label in rows]
     assert source.test.x.tolist() == source.train.x.tolist()
@@ -227,7 +245,9 @@ def test_unusable_tables_are_refused(tmp_path, raw, options, words):
 
 def patients(ids):
     """A table whose first column holds these texts; numbers and two classes beside it."""
-    lines = [f"{each},{number % 7},{'ill' if number % 2 else 'well'}" for number, each in enumerate(ids)]
+    lines = [
+        f"{each},{number % 7},{'ill' if number % 2 else 'well'}" for number, each in enumerate(ids)
+    ]
     return "patient,age,label\n" + "\n".join(lines) + "\n"
 
 
@@ -245,7 +265,11 @@ IDENTIFYING = {
 def test_a_column_that_tells_rows_apart_is_refused_by_name_and_without_its_values(tmp_path, texts):
     table = write(tmp_path / "own.csv", patients(texts))
     message = refusal(f"csv:{table}")
-    assert "own.csv: column 'patient' holds" in message and "`ignore`" in message and "`keep`" in message
+    assert (
+        "own.csv: column 'patient' holds" in message
+        and "`ignore`" in message
+        and "`keep`" in message
+    )
     assert "SMITH" not in message and "1970" not in message and "fell" not in message
     assert build(f"csv:{table}", ignore="patient").train.x.shape[1] == 1
     known = len(set(build(f"csv:{table}", keep="patient").encoding.columns[0].values))
@@ -257,7 +281,9 @@ def test_a_column_that_tells_rows_apart_is_refused_by_name_and_without_its_value
     [
         [f"town {number % 50}" for number in range(200)],  # four rows each
         [f"breed {number % 9}" for number in range(12)],  # few, in a small table
-        [f"{number}" for number in range(100)],  # numbers are one input, and only their mean is kept
+        [
+            f"{number}" for number in range(100)
+        ],  # numbers are one input, and only their mean is kept
         ["Ulm"] * 95 + [f"town {number}" for number in range(5)],
         ["", "x"] * 30,
     ],
@@ -273,9 +299,22 @@ def test_a_column_to_keep_that_is_not_there_is_refused(tmp_path):
 
 def test_the_command_line_refuses_ids_and_takes_both_ways_out(tmp_path):
     table = write(tmp_path / "own.csv", patients(IDENTIFYING["ids"]))
-    usual = ("--partition", "iid", "--clients", "2", "--rounds", "1", "--out", str(tmp_path / "run"))
+    usual = (
+        "--partition",
+        "iid",
+        "--clients",
+        "2",
+        "--rounds",
+        "1",
+        "--out",
+        str(tmp_path / "run"),
+    )
     refused = fedproto("run", "--dataset", f"csv:{table}", *usual)
-    assert refused.code == 2 and "column 'patient'" in only_line(refused.err) and "SMITH" not in refused.err
+    assert (
+        refused.code == 2
+        and "column 'patient'" in only_line(refused.err)
+        and "SMITH" not in refused.err
+    )
     assert not (tmp_path / "run").exists()
     assert fedproto("run", "--dataset", f"csv:{table}", "--set", "ignore=patient", *usual).code == 0
     assert "SMITH" not in (tmp_path / "run" / "encoding.json").read_text()
@@ -308,7 +347,11 @@ def test_unusable_test_tables_are_refused(tmp_path, test, words):
 
 def test_damaged_gz_tables_are_refused(tmp_path):
     whole = gzip.compress(TRAIN.encode())
-    for raw, words in ((TRAIN.encode(), "is damaged"), (whole[:-12], "is damaged"), (gzip.compress(b"\xff"), "UTF-8")):
+    for raw, words in (
+        (TRAIN.encode(), "is damaged"),
+        (whole[:-12], "is damaged"),
+        (gzip.compress(b"\xff"), "UTF-8"),
+    ):
         assert words in refusal(f"csv:{write(tmp_path / 'own.csv.gz', raw)}")
 
 
@@ -321,10 +364,16 @@ def test_files_that_are_not_there_are_named(tmp_path, kind):
 def test_the_command_line_refuses_in_one_line(tmp_path):
     bad = write(tmp_path / "bad.csv", "a,label\n1,x\n2\n")
     for arguments, words in [
-        (("--dataset", f"csv:{bad}"), "bad.csv, line 3 has 1 values, but the header names 2 columns"),
+        (
+            ("--dataset", f"csv:{bad}"),
+            "bad.csv, line 3 has 1 values, but the header names 2 columns",
+        ),
         (("--dataset", f"csv:{tmp_path}/none.csv"), "none.csv does not exist"),
         (("--dataset", f"text:{bad}"), "bad.csv has no column 'text': it has a, label"),
-        (("--dataset", "digits", "--model", "textcnn"), "model textcnn takes texts of at least 5 word ids a row"),
+        (
+            ("--dataset", "digits", "--model", "textcnn"),
+            "model textcnn takes texts of at least 5 word ids a row",
+        ),
     ]:
         answer = fedproto("run", *arguments, "--out", tmp_path / "run")
         assert answer.code == 2 and words in only_line(answer.err)
@@ -358,7 +407,10 @@ def as_folder(path, lines):
 
 def text_folder(path, kind):
     """The four lines to train with, and a line with a word that none of them has to test with."""
-    for part, lines in (("train", LINES), ("test", [("the elephant and the dog too", "dog"), ("", "cat")])):
+    for part, lines in (
+        ("train", LINES),
+        ("test", [("the elephant and the dog too", "dog"), ("", "cat")]),
+    ):
         if kind == "txt":
             as_folder(path / part, lines)
         else:
@@ -374,7 +426,10 @@ def test_text_by_hand(tmp_path, kind):
     assert sorted(source.train.x.tolist()) == sorted(ROWS)
     assert dict(zip(source.train.y.tolist(), source.train.x.tolist(), strict=False))[1] in ROWS[2:]
     tested = dict(zip(source.test.y.tolist(), source.test.x.tolist(), strict=True))
-    assert tested == {1: [3, 1, 1, 3, 2], 0: [0, 0, 0, 0, 0]}  # unknown words are 1, five words are kept
+    assert tested == {
+        1: [3, 1, 1, 3, 2],
+        0: [0, 0, 0, 0, 0],
+    }  # unknown words are 1, five words are kept
     assert source.model == "textcnn(words=7)"
 
 
@@ -401,13 +456,17 @@ def test_text_ids_travel_exactly(tmp_path):
 def test_text_without_a_test_set_holds_out_a_fifth_of_each_class(tmp_path):
     as_folder(tmp_path, [(f"word{number}", "xy"[number % 2]) for number in range(20)])
     source = build(f"text:{tmp_path}")
-    assert np.bincount(source.train.y).tolist() == [8, 8] and np.bincount(source.test.y).tolist() == [2, 2]
+    assert np.bincount(source.train.y).tolist() == [8, 8] and np.bincount(
+        source.test.y
+    ).tolist() == [2, 2]
     assert (source.test.x[:, 0] == 1).all()  # what is held out does not make the vocabulary
 
 
 def test_text_clients_and_labels_may_be_numbers(tmp_path):
     lines = [{"text": f"w{n}", "label": n % 2, "client": 10 + n % 2} for n in range(20)]
-    source = build(f"text:{write(tmp_path / 'own.jsonl', ''.join(json.dumps(line) + chr(10) for line in lines))}")
+    source = build(
+        f"text:{write(tmp_path / 'own.jsonl', ''.join(json.dumps(line) + chr(10) for line in lines))}"
+    )
     assert source.classes == ("0", "1")
     assert source.train.writer.tolist() == [f"1{label}" for label in source.train.y]
 
@@ -451,7 +510,9 @@ def test_a_label_column_that_is_not_there_is_refused(tmp_path):
 def textcnn(length=9, classes=3, dim=None, **options):
     torch.manual_seed(0)
     small = {"words": 10, "embedding": 4, "filters": 3, "width": 5} | options
-    return plugins.build("model", Part("textcnn", small), Fit((length,), classes, dim)).double().eval()
+    return (
+        plugins.build("model", Part("textcnn", small), Fit((length,), classes, dim)).double().eval()
+    )
 
 
 def kims(p, ids):
@@ -461,7 +522,10 @@ def kims(p, ids):
     for number, height in enumerate((3, 4, 5)):
         weight, bias = (p[f"body.convs.widths.{number}.{end}"] for end in ("weight", "bias"))
         weight = weight[:, :, 0].transpose(1, 2).flatten(1)  # word after word
-        places = [vectors[:, i : i + height].flatten(1) @ weight.T + bias for i in range(ids.shape[1] - height + 1)]
+        places = [
+            vectors[:, i : i + height].flatten(1) @ weight.T + bias
+            for i in range(ids.shape[1] - height + 1)
+        ]
         found.append(torch.stack(places).max(0).values)
     hidden = F.relu(torch.cat(found, 1))
     features = F.relu(F.linear(hidden, p["body.fc1.weight"], p["body.fc1.bias"]))
@@ -514,16 +578,26 @@ def folder(tmp_path_factory):
 
 
 def experiment(engine, algorithm="fedproto", **options):
-    return Experiment.prepare(configure(SETTINGS | {"engine": engine, "algorithm": algorithm} | options)[0])
+    return Experiment.prepare(
+        configure(SETTINGS | {"engine": engine, "algorithm": algorithm} | options)[0]
+    )
 
 
 SMALL_TEXT = "textcnn(embedding=6, filters=4, width=8)"
 
 
 @pytest.mark.parametrize("algorithm", ["fedproto", "fedavg", "fedrep"])
-@pytest.mark.parametrize(("data", "model"), [("csv:{}/animals.csv", "mlp"), ("text:{}/animals.jsonl", SMALL_TEXT)])
+@pytest.mark.parametrize(
+    ("data", "model"), [("csv:{}/animals.csv", "mlp"), ("text:{}/animals.jsonl", SMALL_TEXT)]
+)
 def test_engines_agree(folder, data, model, algorithm):
-    options = {"dataset": data.format(folder), "model": model, "ways": 2, "shots": 3, "test_shots": 3}
+    options = {
+        "dataset": data.format(folder),
+        "model": model,
+        "ways": 2,
+        "shots": 3,
+        "test_shots": 3,
+    }
     runs = [experiment(engine, algorithm, **options) for engine in ("reference", "vectorised")]
     assert isinstance(runs[1].engine, VectorisedEngine) and not runs[1].notices
     first, second = [run.execute() for run in runs]
@@ -533,7 +607,11 @@ def test_engines_agree(folder, data, model, algorithm):
 
 
 def test_texts_come_out_the_same_by_the_layers_of_a_gpu(folder, monkeypatch):
-    options = {"dataset": f"text:{folder}/animals.jsonl(length=15)", "model": SMALL_TEXT, "shots": 3}
+    options = {
+        "dataset": f"text:{folder}/animals.jsonl(length=15)",
+        "model": SMALL_TEXT,
+        "shots": 3,
+    }
     first = experiment("reference", **options).execute()
     monkeypatch.setattr(stacked, "on_gpu", lambda x: True)
     second = experiment("vectorised", **options).execute()
@@ -561,7 +639,9 @@ def test_tables_and_texts_are_one_federation(folder):
 @pytest.mark.parametrize("data", ["csv:{}/animals.csv", "text:{}/animals.jsonl"])
 def test_the_model_that_the_data_names_and_natural_clients(folder, data):
     options = {"dataset": data.format(folder), "model": "auto", "partition": "natural", "rounds": 1}
-    kept = {key: value for key, value in SETTINGS.items() if key not in ("shots", "stdev", "test_shots")}
+    kept = {
+        key: value for key, value in SETTINGS.items() if key not in ("shots", "stdev", "test_shots")
+    }
     for algorithm in ("fedproto", "fedproto-mh"):
         run = Experiment.prepare(configure(kept | {"algorithm": algorithm} | options)[0])
         names = {member.model for member in run.federation.members}
@@ -572,12 +652,23 @@ def test_the_model_that_the_data_names_and_natural_clients(folder, data):
 
 def test_a_run_of_texts_can_be_resumed_from_its_folder(folder, tmp_path):
     """Vocabulary and classes are made again from the files, the same."""
-    options = ("--dataset", f"text:{folder}/animals.jsonl", "--clients", "4", "--shots", "4", "--rounds", "2")
+    options = (
+        "--dataset",
+        f"text:{folder}/animals.jsonl",
+        "--clients",
+        "4",
+        "--shots",
+        "4",
+        "--rounds",
+        "2",
+    )
     answer = fedproto("run", *options, "--set", "length=20", "--out", tmp_path / "run")
     assert answer.code == 0, answer.err
     again = fedproto("run", tmp_path / "run" / "config.toml", "--out", tmp_path / "again")
     assert again.code == 0, again.err
-    one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "again"))
+    one, two = (
+        json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "again")
+    )
     assert one["clients"] == two["clients"]
 
 
@@ -590,7 +681,12 @@ def test_numbers_with_a_stray_word_or_decimal_commas_are_refused(tmp_path):
             plugins.build("dataset", Part(f"csv:{tmp_path / name}.csv"), DataFolders())
     rows = ["?;a" if i == 4 else f"{i};{'ab'[i % 2]}" for i in range(40)]
     (tmp_path / "missing.csv").write_text("a;label\n" + "\n".join(rows) + "\n")
-    assert plugins.build("dataset", Part(f"csv:{tmp_path}/missing.csv"), DataFolders()).train.x.shape[1] == 1
+    assert (
+        plugins.build("dataset", Part(f"csv:{tmp_path}/missing.csv"), DataFolders()).train.x.shape[
+            1
+        ]
+        == 1
+    )
 
 
 def test_a_hidden_folder_is_no_class(tmp_path):
@@ -601,4 +697,7 @@ def test_a_hidden_folder_is_no_class(tmp_path):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(f"{label} word{number}")
     (tmp_path / ".ipynb_checkpoints").mkdir()
-    assert plugins.build("dataset", Part(f"text:{tmp_path}"), DataFolders()).classes == ("bad", "good")
+    assert plugins.build("dataset", Part(f"text:{tmp_path}"), DataFolders()).classes == (
+        "bad",
+        "good",
+    )

@@ -34,7 +34,13 @@ from fedproto.deploy.member import answer, scored
 from fedproto.deploy.messages import Message, of_server, of_upload, over, to_server, to_upload
 from fedproto.deploy.round_protocol import serve
 from fedproto.deploy.server_state import KIND, STATE, VERSION, MemberRecord, ServerState, read_state
-from fedproto.deploy.settings import MemberSettings, ServerSettings, TrainingTerms, divided, read_member
+from fedproto.deploy.settings import (
+    MemberSettings,
+    ServerSettings,
+    TrainingTerms,
+    divided,
+    read_member,
+)
 from fedproto.deploy.validation import check
 from fedproto.errors import ConfigError, FedProtoError, Refused, RunFolderError, TrainingError
 from fedproto.runs.api import _begin
@@ -145,7 +151,9 @@ class Transport:
     def sent(self) -> dict[str, int]:
         return self._sent
 
-    def exchange(self, kind: str, parcels: dict[str, Message], timeout: float) -> Iterator[tuple[str, Any, int]]:
+    def exchange(
+        self, kind: str, parcels: dict[str, Message], timeout: float
+    ) -> Iterator[tuple[str, Any, int]]:
         self._sent = {name: weighed(parcel) for name, parcel in parcels.items()}
         for name, parcel in parcels.items():
             round = parcel.header["round"]
@@ -168,7 +176,9 @@ def weighed(parcel: Message) -> int:
 
 @pytest.fixture
 def world(tmp_path: Path, files: dict[str, Any]) -> Callable[..., World]:
-    def made(algorithm: str = "fedproto", names: str = "abc", where: str = "w", **options: Any) -> World:
+    def made(
+        algorithm: str = "fedproto", names: str = "abc", where: str = "w", **options: Any
+    ) -> World:
         return World(tmp_path / where, files["folder"], algorithm, names, options)
 
     return made
@@ -179,14 +189,24 @@ def clone(server: Tree) -> Tree:
 
 
 def equal(one: Tree, other: Tree) -> bool:
-    return set(one) == set(other) and all(one[n].dtype == other[n].dtype and torch.equal(one[n], other[n]) for n in one)
+    return set(one) == set(other) and all(
+        one[n].dtype == other[n].dtype and torch.equal(one[n], other[n]) for n in one
+    )
 
 
-def simulated(files: dict[str, Any], algorithm: str, models: dict[str, str], names: str = "abc", count: int = 4) -> Any:
+def simulated(
+    files: dict[str, Any],
+    algorithm: str,
+    models: dict[str, str],
+    names: str = "abc",
+    count: int = 4,
+) -> Any:
     """The simulator's server after each round, its result, and its classes."""
     data = [files["arrays"][name] for name in names]
     options = {"rounds": count, "dim": DIM, "engine": "reference"}
-    experiment, _ = _begin(algorithm, data, ",".join(f"{models[n]}*1" for n in names), None, options)
+    experiment, _ = _begin(
+        algorithm, data, ",".join(f"{models[n]}*1" for n in names), None, options
+    )
     servers, result = [], None
     for (found,) in proceed([experiment], [None], threading.Event()):
         servers.append(clone(experiment.progress.server))
@@ -282,17 +302,25 @@ def small(folder: Path, algorithm: str = "fedproto", **options: Any) -> ServerSt
     return hall
 
 
-def parcel(name: str, round: int = 1, spoken: tuple[str, ...] = ("x", "y"), eq6: bool = False) -> Message:
+def parcel(
+    name: str, round: int = 1, spoken: tuple[str, ...] = ("x", "y"), eq6: bool = False
+) -> Message:
     draw = np.random.default_rng([ord(name[0]), round])
     counts = draw.integers(1, 9, len(spoken)).astype(np.float32)
     values = draw.normal(size=(len(spoken), 4)).astype(np.float32)
-    arrays = {SUMS: values * counts[:, None], WEIGHT: counts, ROWS: np.arange(len(spoken), dtype=np.int32)}
+    arrays = {
+        SUMS: values * counts[:, None],
+        WEIGHT: counts,
+        ROWS: np.arange(len(spoken), dtype=np.int32),
+    }
     arrays |= {HOLDERS: np.ones(len(spoken), np.float32)} if eq6 else {}
     return Message({"member": name, "round": round, "spoken": list(spoken)}, arrays)
 
 
 def with_header(**changes: Any) -> Callable[[Message], Message]:
-    return lambda p: Message({k: v for k, v in (p.header | changes).items() if v is not None}, p.arrays)
+    return lambda p: Message(
+        {k: v for k, v in (p.header | changes).items() if v is not None}, p.arrays
+    )
 
 
 def with_array(name: str, change: Callable[[np.ndarray], Any]) -> Callable[[Message], Message]:
@@ -338,7 +366,9 @@ WRONG: dict[str, Callable[[Message], Message]] = {
     "long doubles of 1e300": with_array(SUMS, lambda v: v.astype(np.float64) * 1e300),
     "zero weight": with_array(WEIGHT, at(0, 0.0)),
     "negative weight": with_array(WEIGHT, at(0, -1.0)),
-    "negative weights and sums": lambda p: Message(p.header, p.arrays | {n: -p.arrays[n] for n in (SUMS, WEIGHT)}),
+    "negative weights and sums": lambda p: Message(
+        p.header, p.arrays | {n: -p.arrays[n] for n in (SUMS, WEIGHT)}
+    ),
     "huge weight": with_array(WEIGHT, at(0, 1e9)),
     "tiny weight": with_array(WEIGHT, at(0, 1e-30)),
     "NaN weight": with_array(WEIGHT, at(0, np.nan)),
@@ -352,7 +382,9 @@ WRONG: dict[str, Callable[[Message], Message]] = {
     "a row twice": with_array(ROWS, np.zeros_like),
     "no arrays": lambda p: Message(p.header, {}),
     "an array too many": lambda p: Message(p.header, p.arrays | {"value.more": p.arrays[SUMS]}),
-    "an odd name of an array": lambda p: Message(p.header, p.arrays | {"\ud800" * 999: p.arrays[SUMS]}),
+    "an odd name of an array": lambda p: Message(
+        p.header, p.arrays | {"\ud800" * 999: p.arrays[SUMS]}
+    ),
     "next round": with_header(round=2),
     "round before": with_header(round=0),
     "no round": with_header(round=None),
@@ -410,7 +442,9 @@ def test_what_is_wrong_is_refused_and_changes_no_bit(wrong: str, tmp_path: Path)
 
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize("bad", BAD_NAMES)
-def test_bad_names_are_refused_where_new_classes_are_welcome_too(bad: str, allowed: bool, tmp_path: Path) -> None:
+def test_bad_names_are_refused_where_new_classes_are_welcome_too(
+    bad: str, allowed: bool, tmp_path: Path
+) -> None:
     hall = small(tmp_path, new_classes=allowed)
     with pytest.raises(Refused):
         hall.take("a", of_names(["x", BAD_NAMES[bad]])(parcel("a")), hall.expected(frozenset("a")))
@@ -447,7 +481,9 @@ def test_strangers_and_second_answers_are_refused(tmp_path: Path) -> None:
 
 def test_too_many_bytes_are_refused(tmp_path: Path) -> None:
     fits = sum(value.nbytes for value in parcel("a").arrays.values())
-    small(tmp_path, max_bytes=fits).take("a", parcel("a"), small(tmp_path, max_bytes=fits).expected(frozenset("a")))
+    small(tmp_path, max_bytes=fits).take(
+        "a", parcel("a"), small(tmp_path, max_bytes=fits).expected(frozenset("a"))
+    )
     hall = small(tmp_path, max_bytes=fits - 1)
     with pytest.raises(Refused, match="bytes"):
         hall.take("a", parcel("a"), hall.expected(frozenset("a")))
@@ -470,10 +506,16 @@ def test_limits_are_where_they_are_said_to_be(tmp_path: Path) -> None:
 def test_floats_of_every_kind_are_refused_or_become_ours(kind: str, tmp_path: Path) -> None:
     """Neither an exception, nor a server whose numbers are of another kind from then on."""
     hall, plain = small(tmp_path / "1"), small(tmp_path / "2")
-    sent = {name: value if name == ROWS else value.astype(kind) for name, value in parcel("a").arrays.items()}
+    sent = {
+        name: value if name == ROWS else value.astype(kind)
+        for name, value in parcel("a").arrays.items()
+    }
     try:
         hall.take("a", Message(parcel("a").header, sent), hall.expected(frozenset("a")))
-        equals = {name: value if name == ROWS else value.astype(np.float32) for name, value in sent.items()}
+        equals = {
+            name: value if name == ROWS else value.astype(np.float32)
+            for name, value in sent.items()
+        }
         plain.take("a", Message(parcel("a").header, equals), plain.expected(frozenset("a")))
     except Refused:
         assert "a" not in hall.answers
@@ -520,7 +562,9 @@ def test_where_every_member_counts_once_nobody_counts_more(tmp_path: Path) -> No
 )
 def test_whatever_is_said_of_accuracy_ends_nothing(told: Any, tmp_path: Path) -> None:
     hall = small(tmp_path)
-    hall.take("a", with_header(**{"accuracy.head": told})(parcel("a")), hall.expected(frozenset("a")))
+    hall.take(
+        "a", with_header(**{"accuracy.head": told})(parcel("a")), hall.expected(frozenset("a"))
+    )
     hall.close_round()
     hall.save()
     hall.load()
@@ -574,7 +618,11 @@ def test_weights_are_checked_like_prototypes(by_weight: str, world: Any) -> None
         with pytest.raises(Refused):
             check("a", with_array(WEIGHT, at(..., value))(good), expected)
     with pytest.raises(Refused):
-        check("a", Message(good.header, {n: v for n, v in good.arrays.items() if n != first}), expected)
+        check(
+            "a",
+            Message(good.header, {n: v for n, v in good.arrays.items() if n != first}),
+            expected,
+        )
 
 
 ANY = st.one_of(
@@ -584,20 +632,29 @@ ANY = st.one_of(
     st.floats(),
     st.text(max_size=5),
     st.lists(
-        st.one_of(st.none(), st.integers(0, 3), st.sampled_from(["x", "y", "z", "w", ""]), st.text(max_size=3)),
+        st.one_of(
+            st.none(),
+            st.integers(0, 3),
+            st.sampled_from(["x", "y", "z", "w", ""]),
+            st.text(max_size=3),
+        ),
         max_size=4,
     ),
     st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
 )
 NUMBERS = st.one_of(st.floats(width=32), st.sampled_from([0.0, -0.0, 1e-45, 1e-38, 1.0, 3e38]))
-KINDS = st.sampled_from(["f2", "f4", "f8", ">f4", ">f8", "longdouble", "i4", "u1", "?", "c8", "U3", "O"])
+KINDS = st.sampled_from(
+    ["f2", "f4", "f8", ">f4", ">f8", "longdouble", "i4", "u1", "?", "c8", "U3", "O"]
+)
 
 
 @st.composite
 def corruptions(draw: st.DrawFn) -> Callable[[Message], Message]:
     what = draw(st.sampled_from(["header", "value", "kind", "shape", "drop", "extra"]))
     if what == "header":
-        key = draw(st.sampled_from(["member", "round", "spoken", "error?", "accuracy.head", "loss.x"]))
+        key = draw(
+            st.sampled_from(["member", "round", "spoken", "error?", "accuracy.head", "loss.x"])
+        )
         value = draw(ANY)
         return lambda p: Message(p.header | {key: value}, p.arrays)
     name = draw(st.sampled_from([SUMS, WEIGHT]))
@@ -610,7 +667,10 @@ def corruptions(draw: st.DrawFn) -> Callable[[Message], Message]:
     if what == "shape":
         shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
         return with_array(
-            name, lambda v: np.resize(v, shape) if np.prod(shape, dtype=int) else np.zeros(shape, v.dtype)
+            name,
+            lambda v: (
+                np.resize(v, shape) if np.prod(shape, dtype=int) else np.zeros(shape, v.dtype)
+            ),
         )
     if what == "drop":
         return lambda p: Message(p.header, {n: v for n, v in p.arrays.items() if n != name})
@@ -630,7 +690,10 @@ def test_one_field_changed_is_refused_or_counts_as_what_it_says(
         bad = change(parcel("b"))
         try:
             hall.take("b", bad, hall.expected(frozenset("abc")))
-            plain = {n: v if n == ROWS else np.ascontiguousarray(v, np.float32) for n, v in bad.arrays.items()}
+            plain = {
+                n: v if n == ROWS else np.ascontiguousarray(v, np.float32)
+                for n, v in bad.arrays.items()
+            }
             other.take("b", Message(bad.header, plain), other.expected(frozenset("abc")))
         except Refused:
             assert "b" not in hall.answers
@@ -668,7 +731,9 @@ def test_a_bad_member_changes_no_bit_of_a_federation(world: Any) -> None:
 
 def test_an_answer_of_nobody_we_know_ends_nothing(world: Any) -> None:
     class Odd(Transport):
-        def exchange(self, kind: str, parcels: dict[str, Message], timeout: float) -> Iterator[tuple[str, Any, int]]:
+        def exchange(
+            self, kind: str, parcels: dict[str, Message], timeout: float
+        ) -> Iterator[tuple[str, Any, int]]:
             yield "stranger", parcel("stranger"), 10
             yield from super().exchange(kind, parcels, timeout)
 
@@ -680,7 +745,9 @@ def test_an_answer_of_nobody_we_know_ends_nothing(world: Any) -> None:
 
 def test_a_round_without_answers_is_not_counted_and_can_be_had_again(world: Any) -> None:
     place, whole = world(rounds=2), world(rounds=2, where="whole")
-    with pytest.raises(TrainingError, match="round 2: 0 answers counted; a, b, c did not answer, and 3 are wanted"):
+    with pytest.raises(
+        TrainingError, match="round 2: 0 answers counted; a, b, c did not answer, and 3 are wanted"
+    ):
         place.serve(heard=lambda name, round: round == 1)
     assert place.hall().round == 1
     assert equal(place.serve().server, whole.serve().server)
@@ -695,7 +762,9 @@ def test_without_a_quorum_no_round_begins(world: Any, monkeypatch: pytest.Monkey
     assert hall.round == 0 and not hall.seats
 
 
-def test_one_member_that_is_there_twice_is_no_quorum_of_two(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_member_that_is_there_twice_is_no_quorum_of_two(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     place = world(names="a", quorum=2, patience=0.01)
     hall = place.hall()
@@ -733,7 +802,9 @@ def test_who_is_silent_counts_with_its_last_upload_or_not(absent: str, world: An
     place = world(f"fedproto(absent={absent})", rounds=2, quorum=2)
     hall = place.serve(heard=lambda name, round: name != "b" or round == 1)
     assert hall.seats["b"].last_round == 1 and hall.seats["a"].last_round == 2
-    uploads = {name: over(hall.uploads[name], hall.seats[name].spoken, hall.classes) for name in "abc"}
+    uploads = {
+        name: over(hall.uploads[name], hall.seats[name].spoken, hall.classes) for name in "abc"
+    }
     speakers = "abc" if absent == "remember" else "ac"
     sums = torch.stack([uploads[name].sums["prototypes"] for name in speakers]).sum(0)
     weight = torch.stack([uploads[name].weights["weight"] for name in speakers]).sum(0)
@@ -761,7 +832,11 @@ def test_who_answered_too_late_counts_in_the_next_round(world: Any) -> None:
 def test_a_newcomer_brings_a_class_where_new_ones_are_welcome(world: Any) -> None:
     place = world(names="abcd", rounds=4, new_classes=True)
     hall = place.serve(there=lambda name, round: name != "d" or round >= 3)
-    assert hall.classes == tuple("0123456") and hall.server["known"].all() and hall.seats["d"].number == 3
+    assert (
+        hall.classes == tuple("0123456")
+        and hall.server["known"].all()
+        and hall.seats["d"].number == 3
+    )
     assert hall.seats["d"].last_round == 4 and hall.server["prototypes"].shape == (7, DIM)
     heads = load_file(Path(place.members["a"].state) / MEMBER_STATE)
     assert any(name.startswith("state.head.") and len(value) == 7 for name, value in heads.items())
@@ -770,31 +845,50 @@ def test_a_newcomer_brings_a_class_where_new_ones_are_welcome(world: Any) -> Non
 def test_a_newcomer_with_a_new_class_is_refused_where_they_are_not_welcome(world: Any) -> None:
     place, without = world(names="abcd", rounds=4), world(rounds=4, where="without")
     hall = place.serve(there=lambda name, round: name != "d" or round >= 3)
-    assert hall.classes == tuple("012345") and hall.seats["d"].refused == 2 and "'6'" in hall.seats["d"].reason
+    assert (
+        hall.classes == tuple("012345")
+        and hall.seats["d"].refused == 2
+        and "'6'" in hall.seats["d"].reason
+    )
     assert equal(hall.server, without.serve().server)
 
 
 # --- the hall's file
 
 
-@pytest.mark.parametrize("algorithm", ["fedproto", "fedproto(weighting=eq6,absent=drop)", "fedavg", "fedrep"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedproto", "fedproto(weighting=eq6,absent=drop)", "fedavg", "fedrep"]
+)
 def test_a_server_started_anew_after_every_round_is_the_same(algorithm: str, world: Any) -> None:
     place, whole = world(algorithm, rounds=3), world(algorithm, rounds=3, where="whole")
     for number in (1, 2, 3):
         hall = place.serve(place.hall(rounds=number))
         again = place.hall()
-        assert equal(hall.server, again.server) and hall.classes == again.classes and hall.round == again.round
-        kept = hall.uploads if hall.algorithm.remembers else {}  # what nobody asks for again is not kept
+        assert (
+            equal(hall.server, again.server)
+            and hall.classes == again.classes
+            and hall.round == again.round
+        )
+        kept = (
+            hall.uploads if hall.algorithm.remembers else {}
+        )  # what nobody asks for again is not kept
         assert hall.seats == again.seats and set(kept) == set(again.uploads)
         for name, upload in kept.items():
-            assert all(equal(mine, theirs) for mine, theirs in zip(upload, again.uploads[name], strict=True))
+            assert all(
+                equal(mine, theirs)
+                for mine, theirs in zip(upload, again.uploads[name], strict=True)
+            )
     uninterrupted = whole.serve()
     assert equal(again.server, uninterrupted.server)
-    assert {n: s.accuracy for n, s in again.seats.items()} == {n: s.accuracy for n, s in uninterrupted.seats.items()}
+    assert {n: s.accuracy for n, s in again.seats.items()} == {
+        n: s.accuracy for n, s in uninterrupted.seats.items()
+    }
 
 
 @pytest.mark.parametrize("killed_after", ["b", "c"])
-def test_a_server_killed_before_it_kept_the_answers_asks_again(killed_after: str, world: Any) -> None:
+def test_a_server_killed_before_it_kept_the_answers_asks_again(
+    killed_after: str, world: Any
+) -> None:
     class Killed(BaseException):
         pass
 
@@ -807,7 +901,10 @@ def test_a_server_killed_before_it_kept_the_answers_asks_again(killed_after: str
         place.serve(after=kill)
     assert place.hall().round == 1
     trained = [name for name in "abc" if name <= killed_after]
-    before = {name: (file_of(place, name).read_bytes(), file_of(place, name).stat().st_mtime_ns) for name in trained}
+    before = {
+        name: (file_of(place, name).read_bytes(), file_of(place, name).stat().st_mtime_ns)
+        for name in trained
+    }
     hall, post = place.hall(), Transport(place.members, place.hall())
     round_protocol._round(hall, post, place.said.append)
     for name, found in before.items():
@@ -870,7 +967,9 @@ def test_a_state_with_prototypes_of_another_size_is_told(tmp_path: Path) -> None
         ServerState(hall.settings, replace(hall.terms, dim=5)).load()
 
 
-@pytest.mark.parametrize("change", [{"model": "mlp(hidden=9)"}, {"classes": "0,1,2,3,4,5,6"}, {"shape": "1,9,9"}])
+@pytest.mark.parametrize(
+    "change", [{"model": "mlp(hidden=9)"}, {"classes": "0,1,2,3,4,5,6"}, {"shape": "1,9,9"}]
+)
 def test_a_state_of_another_architecture_is_told(change: dict[str, Any], world: Any) -> None:
     world("fedavg", rounds=1).serve()
     with pytest.raises(FedProtoError, match=STATE):
@@ -905,17 +1004,23 @@ def file_of(place: World, name: str = "a") -> Path:
     return Path(place.members[name].state) / MEMBER_STATE
 
 
-def test_the_same_round_is_answered_from_the_file(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_round_is_answered_from_the_file(
+    asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place, hall = asked
     invitation = hall.invite("a")
     first = answer(invitation, place.members["a"])
     content = file_of(place).read_bytes()
-    monkeypatch.setattr("fedproto.deploy.member.train", lambda *_: pytest.fail("it was trained again"))
+    monkeypatch.setattr(
+        "fedproto.deploy.member.train", lambda *_: pytest.fail("it was trained again")
+    )
     second = answer(invitation, place.members["a"])
     assert json.dumps(first.header, sort_keys=True) == json.dumps(second.header, sort_keys=True)
     assert set(first.arrays) == set(second.arrays)
     for name, value in first.arrays.items():
-        assert value.dtype == second.arrays[name].dtype and np.array_equal(value, second.arrays[name])
+        assert value.dtype == second.arrays[name].dtype and np.array_equal(
+            value, second.arrays[name]
+        )
     assert file_of(place).read_bytes() == content
 
 
@@ -943,7 +1048,9 @@ def test_an_older_round_is_refused(asked: Any) -> None:
     assert file_of(place).read_bytes() == before
 
 
-@pytest.mark.parametrize("change", [{"name": "z"}, {"model": "mlp(hidden=9)"}, {"classes": "0,1"}, {"data": "digits"}])
+@pytest.mark.parametrize(
+    "change", [{"name": "z"}, {"model": "mlp(hidden=9)"}, {"classes": "0,1"}, {"data": "digits"}]
+)
 def test_a_member_that_is_another_is_refused(change: dict[str, str], asked: Any) -> None:
     place, hall = asked
     for act in (answer, scored):
@@ -1053,7 +1160,9 @@ def test_a_member_imports_nothing_because_a_server_says_so(
     """A method of somebody's own is named by a module, whose code runs where it is named."""
     place, hall = asked
     trace = tmp_path / "it ran"
-    (tmp_path / "strange_module.py").write_text(f"from pathlib import Path\nPath({str(trace)!r}).touch()\n")
+    (tmp_path / "strange_module.py").write_text(
+        f"from pathlib import Path\nPath({str(trace)!r}).touch()\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(FedProtoError):
         answer(with_header(algorithm="strange_module:run")(hall.invite("a")), place.members["a"])
@@ -1081,10 +1190,14 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_paths_of_a_member_are_seen_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_a_member_are_seen_from_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    found = read_member(written(tmp_path, MEMBER + 'weights = "w.safetensors"\ndata_dir = "/data"\n'))
+    found = read_member(
+        written(tmp_path, MEMBER + 'weights = "w.safetensors"\ndata_dir = "/data"\n')
+    )
     assert (found.state, found.weights, found.data_dir) == (
         str(tmp_path / "mine"),
         str(tmp_path / "w.safetensors"),
@@ -1094,10 +1207,14 @@ def test_paths_of_a_member_are_seen_from_its_file(tmp_path: Path, monkeypatch: p
     assert read_member(Path("a.toml")).state == str(tmp_path / "mine")
 
 
-def test_a_hyphen_in_a_key_is_seen_from_its_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hyphen_in_a_key_is_seen_from_its_file_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert read_member(written(tmp_path, MEMBER + 'data-dir = "d"\n')).data_dir == str(tmp_path / "d")
+    assert read_member(written(tmp_path, MEMBER + 'data-dir = "d"\n')).data_dir == str(
+        tmp_path / "d"
+    )
 
 
 def test_data_of_a_member_is_seen_from_its_file(
@@ -1137,8 +1254,12 @@ def test_a_member_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_settings_are_divided_and_checked() -> None:
-    mine, theirs = divided({"new-classes": True, "rounds": 3, "last-batch": "drop", "lr": 0.1}, "here")
-    assert mine.new_classes and mine.rounds == 3 and theirs.last_batch == "drop" and theirs.lr == 0.1
+    mine, theirs = divided(
+        {"new-classes": True, "rounds": 3, "last-batch": "drop", "lr": 0.1}, "here"
+    )
+    assert (
+        mine.new_classes and mine.rounds == 3 and theirs.last_batch == "drop" and theirs.lr == 0.1
+    )
     for bad, says in (
         ({"round": 3}, "rounds"),
         ({"rounds": 0}, "rounds"),
@@ -1179,7 +1300,8 @@ def test_an_upload_comes_back_as_it_was() -> None:
             {"empty": np.zeros((0, 4), np.float32)},
         ),
         Message(
-            {"spoken": ["a", ""]}, {"one": np.array(3.0, np.float32), "f8": np.ones((2, 3)), "f2": np.ones(2, "f2")}
+            {"spoken": ["a", ""]},
+            {"one": np.array(3.0, np.float32), "f8": np.ones((2, 3)), "f2": np.ones(2, "f2")},
         ),
     ],
 )
@@ -1217,9 +1339,13 @@ def hostile_records() -> dict[str, Any]:
         "no header": record(None),
         "nothing": RecordDict({}),
         "no arrays": RecordDict({"header": ConfigRecord({"json": "{}"})}),
-        "header of another name": RecordDict({"header": ConfigRecord({"text": "{}"}), "arrays": ArrayRecord()}),
+        "header of another name": RecordDict(
+            {"header": ConfigRecord({"text": "{}"}), "arrays": ArrayRecord()}
+        ),
         "header as arrays": RecordDict({"header": ArrayRecord(), "arrays": ArrayRecord()}),
-        "arrays as header": RecordDict({"header": ConfigRecord({"json": "{}"}), "arrays": ConfigRecord({"x": 1})}),
+        "arrays as header": RecordDict(
+            {"header": ConfigRecord({"json": "{}"}), "arrays": ConfigRecord({"x": 1})}
+        ),
         "no JSON": record("{"),
         "a list": record("[]"),
         "a number": record("1"),
@@ -1233,7 +1359,9 @@ def hostile_records() -> dict[str, Any]:
         "cut off": record(arrays=array(good[:-4])),
         "more than it says": record(arrays=array(good + b"1234")),
         "half floats": record(arrays=array(half)),
-        "a long description": record(arrays=array(len(long).to_bytes(8, "little") + long + b"1234")),
+        "a long description": record(
+            arrays=array(len(long).to_bytes(8, "little") + long + b"1234")
+        ),
         "a description without end": record(arrays=array(b"\xff" * 8 + good[8:])),
         "pickled": record(arrays=array(pickled.getvalue())),
         "two payloads": record(arrays=ArrayRecord({"payload": one, "more": one})),
@@ -1278,17 +1406,24 @@ def flower_post(members: dict[int, tuple[str, str]], registered: set[str] | None
             self.said: dict[str, Any] = {}
 
         def get_nodes(self) -> list[Any]:
-            return [SimpleNamespace(node_id=n, name=r, status="online") for n, (r, _) in members.items()]
+            return [
+                SimpleNamespace(node_id=n, name=r, status="online") for n, (r, _) in members.items()
+            ]
 
         def push_messages(self, messages: list[Any]) -> list[str]:
             ids = []
             for message in messages:
                 ids.append(f"m{len(self.said)}")
                 node = message.metadata.dst_node_id
-                told = Message({"member": members[node][1]} | from_record(message.content).header, {})
+                told = Message(
+                    {"member": members[node][1]} | from_record(message.content).header, {}
+                )
                 metadata = SimpleNamespace(reply_to_message_id=ids[-1], src_node_id=node)
                 self.said[ids[-1]] = SimpleNamespace(
-                    metadata=metadata, content=to_record(told), has_content=lambda: True, has_error=lambda: False
+                    metadata=metadata,
+                    content=to_record(told),
+                    has_content=lambda: True,
+                    has_error=lambda: False,
                 )
             return ids
 
@@ -1307,10 +1442,16 @@ def test_members_are_called_what_they_are_registered_as(monkeypatch: pytest.Monk
         name: reply.header["x"]
         for name, reply, _ in post.exchange("train", {n: Message({"x": n}, {}) for n in "ab"}, 1)
     }
-    assert found == {"a": "a", "b": "b"} and set(post.sent()) == {"a", "b"} and min(post.sent().values()) > 0
+    assert (
+        found == {"a": "a", "b": "b"}
+        and set(post.sent()) == {"a", "b"}
+        and min(post.sent().values()) > 0
+    )
 
 
-def test_a_member_without_a_key_that_was_started_anew_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_without_a_key_that_was_started_anew_is_known_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Flower gives it another number; the one it had is gone."""
     pytest.importorskip("flwr")
     as_a_task(monkeypatch)
@@ -1349,7 +1490,11 @@ def test_init_writes_a_federation_that_passes_its_own_checks(tmp_path: Path) -> 
         assert "@" not in path.read_text().replace('"$@"', "").replace("@app", ""), path
     config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     mine, theirs = divided(config, "here")
-    assert mine.members == "a,b-1,c.d" and mine.state == str(folder / "server") and theirs == TrainingTerms()
+    assert (
+        mine.members == "a,b-1,c.d"
+        and mine.state == str(folder / "server")
+        and theirs == TrainingTerms()
+    )
     hall = ServerState(mine, theirs)
     assert hall.classes == tuple("0123456789")
     own = [read_member(folder / f"{name}.toml") for name in ("a", "b-1", "c.d")]
@@ -1360,7 +1505,9 @@ def test_init_writes_a_federation_that_passes_its_own_checks(tmp_path: Path) -> 
 
 def test_a_federation_from_the_template_trains(tmp_path: Path) -> None:
     scaffold.init(tmp_path / "fed", ["a", "b"], "digits", list("0123456789"))
-    config = tomllib.loads((tmp_path / "fed" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    config = tomllib.loads((tmp_path / "fed" / "pyproject.toml").read_text())["tool"]["flwr"][
+        "app"
+    ]["config"]
     hall = ServerState(*divided(config | {"rounds": 1}, "here"))
     own = {name: read_member(tmp_path / "fed" / f"{name}.toml") for name in "ab"}
     serve(hall, Transport(own, hall), lambda sentence: None)
@@ -1424,7 +1571,9 @@ def test_init_in_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) 
         ("f\\1", "digits", "0"),
     ],
 )
-def test_init_writes_any_path_and_class_or_refuses_it(folder: str, data: str, name: str, tmp_path: Path) -> None:
+def test_init_writes_any_path_and_class_or_refuses_it(
+    folder: str, data: str, name: str, tmp_path: Path
+) -> None:
     made = tmp_path / folder
     try:
         scaffold.init(made, ["a", "b"], data, [name, "1", "2"])
@@ -1444,7 +1593,11 @@ def test_a_seat_is_plain_values() -> None:
 def test_two_runs_do_not_work_on_one_state(world: Any) -> None:
     place = world(patience=0.01)
     first, second = place.hall(), place.hall()
-    with first.alone(), pytest.raises(RunFolderError, match=f"in use by process {os.getpid()} on "), second.alone():
+    with (
+        first.alone(),
+        pytest.raises(RunFolderError, match=f"in use by process {os.getpid()} on "),
+        second.alone(),
+    ):
         pass
     with second.alone():
         pass
@@ -1458,7 +1611,10 @@ def test_who_is_struck_off_the_members_leaves_exactly(world: Any, weighting: str
     hall = place.hall(rounds=3, members="a, b")
     place.serve(hall)
     rest = [over(hall.uploads[name], hall.seats[name].spoken, hall.classes) for name in "ab"]
-    before = {"prototypes": torch.zeros_like(hall.server["prototypes"]), "known": torch.zeros(len(hall.classes))}
+    before = {
+        "prototypes": torch.zeros_like(hall.server["prototypes"]),
+        "known": torch.zeros(len(hall.classes)),
+    }
     assert equal(hall.server, hall.algorithm.aggregate(before, stack_uploads(rest)))
     alone = of_c - {name for each in "ab" for name in hall.seats[each].spoken}
     assert alone and all(hall.server["known"][hall.classes.index(name)] == 0 for name in alone)
@@ -1474,4 +1630,6 @@ def test_flower_is_handed_nothing_but_the_settings(tmp_path: Path) -> None:
         (folder / name).write_text("secret")
     packed = build.build_fab_from_disk(folder)
     names = zipfile.ZipFile(io.BytesIO(packed)).namelist()
-    assert "pyproject.toml" in names and all(name == "pyproject.toml" or name.startswith(".info") for name in names)
+    assert "pyproject.toml" in names and all(
+        name == "pyproject.toml" or name.startswith(".info") for name in names
+    )

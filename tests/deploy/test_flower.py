@@ -14,7 +14,18 @@ import torch
 pytest.importorskip("flwr")
 
 from helpers import flower
-from helpers.flower import CLASSES, MODELS, Deployed, Run, deployed, digits, replayed, same, server_of, until
+from helpers.flower import (
+    CLASSES,
+    MODELS,
+    Deployed,
+    Run,
+    deployed,
+    digits,
+    replayed,
+    same,
+    server_of,
+    until,
+)
 
 import fedproto
 from fedproto.core.files import read_tensors
@@ -25,7 +36,9 @@ from fedproto.deploy.server_state import ServerState
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.errors import Refused
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="processes are found by /proc"
+)
 
 #: What a member does wrong in each round, and what the server says of it.
 TRICKS = {
@@ -66,7 +79,9 @@ class Setup(NamedTuple):
     def fresh(self, tag: str, **changed: dict[str, str]) -> dict[str, Any]:
         """New states for the server and its members: a federation of its own, in the same processes."""
         for name, own in self.files.items():
-            self.federation.write_member(name, **(own | {"state": f"{tag}/{name}"} | changed.get(name, {})))
+            self.federation.write_member(
+                name, **(own | {"state": f"{tag}/{name}"} | changed.get(name, {}))
+            )
         return {"state": str(self.federation.folder / tag)}
 
     def odd(self, name: str) -> Path:
@@ -92,11 +107,14 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
 def simulated(arrays: list[tuple[np.ndarray, ...]], rounds: int, **options: Any) -> fedproto.Result:
     models = ",".join(f"{model}*1" for model in MODELS.values())
     return fedproto.run(
-        **{"dataset": arrays, "model": models, "rounds": rounds, "dim": 50, "engine": "reference"} | options
+        **{"dataset": arrays, "model": models, "rounds": rounds, "dim": 50, "engine": "reference"}
+        | options
     )
 
 
-def assert_like_the_simulator(run: Run, arrays: list[tuple[np.ndarray, ...]], rounds: range) -> None:
+def assert_like_the_simulator(
+    run: Run, arrays: list[tuple[np.ndarray, ...]], rounds: range
+) -> None:
     """Bit by bit, after each of the rounds."""
     assert run.status == "finished:completed", run.log
     assert set(run.rounds) - {0} == set(rounds), "a round's state was missed, or there are others"
@@ -106,8 +124,14 @@ def assert_like_the_simulator(run: Run, arrays: list[tuple[np.ndarray, ...]], ro
 
 
 def state_of(setup: Setup, tag: str, name: str) -> Tree:
-    tensors, _ = read_tensors(setup.federation.folder / tag / name / "member.safetensors", FORMAT, VERSION)
-    return {key.removeprefix("state."): value for key, value in tensors.items() if key.startswith("state.")}
+    tensors, _ = read_tensors(
+        setup.federation.folder / tag / name / "member.safetensors", FORMAT, VERSION
+    )
+    return {
+        key.removeprefix("state."): value
+        for key, value in tensors.items()
+        if key.startswith("state.")
+    }
 
 
 def test_a_deployed_federation_equals_the_simulator_in_every_round(setup: Setup) -> None:
@@ -125,10 +149,17 @@ def test_a_deployed_federation_equals_the_simulator_in_every_round(setup: Setup)
 def test_no_answer_ends_the_server(odd: str, tmp_path: Path) -> None:
     hall = ServerState(ServerSettings(state=str(tmp_path), classes="0,1"), TrainingTerms(dim=4))
     expected = [hall.invite(name) for name in "ab"] and hall.expected(frozenset("ab"))
-    arrays = {"value.prototypes": np.ones((1, 4), np.float32), "extra.weight": np.ones(1, np.float32)}
+    arrays = {
+        "value.prototypes": np.ones((1, 4), np.float32),
+        "extra.weight": np.ones(1, np.float32),
+    }
     arrays |= {"extra.rows": np.zeros(1, np.int32)}
     header = {"member": "a", "round": 1, "spoken": ["0"]}
-    odd_types = {name: value.astype(odd) for name, value in arrays.items() if odd in TYPES and name != "extra.rows"}
+    odd_types = {
+        name: value.astype(odd)
+        for name, value in arrays.items()
+        if odd in TYPES and name != "extra.rows"
+    }
     changed = arrays | odd_types
     with contextlib.suppress(Refused):
         hall.take("a", Message(header | HEADERS.get(odd, {}), changed), expected)
@@ -159,19 +190,28 @@ def test_weights_travel_as_in_the_simulator(setup: Setup) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_killed_in_a_round_is_gone_without_and_returns_with_its_model(setup: Setup) -> None:
+def test_a_member_killed_in_a_round_is_gone_without_and_returns_with_its_model(
+    setup: Setup,
+) -> None:
     federation, odd = setup.federation, setup.odd("c")
     config = setup.fresh("killed") | {"quorum": 2, "timeout": 45.0}
     (odd / "hold").write_text("2")
 
     def in_the_middle() -> None:
-        until(lambda: (odd / "asked").exists() and (odd / "asked").read_text() == "2", "c is asked for round 2")
+        until(
+            lambda: (odd / "asked").exists() and (odd / "asked").read_text() == "2",
+            "c is asked for round 2",
+        )
         federation.kill("c")
 
     run = federation.run(in_the_middle, rounds=3, **config)
     assert run.status == "finished:completed", run.log
     assert run.rounds[3][1]["round"] == 3
-    assert {name: seat["last_round"] for name, seat in run.rounds[3][1]["seats"].items()} == {"a": 3, "b": 3, "c": 1}
+    assert {name: seat["last_round"] for name, seat in run.rounds[3][1]["seats"].items()} == {
+        "a": 3,
+        "b": 3,
+        "c": 1,
+    }
     assert "round 2: 2 of 3 answers counted" in run.log
     assert federation.member_round("c") == 1
 
@@ -179,7 +219,9 @@ def test_a_member_killed_in_a_round_is_gone_without_and_returns_with_its_model(s
     federation.bring("c", PYTHONPATH=str(odd))
     run = federation.run(rounds=5, **config | {"quorum": 3})
     assert run.status == "finished:completed", run.log
-    assert {name: seat["last_round"] for name, seat in run.rounds[5][1]["seats"].items()} == dict.fromkeys("abc", 5)
+    assert {
+        name: seat["last_round"] for name, seat in run.rounds[5][1]["seats"].items()
+    } == dict.fromkeys("abc", 5)
     assert {federation.member_round(name) for name in "abc"} == {5}
     hall = replayed(federation, setup.files, ["abc", "ab", "ab", "abc", "abc"])
     assert same(server_of(run.rounds[5][0]), hall.server)
@@ -190,7 +232,9 @@ def test_a_member_that_cannot_train_says_why_and_others_go_on(setup: Setup) -> N
     config = setup.fresh("nodata", c={"data": "npz:/nowhere/at/all.npz"}) | {"quorum": 2}
     run = setup.federation.run(rounds=2, **config)
     assert run.status == "finished:completed", run.log
-    assert same(server_of(run.rounds[2][0]), replayed(setup.federation, setup.files, ["ab", "ab"]).server)
+    assert same(
+        server_of(run.rounds[2][0]), replayed(setup.federation, setup.files, ["ab", "ab"]).server
+    )
     seat = run.rounds[2][1]["seats"]["c"]
     assert (seat["failed"], seat["refused"], seat["last_round"]) == (2, 0, 0)
     assert seat["reason"] == "data-unusable: its data cannot be used"
@@ -207,7 +251,10 @@ def test_a_server_killed_in_a_round_loses_none_and_counts_none_twice(setup: Setu
     state = Path(config["state"]) / flower.STATE
     (odd / "hold").write_text("2")
     first = federation.submit(rounds=4, **config)
-    until(lambda: federation.member_round("a") == federation.member_round("b") == 2, "a and b have trained round 2")
+    until(
+        lambda: federation.member_round("a") == federation.member_round("b") == 2,
+        "a and b have trained round 2",
+    )
     until(lambda: (odd / "asked").read_text() == "2", "c is asked for round 2")
     federation.kill("server")
     assert flower.read_state(state)[1]["round"] == 1
@@ -217,13 +264,20 @@ def test_a_server_killed_in_a_round_loses_none_and_counts_none_twice(setup: Setu
     federation.start_server()
     federation.bring("a", "b", "c", PYTHONPATH=str(odd))
     run = federation.run(rounds=4, **config)
-    assert federation.status(first)["status"] != "finished:completed"  # Flower takes a minute to call it failed
+    assert (
+        federation.status(first)["status"] != "finished:completed"
+    )  # Flower takes a minute to call it failed
     run.rounds.pop(1, None)  # the file as the first run left it
     assert_like_the_simulator(run, setup.arrays, range(2, 5))
-    assert {name: seat["last_round"] for name, seat in run.rounds[4][1]["seats"].items()} == dict.fromkeys("abc", 4)
+    assert {
+        name: seat["last_round"] for name, seat in run.rounds[4][1]["seats"].items()
+    } == dict.fromkeys("abc", 4)
     assert {federation.member_round(name) for name in "abc"} == {4}
     expected = simulated(setup.arrays, 4)
-    assert all(same(state_of(setup, "restarted", name), expected.states[place]) for place, name in enumerate("abc"))
+    assert all(
+        same(state_of(setup, "restarted", name), expected.states[place])
+        for place, name in enumerate("abc")
+    )
 
 
 @pytest.mark.slow
@@ -236,8 +290,15 @@ def test_strangers_are_refused(setup: Setup, tmp_path: Path) -> None:
     subprocess.run(make, cwd=tmp_path, check=True)  # somebody else's authority
 
     def starts(name: str, ca: Path, *key: str) -> subprocess.Popen[bytes]:
-        address = ("--superlink", f"127.0.0.1:{federation.port}", "--port", str(flower._free_port()))
-        return federation.start(name, "flower-supernode", *address, "--root-certificates", str(ca), *key)
+        address = (
+            "--superlink",
+            f"127.0.0.1:{federation.port}",
+            "--port",
+            str(flower._free_port()),
+        )
+        return federation.start(
+            name, "flower-supernode", *address, "--root-certificates", str(ca), *key
+        )
 
     with_key = ("--auth-supernode-private-key", str(keys / "stranger"))
     strangers = {
@@ -252,7 +313,10 @@ def test_strangers_are_refused(setup: Setup, tmp_path: Path) -> None:
     assert "CERTIFICATE_VERIFY_FAILED" in federation.log("ca")
     assert "authentication is enabled" in federation.log("nokey")
     assert "Failed to activate SuperNode" in federation.log("key")
-    until(lambda: "stranger goes on trying" in federation.log("stranger"), "the script says that it was refused")
+    until(
+        lambda: "stranger goes on trying" in federation.log("stranger"),
+        "the script says that it was refused",
+    )
     assert "Failed to activate SuperNode" in federation.log("stranger")
     assert federation.online() == before
     federation.kill("stranger")
@@ -278,7 +342,9 @@ def test_hostile_answers_reach_no_sum(setup: Setup) -> None:
         assert (seat["refused"] + seat["failed"], seat["last_round"]) == (number, 0), trick
         assert reason in seat["reason"], trick
         assert len(seat["reason"]) < 500, trick
-        assert f"round {number}: d {'failed' if trick == 'raise' else 'was refused'}" in run.log, trick
+        assert f"round {number}: d {'failed' if trick == 'raise' else 'was refused'}" in run.log, (
+            trick
+        )
     seat = run.rounds[last][1]["seats"]["d"]
     counts = seat["refused"], seat["failed"], seat["last_round"]
     assert (*counts, seat["reason"]) == (len(TRICKS) - 1, 1, last, ""), "now it behaves"
@@ -289,11 +355,17 @@ def test_hostile_answers_reach_no_sum(setup: Setup) -> None:
 def test_the_script_tells_how_a_run_ended(setup: Setup) -> None:
     config = setup.fresh("script")
     done = setup.federation.call("./run.sh", f'rounds=1 quorum=3 state="{config["state"]}"')
-    assert done.returncode == 0 and "round 1: 3 of 3 answers counted" in done.stdout, done.stdout + done.stderr
-    done = setup.federation.call("./run.sh", f'rounds=2 quorum=9 patience=1.0 state="{config["state"]}"')
+    assert done.returncode == 0 and "round 1: 3 of 3 answers counted" in done.stdout, (
+        done.stdout + done.stderr
+    )
+    done = setup.federation.call(
+        "./run.sh", f'rounds=2 quorum=9 patience=1.0 state="{config["state"]}"'
+    )
     assert done.returncode == 1 and "9 are wanted" in done.stdout, done.stdout + done.stderr
     done = setup.federation.call("./run.sh", "no-such-setting=1")
-    assert done.returncode == 1 and "Invalid run configuration" in done.stdout + done.stderr, done.stdout + done.stderr
+    assert done.returncode == 1 and "Invalid run configuration" in done.stdout + done.stderr, (
+        done.stdout + done.stderr
+    )
 
 
 @pytest.mark.slow
@@ -307,7 +379,12 @@ def test_malformed_flower_objects_cost_their_sender_the_round_and_nobody_else(se
     hall = replayed(setup.federation, setup.files, ["ab", "ab", "ab"])
     assert same(server_of(run.rounds[3][0]), hall.server), "as if c had not answered"
     reasons = {number: run.rounds[number][1]["seats"]["c"]["reason"] for number in range(1, 5)}
-    assert "JSON" in reasons[1] and "bytes of arrays" in reasons[2] and "nested" in reasons[3] and not reasons[4]
+    assert (
+        "JSON" in reasons[1]
+        and "bytes of arrays" in reasons[2]
+        and "nested" in reasons[3]
+        and not reasons[4]
+    )
     last = run.rounds[4][1]["seats"]["c"]
     assert (last["refused"], last["last_round"]) == (3, 4), "then it behaves, and counts"
     assert "Traceback" not in run.log

@@ -12,7 +12,9 @@ pytest.importorskip("flwr")
 from fedproto.deploy.flower_transport import FlowerTransport, to_record
 from fedproto.deploy.messages import Message
 
-Said = Callable[[dict[str, Any]], dict[str, Any]]  # the header that was sent -> the header of the reply
+Said = Callable[
+    [dict[str, Any]], dict[str, Any]
+]  # the header that was sent -> the header of the reply
 
 
 class RepliesOf(FlowerTransport):
@@ -26,11 +28,17 @@ class RepliesOf(FlowerTransport):
         self.registered = set()
         self._sent = {}
 
-    def _replies(self, parcels: dict[int, Message], kind: str, timeout: float) -> Iterator[tuple[int, Message, Any]]:
+    def _replies(
+        self, parcels: dict[int, Message], kind: str, timeout: float
+    ) -> Iterator[tuple[int, Message, Any]]:
         for node, parcel in parcels.items():
             sent = replace(parcel, header=parcel.header | {"nonce": "the word of this message"})
             content = to_record(Message(self.said(sent.header), {}))
-            yield node, sent, SimpleNamespace(content=content, has_content=lambda: True, has_error=lambda: False)
+            yield (
+                node,
+                sent,
+                SimpleNamespace(content=content, has_content=lambda: True, has_error=lambda: False),
+            )
 
 
 def honest(sent: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +67,11 @@ def test_a_reply_with_another_word_is_refused(said: Said) -> None:
     post = RepliesOf(said)
     post.names = {7: "a"}
     ((name, reply, _),) = post.exchange("train", {"a": Message({"round": 3}, {})}, 1)
-    assert name == "a" and isinstance(reply, str) and "does not answer the message that was sent" in reply
+    assert (
+        name == "a"
+        and isinstance(reply, str)
+        and "does not answer the message that was sent" in reply
+    )
 
 
 @pytest.mark.parametrize("said", WRONG_WORDS.values(), ids=list(WRONG_WORDS))

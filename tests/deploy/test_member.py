@@ -60,7 +60,11 @@ def own(tmp_path: Path) -> MemberSettings:
 
 
 def make_hall(folder: Path, algorithm: str = "fedproto", **options: Any) -> ServerState:
-    given: dict[str, Any] = {"state": str(folder / "server"), "classes": "x,y", "quorum": 1} | options
+    given: dict[str, Any] = {
+        "state": str(folder / "server"),
+        "classes": "x,y",
+        "quorum": 1,
+    } | options
     return ServerState(ServerSettings(**given), TrainingTerms(algorithm=algorithm, dim=DIM))
 
 
@@ -107,14 +111,25 @@ def reply_to(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bytes, Mess
 
 
 def write_own_file(folder: Path, data: str, **more: str) -> Path:
-    values = {"name": "a", "state": str(folder / "state"), "model": "mlp(hidden=3)", "data": data} | more
+    values = {
+        "name": "a",
+        "state": str(folder / "state"),
+        "model": "mlp(hidden=3)",
+        "data": data,
+    } | more
     lines = [f"{key} = {json.dumps(value)}\n" for key, value in values.items()]
     path = folder / "a.toml"
     path.write_text("".join(lines))
     return path
 
 
-PATIENTS = ["SMITH-John-1970-01-01-HIV", "Ödön von Horváth", "O'Neil; DROP", "{patient}%s", "résumé\u202egnp"]
+PATIENTS = [
+    "SMITH-John-1970-01-01-HIV",
+    "Ödön von Horváth",
+    "O'Neil; DROP",
+    "{patient}%s",
+    "résumé\u202egnp",
+]
 
 
 def folder_with_a_damaged_image(root: Path, patient: str) -> str:
@@ -164,7 +179,9 @@ def test_nothing_of_the_data_leaves_with_an_error(
         sent, reply = reply_to("train", asked, {"member": str(path)})
     assert set(reply.header) == {"error", "nonce"} and not reply.arrays
     assert reply.header["error"] in ("data-unusable", "refused-by-member")
-    names = [word for word in patient.split("-") if word.isalpha()]  # digits stand in Flower's checksums
+    names = [
+        word for word in patient.split("-") if word.isalpha()
+    ]  # digits stand in Flower's checksums
     for secret in (patient, *names, tmp_path.name, "scans", "ages", "weight", ".png", ".csv"):
         assert secret.encode() not in sent
         assert json.dumps(secret)[1:-1].encode() not in sent
@@ -214,7 +231,10 @@ def test_whatever_is_raised_only_a_code_leaves(
     for name in ("fedproto.deploy.member.answer", "fedproto.deploy.member.scored"):
         monkeypatch.setattr(name, lambda asked, own: (_ for _ in ()).throw(error))
     if kind == "query":
-        monkeypatch.setattr("fedproto.deploy.settings.read_member", lambda path, operated: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(
+            "fedproto.deploy.settings.read_member",
+            lambda path, operated: (_ for _ in ()).throw(error),
+        )
     path = write_own_file(tmp_path, "digits")
     sent, reply = reply_to(kind, Message({"nonce": "n"}, {}), {"member": str(path)})
     expected = "data-unusable" if isinstance(error, DataError) else "internal-error"
@@ -223,13 +243,17 @@ def test_whatever_is_raised_only_a_code_leaves(
         assert secret.encode() not in sent
 
 
-def test_a_supernode_without_a_file_says_so_in_its_log(reply_to: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_supernode_without_a_file_says_so_in_its_log(
+    reply_to: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.ERROR, logger="flwr"):
         _, reply = reply_to("query", Message({}, {}), {})
     assert reply.header["error"] == "config-unusable" and "--node-config" in caplog.text
 
 
-def test_an_answer_holds_what_the_documentation_lists(reply_to: Any, own: MemberSettings, tmp_path: Path) -> None:
+def test_an_answer_holds_what_the_documentation_lists(
+    reply_to: Any, own: MemberSettings, tmp_path: Path
+) -> None:
     path = write_own_file(tmp_path, own.data, tell_accuracy="false")
     hall = make_hall(tmp_path)
     sent, reply = reply_to("train", hall.invite("a"), {"member": str(path)})
@@ -253,7 +277,15 @@ def test_every_error_for_people_has_a_code_of_the_table() -> None:
     assert code_of(RunFolderError("x")) == "state-unusable"
 
 
-@given(st.one_of(st.text(), st.integers(), st.none(), st.lists(st.text()), st.dictionaries(st.text(), st.text())))
+@given(
+    st.one_of(
+        st.text(),
+        st.integers(),
+        st.none(),
+        st.lists(st.text()),
+        st.dictionaries(st.text(), st.text()),
+    )
+)
 def test_the_server_never_repeats_an_unknown_code(code: Any) -> None:
     if isinstance(code, str) and code in SENTENCES:
         return
@@ -280,12 +312,18 @@ def test_the_server_shows_a_known_code_with_its_sentence(tmp_path: Path) -> None
                     "extra.weight": np.ones(2, np.float32),
                     "extra.rows": np.arange(2, dtype=np.int32),
                 }
-                good = Message({"member": "d", "round": parcel.header["round"], "spoken": ["x", "y"]}, rows)
+                good = Message(
+                    {"member": "d", "round": parcel.header["round"], "spoken": ["x", "y"]}, rows
+                )
                 yield name, Message({"error": told[name]}, {}) if name in told else good, 1
 
     serve(hall, Transport(), said.append)
     assert hall.seats["a"].reason == "disk-full: its disk is full"
-    assert hall.seats["b"].reason == hall.seats["c"].reason == "it reported an error with an unknown code"
+    assert (
+        hall.seats["b"].reason
+        == hall.seats["c"].reason
+        == "it reported an error with an unknown code"
+    )
     assert "round 1: a failed: disk-full: its disk is full" in said
     assert "script" not in "".join(said)
 
@@ -343,7 +381,8 @@ def words_of(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "line", ['algorithms = "fedprot"', 'sends = "images"', 'algorithms = "mine:method"', "sends = 3"]
+    "line",
+    ['algorithms = "fedprot"', 'sends = "images"', 'algorithms = "mine:method"', "sends = 3"],
 )
 def test_restrictions_that_mean_nothing_are_refused(line: str, tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
@@ -366,9 +405,13 @@ def test_a_name_that_nobody_configured_does_not_leave(own: MemberSettings, tmp_p
 
 
 def test_a_members_files_are_its_owners_only(tmp_path: Path) -> None:
-    rows = [f"{number},{'red' if number % 3 else 'blue'},{'xy'[number % 2]}" for number in range(30)]
+    rows = [
+        f"{number},{'red' if number % 3 else 'blue'},{'xy'[number % 2]}" for number in range(30)
+    ]
     (tmp_path / "t.csv").write_text("\n".join(["size,colour,label", *rows]))
-    table = MemberSettings("a", f"csv:{tmp_path / 't.csv'}", str(tmp_path / "new" / "state"), "mlp(hidden=3)")
+    table = MemberSettings(
+        "a", f"csv:{tmp_path / 't.csv'}", str(tmp_path / "new" / "state"), "mlp(hidden=3)"
+    )
     before = os.umask(0o022)
     try:
         answer(make_hall(tmp_path).invite("a"), table)
@@ -397,7 +440,11 @@ def test_a_flipped_bit_in_a_members_state_is_refused(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "flipped.safetensors"
     kept = MemberCheckpoint(
-        3, ("x", "y"), {"w": torch.ones(3)}, {}, Message({"round": 3}, {"sums": np.ones(2, np.float32)})
+        3,
+        ("x", "y"),
+        {"w": torch.ones(3)},
+        {},
+        Message({"round": 3}, {"sums": np.ones(2, np.float32)}),
     )
     kept.save(path, "me")
     content = bytearray(path.read_bytes())
@@ -409,7 +456,9 @@ def test_a_flipped_bit_in_a_members_state_is_refused(
 
 
 @pytest.mark.parametrize("what", ["cut", "foreign", "older", "incomplete"])
-def test_a_state_that_is_not_a_members_is_refused_by_name(what: str, own: MemberSettings, tmp_path: Path) -> None:
+def test_a_state_that_is_not_a_members_is_refused_by_name(
+    what: str, own: MemberSettings, tmp_path: Path
+) -> None:
     asked = make_hall(tmp_path).invite("a")
     answer(asked, own)
     path = state_file(own)
@@ -503,7 +552,9 @@ for _ in range(int(count)):
 
 
 @pytest.mark.slow
-def test_processes_that_ask_at_once_all_get_the_same_answer(own: MemberSettings, tmp_path: Path) -> None:
+def test_processes_that_ask_at_once_all_get_the_same_answer(
+    own: MemberSettings, tmp_path: Path
+) -> None:
     hall = make_hall(tmp_path)
     hall.save()
     command = [sys.executable, "-c", PROCESS, own.data, own.state, str(tmp_path / "server"), "6"]
@@ -516,10 +567,17 @@ def test_processes_that_ask_at_once_all_get_the_same_answer(own: MemberSettings,
 # --- a disk that is full or read-only
 
 
-@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, "disk-full"), (errno.EDQUOT, "disk-full")])
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOSPC, "disk-full"), (errno.EDQUOT, "disk-full")]
+)
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_full_disk_is_one_sentence_and_loses_nothing(
-    call: str, number: int, code: str, own: MemberSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: str,
+    number: int,
+    code: str,
+    own: MemberSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     check_disk(call, number, code, own, tmp_path, monkeypatch)
 
@@ -533,7 +591,12 @@ def test_a_disk_that_cannot_be_written_is_one_sentence_and_loses_nothing(
 
 
 def check_disk(
-    call: str, number: int, code: str, own: MemberSettings, folder: Path, monkeypatch: pytest.MonkeyPatch
+    call: str,
+    number: int,
+    code: str,
+    own: MemberSettings,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first round is kept; in the second the disk fails; then it works again."""
     hall = make_hall(folder)
@@ -565,7 +628,9 @@ def check_disk(
     assert answer(hall.invite("a"), own).header["round"] == 2
 
 
-def test_a_state_folder_that_cannot_be_made_is_one_sentence(own: MemberSettings, tmp_path: Path) -> None:
+def test_a_state_folder_that_cannot_be_made_is_one_sentence(
+    own: MemberSettings, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("in the way")
     elsewhere = replace(own, state=str(tmp_path / "file" / "state"))
     with pytest.raises(WriteError, match="file/state cannot be written: Not a directory") as failed:
@@ -588,7 +653,9 @@ def test_a_disk_that_fails_the_server_is_one_sentence_without_a_traceback(
     def fail(*given: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    context = SimpleNamespace(run_config={"state": str(tmp_path / "kept"), "classes": "x,y", "rounds": 1})
+    context = SimpleNamespace(
+        run_config={"state": str(tmp_path / "kept"), "classes": "x,y", "rounds": 1}
+    )
     monkeypatch.setattr(os, "replace", fail)
     with caplog.at_level(logging.ERROR, logger="flwr"):
         try:

@@ -19,7 +19,11 @@ from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, ObjectTree, PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_id,
+    get_object_tree,
+)
 from flwr.supercore.run import Run
 from flwr.superlink.grid.http_grid import HttpGrid
 
@@ -49,7 +53,9 @@ class Reply:
         self.message_id = message.object_id
         self.proto = message_to_proto(remove_content_from_message(message))
         self.tree = get_object_tree(message)
-        self.objects = {key: each.deflate() for key, each in get_all_nested_objects(message).items()}
+        self.objects = {
+            key: each.deflate() for key, each in get_all_nested_objects(message).items()
+        }
         self.unavailable: set[str] = set()
 
     def rewrite(self, kind: str, change: Callable[[bytes], bytes]) -> None:
@@ -75,7 +81,9 @@ class Link:
         node = message.metadata.dst_node_id
         sent_id = f"m{len(self.replies)}"
         header = from_record(message.content).header
-        values = np.arange(100, dtype=np.float32) + node  # equal objects of two replies would be one
+        values = (
+            np.arange(100, dtype=np.float32) + node
+        )  # equal objects of two replies would be one
         told = Message({"member": NODES[node], "nonce": header["nonce"]}, {f"v{node}": values})
         message.metadata.__dict__["_message_id"] = sent_id
         reply = Reply(FlowerMessage(to_record(told), reply_to=message))
@@ -86,7 +94,9 @@ class Link:
     def PullMessages(self, request: Any) -> PullAppMessagesResponse:
         (sent_id,) = request.message_ids
         reply = self.replies[sent_id]
-        return PullAppMessagesResponse(messages_list=[reply.proto], message_object_trees=[reply.tree])
+        return PullAppMessagesResponse(
+            messages_list=[reply.proto], message_object_trees=[reply.tree]
+        )
 
     def PullObject(self, request: Any) -> PullObjectResponse:
         self.pulled.append(request.object_id)
@@ -95,7 +105,9 @@ class Link:
                 return PullObjectResponse(object_found=True, object_available=False)
             if request.object_id in reply.objects:
                 content = reply.objects[request.object_id]
-                return PullObjectResponse(object_found=True, object_available=True, object_content=content)
+                return PullObjectResponse(
+                    object_found=True, object_available=True, object_content=content
+                )
         return PullObjectResponse(object_found=False)
 
     def ConfirmMessageReceived(self, request: Any) -> ConfirmMessageReceivedResponse:
@@ -114,7 +126,10 @@ class RealGrid(HttpGrid):
         self._run.__dict__ |= dict.fromkeys(Run.__dataclass_fields__) | {"run_id": 1}
 
     def get_nodes(self) -> Any:
-        return [SimpleNamespace(node_id=node, name=name, status="online") for node, name in NODES.items()]
+        return [
+            SimpleNamespace(node_id=node, name=name, status="online")
+            for node, name in NODES.items()
+        ]
 
     def push_messages(self, messages: Any) -> list[str]:
         return [self.link.answer(message) for message in messages]
@@ -157,7 +172,9 @@ def with_a_large_header(reply: Reply) -> None:
 def as_a_record(reply: Reply) -> Reply:
     """A message whose content is a record of another kind."""
     reply.rewrite("Message", lambda body: body)
-    config = next(key for key, content in reply.objects.items() if content.startswith(b"ConfigRecord"))
+    config = next(
+        key for key, content in reply.objects.items() if content.startswith(b"ConfigRecord")
+    )
     _, _, body = reply.objects[reply.message_id].partition(b"\0")
     reply.objects[reply.message_id] = b"Message %s %d\0%s" % (config.encode(), len(body), body)
     return reply
@@ -165,18 +182,27 @@ def as_a_record(reply: Reply) -> Reply:
 
 def as_an_array(reply: Reply) -> None:
     """An object that is not a message at all."""
-    reply.message_id = next(key for key, content in reply.objects.items() if content.startswith(b"ArrayChunk"))
+    reply.message_id = next(
+        key for key, content in reply.objects.items() if content.startswith(b"ArrayChunk")
+    )
     reply.proto.metadata.message_id = reply.message_id
 
 
 def in_a_circle(reply: Reply) -> None:
     _, _, body = reply.objects[reply.message_id].partition(b"\0")
-    reply.objects[reply.message_id] = b"Message %s %d\0%s" % (reply.message_id.encode(), len(body), body)
+    reply.objects[reply.message_id] = b"Message %s %d\0%s" % (
+        reply.message_id.encode(),
+        len(body),
+        body,
+    )
 
 
 HOSTILE: dict[str, tuple[Callable[[Reply], Any], str]] = {
     "JSON cut off": (lambda reply: reply.rewrite("RecordDict", lambda body: body[:-3]), "JSON"),
-    "JSON that is a list": (lambda reply: reply.rewrite("ArrayRecord", lambda body: b"[1]"), "decoded"),
+    "JSON that is a list": (
+        lambda reply: reply.rewrite("ArrayRecord", lambda body: b"[1]"),
+        "decoded",
+    ),
     "JSON that is a number": (lambda reply: reply.rewrite("Array", lambda body: b"1"), "decoded"),
     "deep JSON": (lambda reply: reply.rewrite("Array", lambda body: b"[" * 1_000_000), "nested"),
     "not UTF-8": (lambda reply: reply.rewrite("RecordDict", lambda body: b"\xff\xfe"), "JSON"),
@@ -190,9 +216,18 @@ HOSTILE: dict[str, tuple[Callable[[Reply], Any], str]] = {
     "a large chunk": (with_a_large_chunk, "bytes"),
     "a large header": (with_a_large_header, "bytes"),
     "another head": (lambda reply: reply.objects.update({reply.message_id: b"Message"}), "decoded"),
-    "another type": (lambda reply: reply.objects.update({reply.message_id: b"os.system  0\0"}), "decoded"),
-    "protobuf of noise": (lambda reply: reply.rewrite("ConfigRecord", lambda body: b"\xff" * 50), "decoded"),
-    "a message of noise": (lambda reply: reply.rewrite("Message", lambda body: b"\xff" * 50), "decoded"),
+    "another type": (
+        lambda reply: reply.objects.update({reply.message_id: b"os.system  0\0"}),
+        "decoded",
+    ),
+    "protobuf of noise": (
+        lambda reply: reply.rewrite("ConfigRecord", lambda body: b"\xff" * 50),
+        "decoded",
+    ),
+    "a message of noise": (
+        lambda reply: reply.rewrite("Message", lambda body: b"\xff" * 50),
+        "decoded",
+    ),
     "a part that is missing": (lambda reply: reply.objects.popitem(), "missing"),
     "a record as content": (as_a_record, "read|decoded"),
     "an array as message": (as_an_array, "not a message|decoded"),
@@ -255,7 +290,9 @@ def test_one_long_reply_leaves_the_others_their_turn(monkeypatch: pytest.MonkeyP
     """With no time to spare, one object is pulled at a time, and all replies still come."""
     monkeypatch.setattr(reply_pulling, "PULL_SECONDS", -1.0)
     grid = RealGrid({})
-    assert {name: found.header["member"] for name, found in exchange(grid, 10).items()} == {n: n for n in "abc"}
+    assert {name: found.header["member"] for name, found in exchange(grid, 10).items()} == {
+        n: n for n in "abc"
+    }
     first = next(iter(grid.link.replies.values()))
     places = [place for place, key in enumerate(grid.link.pulled) if key in first.objects]
     assert places == list(range(0, 3 * len(places), 3)), "the three took turns"
@@ -290,7 +327,9 @@ def test_flower_still_has_what_we_use_of_it() -> None:
     assert not reply_pulling._offers_objects(SimpleNamespace())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("error", [json.JSONDecodeError("x", "y", 0), MemoryError(), RecursionError(), KeyError("k")])
+@pytest.mark.parametrize(
+    "error", [json.JSONDecodeError("x", "y", 0), MemoryError(), RecursionError(), KeyError("k")]
+)
 def test_with_another_flower_too_one_reply_costs_nobody_else(error: Exception) -> None:
     """A grid without those parts: its pull raises for one of three messages, as Flower's does."""
 
@@ -299,7 +338,10 @@ def test_with_another_flower_too_one_reply_costs_nobody_else(error: Exception) -
             self.said: dict[str, FlowerMessage] = {}
 
         def get_nodes(self) -> Any:
-            return [SimpleNamespace(node_id=node, name=name, status="online") for node, name in NODES.items()]
+            return [
+                SimpleNamespace(node_id=node, name=name, status="online")
+                for node, name in NODES.items()
+            ]
 
         def push_messages(self, messages: Any) -> list[str]:
             for message in messages:
@@ -333,7 +375,9 @@ def test_the_text_of_flowers_own_errors_is_not_repeated(code: int, shown: str) -
     def failed(reply: Reply) -> Reply:
         asked = FlowerMessage(RecordDict(), 2, "train", ttl=60.0)
         asked.metadata.__dict__["_message_id"] = "m"
-        return Reply(FlowerMessage(Error(code, "<class 'KeyError'>:<'SMITH John'>"), reply_to=asked))
+        return Reply(
+            FlowerMessage(Error(code, "<class 'KeyError'>:<'SMITH John'>"), reply_to=asked)
+        )
 
     found = exchange(RealGrid({2: failed}))
     assert found["b"].header == {"error": shown}
@@ -376,7 +420,9 @@ def test_a_payload_that_states_gigabytes_takes_no_memory() -> None:
 )
 def test_arrays_come_back_as_they_were(value: np.ndarray) -> None:
     found = from_record(to_record(Message({}, {"x": value}))).arrays["x"]
-    assert found.dtype == value.dtype and found.shape == value.shape and np.array_equal(found, value)
+    assert (
+        found.dtype == value.dtype and found.shape == value.shape and np.array_equal(found, value)
+    )
 
 
 WHOLE = '{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'

@@ -73,13 +73,18 @@ def test_every_flipped_bit_of_the_state_is_refused_by_name(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "version", "says"), [("member state", 1, "not a file of server state"), ("server state", 99, "version")]
+    ("kind", "version", "says"),
+    [("member state", 1, "not a file of server state"), ("server state", 99, "version")],
 )
-def test_a_foreign_state_is_refused_by_name(kind: str, version: int, says: str, tmp_path: Path) -> None:
+def test_a_foreign_state_is_refused_by_name(
+    kind: str, version: int, says: str, tmp_path: Path
+) -> None:
     hall = after_a_round(tmp_path)
     tensors, header = read_state(hall.path)
     hall.path.write_bytes(
-        pack_tensors(tensors, kind, version, {k: header[k] for k in header.keys() - {"format", "version"}})
+        pack_tensors(
+            tensors, kind, version, {k: header[k] for k in header.keys() - {"format", "version"}}
+        )
     )
     with pytest.raises(RunFolderError, match=rf"{STATE}.*{says}"):
         small(tmp_path).load()
@@ -107,14 +112,20 @@ def test_a_disk_that_takes_nothing_is_one_sentence_and_loses_nothing(
     before = place.hall().path.read_bytes()
     with monkeypatch.context() as broken:
         broken.setattr(os, "open", fail_with(number, -1))
-        with pytest.raises(RunFolderError, match=rf"{STATE} cannot be written: {os.strerror(number)}$"):
+        with pytest.raises(
+            RunFolderError, match=rf"{STATE} cannot be written: {os.strerror(number)}$"
+        ):
             place.serve()
     assert place.hall().path.read_bytes() == before, "the file of round 1 is as it was"
-    assert [path.name for path in place.hall().path.parent.iterdir()] == [STATE], "nothing half-written"
+    assert [path.name for path in place.hall().path.parent.iterdir()] == [STATE], (
+        "nothing half-written"
+    )
     assert equal(place.serve().server, whole.serve().server)
 
 
-def test_a_disk_that_is_full_for_a_while_is_waited_for(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_for_a_while_is_waited_for(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place, whole = world(rounds=1, patience=60.0), world(rounds=1, where="whole")
     place.hall().save()
     waited: list[float] = []
@@ -125,7 +136,9 @@ def test_a_disk_that_is_full_for_a_while_is_waited_for(world: Any, monkeypatch: 
     assert equal(hall.server, whole.serve().server) and place.hall().round == 1
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_made_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("mine")
     for act in (ServerState.save, lambda hall: hall.alone().__enter__()):
         with pytest.raises(RunFolderError, match="file"):
@@ -157,7 +170,9 @@ def test_a_round_with_too_few_answers_is_not_closed(absent: str, world: Any) -> 
 def test_a_round_that_stays_without_a_quorum_ends_the_run_and_can_be_had_again(world: Any) -> None:
     place, whole = world(rounds=2, patience=0.01), world(rounds=2, where="whole")
     place.serve(place.hall(rounds=1))
-    with pytest.raises(TrainingError, match="round 2: 2 answers counted; b did not answer, and 3 are wanted"):
+    with pytest.raises(
+        TrainingError, match="round 2: 2 answers counted; b did not answer, and 3 are wanted"
+    ):
         place.serve(heard=lambda name, round: name != "b")
     kept = place.hall()
     assert kept.round == 1 and [seat.last_round for seat in kept.seats.values()] == [1, 1, 1]
@@ -167,7 +182,9 @@ def test_a_round_that_stays_without_a_quorum_ends_the_run_and_can_be_had_again(w
 def test_answers_that_are_refused_make_no_quorum(world: Any) -> None:
     place = world(rounds=1, patience=0.01)
     with pytest.raises(TrainingError, match="round 1: 2 answers counted, and 3 are wanted"):
-        place.serve(rewrite=lambda name, reply, round: [WRONG["NaN"](reply) if name == "b" else reply])
+        place.serve(
+            rewrite=lambda name, reply, round: [WRONG["NaN"](reply) if name == "b" else reply]
+        )
     assert place.hall().round == 0 and "finite" in place.hall().seats["b"].reason
 
 
@@ -187,7 +204,9 @@ def test_who_answered_and_went_away_still_counts(world: Any) -> None:
 # --- who holds which name
 
 
-def test_a_node_without_a_registered_name_takes_nobodys_seat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_a_registered_name_takes_nobodys_seat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Node 1 is registered as a; 2 has no name and says that it is a: while a is away, before it came, and after."""
     pytest.importorskip("flwr")
     as_a_task(monkeypatch)
@@ -200,10 +219,14 @@ def test_a_node_without_a_registered_name_takes_nobodys_seat(tmp_path: Path, mon
     hall.save()
     restarted = small(tmp_path)
     restarted.load()
-    assert flower_post(nodes, restarted.registered).present() == ["b"], "nor after a restart of the server"
+    assert flower_post(nodes, restarted.registered).present() == ["b"], (
+        "nor after a restart of the server"
+    )
 
 
-def test_a_registered_node_gets_its_name_back_from_one_that_said_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_node_gets_its_name_back_from_one_that_said_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("flwr")
     as_a_task(monkeypatch)
     nodes = {2: ("", "a"), 3: ("", "b")}
@@ -270,8 +293,18 @@ def test_the_classes_of_all_answers_of_a_round_count_together(tmp_path: Path) ->
         speak_of(hall, "b", ["u"])
     speak_of(hall, "c", ["w", "x"])
     hall.close_round()
-    assert hall.classes == ("x", "y", "z", "v", "w") and hall.server["known"].tolist() == [1, 0, 0, 1, 1]
-    assert (hall.seats["a"].brought, hall.seats["c"].brought, hall.seats["b"].refused) == (["v", "w"], [], 1)
+    assert hall.classes == ("x", "y", "z", "v", "w") and hall.server["known"].tolist() == [
+        1,
+        0,
+        0,
+        1,
+        1,
+    ]
+    assert (hall.seats["a"].brought, hall.seats["c"].brought, hall.seats["b"].refused) == (
+        ["v", "w"],
+        [],
+        1,
+    )
 
 
 @pytest.mark.parametrize("absent", ["remember", "drop"])
@@ -285,7 +318,9 @@ def test_a_removed_members_classes_go_with_it(absent: str, tmp_path: Path) -> No
     hall.save()
     rest = small(tmp_path, f"fedproto(absent={absent})", new_classes=True, members="b,c")
     rest.load()
-    sent = Message(parcel("b", 2).header | {"spoken": ["v", "u"]}, of_names(["v", "u"])(parcel("b")).arrays)
+    sent = Message(
+        parcel("b", 2).header | {"spoken": ["v", "u"]}, of_names(["v", "u"])(parcel("b")).arrays
+    )
     sent.arrays[SUMS][1] = 5
     rest.take("b", sent, rest.expected(frozenset("b")))
     rest.close_round()
@@ -306,7 +341,12 @@ def test_members_go_on_when_another_left_with_its_classes(world: Any) -> None:
     before = MemberCheckpoint.load(file_of(place), place.members["a"].fingerprint())
     hall = place.hall(rounds=4, members="a,b,c")
     place.serve(hall)
-    assert hall.classes == tuple("012345") and [hall.seats[name].last_round for name in "abcd"] == [4, 4, 4, 2]
+    assert hall.classes == tuple("012345") and [hall.seats[name].last_round for name in "abcd"] == [
+        4,
+        4,
+        4,
+        2,
+    ]
     after = MemberCheckpoint.load(file_of(place), place.members["a"].fingerprint())
     assert before is not None and after is not None and after.classes == tuple("012345")
     assert (rows_of_head(before), rows_of_head(after)) == ({7}, {6})
@@ -328,7 +368,12 @@ HONEST = {"a": amounts(1.0), "b": amounts(1.2), "c": amounts(0.9)}
 
 def test_the_median_of_the_others_is_what_it_says() -> None:
     assert _medians_of_others({"a": 1.0, "b": 2.0, "c": 9.0}) == {"a": 5.5, "b": 5.0, "c": 1.5}
-    assert _medians_of_others({"a": 1.0, "b": 2.0, "c": 9.0, "d": 3.0}) == {"a": 3.0, "b": 3.0, "c": 2.0, "d": 2.0}
+    assert _medians_of_others({"a": 1.0, "b": 2.0, "c": 9.0, "d": 3.0}) == {
+        "a": 3.0,
+        "b": 3.0,
+        "c": 2.0,
+        "d": 2.0,
+    }
     assert _medians_of_others({"a": 1.0, "b": 2.0}) == {}
 
 
@@ -341,16 +386,27 @@ def test_the_median_of_the_others_is_numpys(values: list[float]) -> None:
 
 def test_a_norm_beyond_the_others_is_refused_and_nobody_elses() -> None:
     for liar, says in (
-        (amounts(10.0), "the norm of class 'z' is about 10 times the median of the other members', and 5 times"),
-        (amounts(count=1e7), "the count of class 'z' is about 500000 times the median of the other members', and 100"),
+        (
+            amounts(10.0),
+            "the norm of class 'z' is about 10 times the median of the other members', and 5 times",
+        ),
+        (
+            amounts(count=1e7),
+            "the count of class 'z' is about 500000 times the median of the other members', and 100",
+        ),
     ):
         found = find_outliers(HONEST | {"d": liar}, {}, Limits())
-        assert list(found) == ["d"] and found["d"].replace("'x'", "'z'").replace("'y'", "'z'").startswith(says)
+        assert list(found) == ["d"] and found["d"].replace("'x'", "'z'").replace(
+            "'y'", "'z'"
+        ).startswith(says)
 
 
 def test_one_class_out_of_three_is_enough() -> None:
     liar = Amounts({"x": 1.0, "y": 30.0, "z": 1.0}, dict.fromkeys("xyz", 20.0))
-    assert "norm of class 'y' is about 30 times" in find_outliers(HONEST | {"d": liar}, {}, Limits())["d"]
+    assert (
+        "norm of class 'y' is about 30 times"
+        in find_outliers(HONEST | {"d": liar}, {}, Limits())["d"]
+    )
 
 
 def test_bounds_are_where_they_are_said_to_be() -> None:
@@ -370,7 +426,10 @@ def test_two_members_cannot_judge_each_other() -> None:
 @pytest.mark.parametrize("tiny", [1e-9, 0.0])
 def test_a_liar_with_tiny_numbers_makes_nobody_else_look_odd(tiny: float) -> None:
     liar = amounts(tiny, 1.0, "wxyz")
-    assert find_outliers({"a": amounts(), "b": amounts(1.5), "d": liar}, {}, Limits(count_ratio=5)) == {}
+    assert (
+        find_outliers({"a": amounts(), "b": amounts(1.5), "d": liar}, {}, Limits(count_ratio=5))
+        == {}
+    )
 
 
 def test_two_liars_go_one_after_the_other() -> None:
@@ -391,7 +450,10 @@ def test_a_class_of_ones_own_is_judged_beside_the_others_usual_one() -> None:
 
 def test_unbalanced_counts_are_nobodys_lie() -> None:
     """A clinic with 900 images of what is rare elsewhere (two or three), and one with a hundredth of the usual."""
-    others = {name: Amounts({"x": 1.0, "y": 1.0}, {"x": 400.0, "y": rare}) for name, rare in (("a", 2.0), ("b", 3.0))}
+    others = {
+        name: Amounts({"x": 1.0, "y": 1.0}, {"x": 400.0, "y": rare})
+        for name, rare in (("a", 2.0), ("b", 3.0))
+    }
     special = Amounts({"x": 1.0, "y": 1.0}, {"x": 50.0, "y": 900.0})
     poor = Amounts({"x": 1.0, "y": 1.0}, {"x": 3.0, "y": 1.0})
     assert find_outliers(others | {"c": special, "d": poor}, {}, Limits()) == {}
@@ -407,12 +469,20 @@ def test_weights_are_judged_as_a_whole_but_for_running_statistics() -> None:
     assert member(3.0).norms == {"": pytest.approx(3.0)} and member(3.0).counts == {"": 30.0}
     honest = {"a": member(1.0), "b": member(1.1), "c": member(0.9, 1e3)}
     assert find_outliers(honest, {}, Limits()) == {}
-    assert "norm of its weights is about 10 times" in find_outliers(honest | {"d": member(10.0)}, {}, Limits())["d"]
-    assert "count of its weights" in find_outliers(honest | {"d": member(1.0, count=1e7)}, {}, Limits())["d"]
+    assert (
+        "norm of its weights is about 10 times"
+        in find_outliers(honest | {"d": member(10.0)}, {}, Limits())["d"]
+    )
+    assert (
+        "count of its weights"
+        in find_outliers(honest | {"d": member(1.0, count=1e7)}, {}, Limits())["d"]
+    )
 
 
 def test_amounts_are_of_means_not_of_sums() -> None:
-    upload = Upload({"prototypes": torch.tensor([[6.0, 8.0], [0.0, 5.0]])}, {"weight": torch.tensor([2.0, 5.0])})
+    upload = Upload(
+        {"prototypes": torch.tensor([[6.0, 8.0], [0.0, 5.0]])}, {"weight": torch.tensor([2.0, 5.0])}
+    )
     found = Amounts.of(upload, ["x", "y"])
     assert found.norms == {"x": pytest.approx(12.5**0.5), "y": pytest.approx(0.5**0.5)}
     assert found.counts == {"x": 2.0, "y": 5.0}
@@ -432,10 +502,17 @@ def many(count: float) -> Callable[[Message], Message]:
     return lie
 
 
-@pytest.mark.parametrize("lie", [times(10), times(1000), many(1e7)], ids=["x10", "x1000", "1e7 images"])
-def test_a_liar_within_the_absolute_limits_changes_no_bit(lie: Callable[[Message], Message], world: Any) -> None:
+@pytest.mark.parametrize(
+    "lie", [times(10), times(1000), many(1e7)], ids=["x10", "x1000", "1e7 images"]
+)
+def test_a_liar_within_the_absolute_limits_changes_no_bit(
+    lie: Callable[[Message], Message], world: Any
+) -> None:
     """In round 1, where nothing has been seen, and later; the log and the status tell of it."""
-    place, silent = world(names="abcd", quorum=3, new_classes=True, rounds=3), world(rounds=3, where="silent")
+    place, silent = (
+        world(names="abcd", quorum=3, new_classes=True, rounds=3),
+        world(rounds=3, where="silent"),
+    )
     hall = place.serve(rewrite=lambda name, reply, round: [lie(reply) if name == "d" else reply])
     assert equal(hall.server, silent.serve().server) and hall.classes == tuple("012345")
     assert (hall.seats["d"].refused, hall.seats["d"].last_round) == (3, 0)
@@ -454,7 +531,10 @@ def test_a_liar_where_weights_travel_changes_no_bit(algorithm: str, world: Any) 
         big = {n: v * np.float32(10) for n, v in reply.arrays.items() if n != WEIGHT}
         return Message(reply.header, reply.arrays | big)
 
-    place, silent = world(algorithm, rounds=2, quorum=2), world(algorithm, rounds=2, quorum=2, where="silent")
+    place, silent = (
+        world(algorithm, rounds=2, quorum=2),
+        world(algorithm, rounds=2, quorum=2, where="silent"),
+    )
     hall = place.serve(rewrite=lie)
     assert equal(hall.server, silent.serve(heard=lambda name, round: name != "c").server)
     assert hall.seats["c"].refused == 2 and "norm of its weights" in hall.seats["c"].reason
@@ -464,7 +544,9 @@ def test_a_liar_costs_honest_members_nothing(world: Any) -> None:
     """Their accuracy beside one that multiplies its prototypes by ten is what it is without that one."""
     honest = world(rounds=4, quorum=3).serve()
     place = world(names="abcd", quorum=3, new_classes=True, rounds=4, where="liar")
-    lied = place.serve(rewrite=lambda name, reply, round: [times(10)(reply) if name == "d" else reply])
+    lied = place.serve(
+        rewrite=lambda name, reply, round: [times(10)(reply) if name == "d" else reply]
+    )
     for name in "abc":
         assert lied.seats[name].accuracy == honest.seats[name].accuracy
 
@@ -472,18 +554,26 @@ def test_a_liar_costs_honest_members_nothing(world: Any) -> None:
 # --- bytes
 
 
-def ledgers(files: dict[str, Any], algorithm: str, models: dict[str, str], rounds: int) -> list[list[list[int]]]:
+def ledgers(
+    files: dict[str, Any], algorithm: str, models: dict[str, str], rounds: int
+) -> list[list[list[int]]]:
     """The simulator's ledger after each round: for each client values and bytes up, values and bytes down."""
     data = [files["arrays"][name] for name in "abc"]
     options = {"rounds": rounds, "dim": DIM, "engine": "reference"}
-    experiment, _ = _begin(algorithm, data, ",".join(f"{models[name]}*1" for name in "abc"), None, options)
+    experiment, _ = _begin(
+        algorithm, data, ",".join(f"{models[name]}*1" for name in "abc"), None, options
+    )
     steps = proceed([experiment], [None], threading.Event())
     found = [experiment.progress.ledger.counts.tolist() for _ in steps]
     return found[:rounds]
 
 
-@pytest.mark.parametrize("algorithm", ["fedproto", "fedproto(weighting=eq6,absent=drop)", "fedavg", "fedrep"])
-def test_a_deployed_round_carries_the_bytes_of_the_ledger(algorithm: str, world: Any, files: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "algorithm", ["fedproto", "fedproto(weighting=eq6,absent=drop)", "fedavg", "fedrep"]
+)
+def test_a_deployed_round_carries_the_bytes_of_the_ledger(
+    algorithm: str, world: Any, files: dict[str, Any]
+) -> None:
     """To the byte, for each member in each round; headers and the last measurement are counted apart."""
     expected = ledgers(files, algorithm, EQUAL if algorithm in WEIGHTS else MIXED, 3)
     place = world(algorithm)
@@ -491,15 +581,22 @@ def test_a_deployed_round_carries_the_bytes_of_the_ledger(algorithm: str, world:
     post = Transport(place.members, hall)
     serve(hall, post, place.said.append)
     seats = hall.seats.values()
-    assert [[seat.bytes_up, seat.bytes_down] for seat in seats] == [[row[1], row[3]] for row in expected[-1]]
+    assert [[seat.bytes_up, seat.bytes_down] for seat in seats] == [
+        [row[1], row[3]] for row in expected[-1]
+    ]
     for number in (1, 2, 3):
         sent = dict(post.invitations[3 * number - 3 : 3 * number])
         before = expected[number - 2] if number > 1 else [[0] * 4] * 3
-        down = [after[3] - earlier[3] for after, earlier in zip(expected[number - 1], before, strict=True)]
+        down = [
+            after[3] - earlier[3]
+            for after, earlier in zip(expected[number - 1], before, strict=True)
+        ]
         assert [len(sent[name].payload()) for name in "abc"] == down, f"round {number}"
     assert all(seat.beside_up > 0 and seat.beside_down > 0 for seat in seats)
     shown = read_status(hall.path)["members"]["a"]
-    assert shown["bytes_up"] == expected[-1][0][1] and shown["beside_up"] == hall.seats["a"].beside_up
+    assert (
+        shown["bytes_up"] == expected[-1][0][1] and shown["beside_up"] == hall.seats["a"].beside_up
+    )
 
 
 def test_a_member_is_sent_the_prototypes_of_its_own_classes(world: Any) -> None:
@@ -508,8 +605,14 @@ def test_a_member_is_sent_the_prototypes_of_its_own_classes(world: Any) -> None:
     hall = place.hall()
     post = Transport(place.members, hall, there=lambda name, round: name != "d" or round > 1)
     serve(hall, post, place.said.append)
-    known = {(name, parcel.header["round"]): parcel.header["known"] for name, parcel in post.invitations}
-    assert known["a", 1] == [] and known["a", 2] == ["0", "1", "2"] and known["b", 3] == ["2", "3", "4"]
+    known = {
+        (name, parcel.header["round"]): parcel.header["known"] for name, parcel in post.invitations
+    }
+    assert (
+        known["a", 1] == []
+        and known["a", 2] == ["0", "1", "2"]
+        and known["b", 3] == ["2", "3", "4"]
+    )
     assert known["d", 2] == list("012345") and known["d", 3] == ["1", "6"]
     assert known["a", 4] == list("0123456"), "to measure over all classes"
     assert set(hall.seats["a"].accuracy) == {"head", "head_own", "prototype", "prototype_own"}
@@ -526,13 +629,17 @@ def test_flowers_record_carries_the_very_bytes_of_the_codec(world: Any) -> None:
     assert list(record) == ["payload"] and record["payload"].data == reply.payload()
     upload = over(to_upload(reply), reply.header["spoken"], hall.classes)
     assert reply.payload() == codec.encode_upload(upload)
-    assert not to_record(hall.invite("a")).array_records["arrays"], "nothing is known, and nothing is sent"
+    assert not to_record(hall.invite("a")).array_records["arrays"], (
+        "nothing is known, and nothing is sent"
+    )
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 40))
 def test_numpy_and_torch_write_the_same_message(speaks: list[bool], dim: int) -> None:
     weight = torch.tensor([3.0 if each else 0.0 for each in speaks])
-    upload = Upload({"prototypes": torch.randn(len(speaks), dim)}, {"weight": weight, "holders": weight})
+    upload = Upload(
+        {"prototypes": torch.randn(len(speaks), dim)}, {"weight": weight, "holders": weight}
+    )
     sent = of_upload(upload, tuple(map(str, range(len(speaks)))))
     assert sent.payload() == codec.encode_upload(upload)
     back = codec.decode(sent.payload())

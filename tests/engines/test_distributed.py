@@ -35,10 +35,19 @@ from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import RunFolder
 
 ALMOST = 1e-10
-FAULTS = {"clients": 6, "participation": 0.7, "lost_uploads": 0.3, "stragglers": 0.5, "eval_every": 2}
+FAULTS = {
+    "clients": 6,
+    "participation": 0.7,
+    "lost_uploads": 0.3,
+    "stragglers": 0.5,
+    "eval_every": 2,
+}
 EXACT = ("fesem", "fedproto(absent=remember)", "local")  # nothing is added in another order
 RUNS: dict[str, dict[str, Any]] = {
-    **{name: {} for name in ("local", "fedavg", "fedprox", "fedper", "fedrep", "fedproto(absent=drop)")},
+    **{
+        name: {}
+        for name in ("local", "fedavg", "fedprox", "fedper", "fedrep", "fedproto(absent=drop)")
+    },
     "fesem": {"clusters": 2},
     "fedproto(absent=remember)": {},
     "fedproto-mh": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8},
@@ -70,7 +79,9 @@ def children(pid: int) -> set[int]:
 
 def builder(runs: Sequence[Experiment], vectorised: bool = False) -> Build:
     configs, federations = [run.config for run in runs], [run.federation for run in runs]
-    trainings = [Training(c.batch, c.lr, c.momentum, c.epochs, c.last_batch, c.seed) for c in configs]
+    trainings = [
+        Training(c.batch, c.lr, c.momentum, c.epochs, c.last_batch, c.seed) for c in configs
+    ]
 
     def build(shard: Shard) -> Engine:
         if vectorised:
@@ -91,7 +102,9 @@ def single(run: Experiment) -> Experiment:
 
 
 def results_of(*runs: Experiment) -> list[list[RoundResult]]:
-    return list(run_rounds(runs[0].algorithm, runs[0].engine, [run.federation_run() for run in runs]))
+    return list(
+        run_rounds(runs[0].algorithm, runs[0].engine, [run.federation_run() for run in runs])
+    )
 
 
 def everything(*runs: Experiment) -> list[Tree]:
@@ -103,8 +116,13 @@ def everything(*runs: Experiment) -> list[Tree]:
         tree = {f"client.{name}": value for name, value in runs[0].engine.export(place).items()}
         tree |= run.progress.export()
         for result in (line[place] for line in lines):
-            tree |= {f"loss.{result.round}.{name}": torch.tensor(v).double() for name, v in result.loss.items()}
-            tree |= {f"accuracy.{result.round}.{name}": v for name, v in (result.clients or {}).items()}
+            tree |= {
+                f"loss.{result.round}.{name}": torch.tensor(v).double()
+                for name, v in result.loss.items()
+            }
+            tree |= {
+                f"accuracy.{result.round}.{name}": v for name, v in (result.clients or {}).items()
+            }
         trees.append(tree)
     return trees
 
@@ -142,11 +160,17 @@ def test_stacks_of_clients_in_processes_find_what_one_finds(name: str) -> None:
 def test_there_may_be_more_processes_than_clients(name: str, vectorised: bool) -> None:
     settings = {"clients": 2, "participation": 0.5} | RUNS[name]
     expected = everything(single(experiment(name, **settings)))[0]
-    assert_alike(everything(parallel(experiment(name, **settings), 3, vectorised=vectorised))[0], expected, ALMOST)
+    assert_alike(
+        everything(parallel(experiment(name, **settings), 3, vectorised=vectorised))[0],
+        expected,
+        ALMOST,
+    )
 
 
 def test_one_process_is_a_group_too() -> None:
-    assert_alike(everything(parallel(experiment("fesem", **FAULTS | RUNS["fesem"]), 1))[0], alone("fesem"), 0)
+    assert_alike(
+        everything(parallel(experiment("fesem", **FAULTS | RUNS["fesem"]), 1))[0], alone("fesem"), 0
+    )
 
 
 def test_a_round_of_which_nothing_arrives() -> None:
@@ -157,7 +181,10 @@ def test_a_round_of_which_nothing_arrives() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fesem", "fedproto(absent=remember)"])
 def test_federations_are_trained_together(name: str) -> None:
     def pair() -> list[Experiment]:
-        return [experiment(name, seed=seed, clients=clients, participation=0.5) for seed, clients in ((0, 3), (1, 5))]
+        return [
+            experiment(name, seed=seed, clients=clients, participation=0.5)
+            for seed, clients in ((0, 3), (1, 5))
+        ]
 
     runs, others = pair(), pair()
     runs[0].engine = processes(builder(runs), runs[0].algorithm, 2)
@@ -173,7 +200,9 @@ def test_the_workers_run_with_as_many_threads_as_the_parent_even_where_it_has_us
     try:
         big = torch.rand(1000, 1000)
         (big @ big).sin().sum()
-        run = experiment("local", clients=2, model="mlp(hidden=300,width=8)", batch=100, shots=20, rounds=1)
+        run = experiment(
+            "local", clients=2, model="mlp(hidden=300,width=8)", batch=100, shots=20, rounds=1
+        )
         base = builder([run])
 
         def build(shard: Shard) -> Engine:
@@ -201,7 +230,9 @@ def test_nothing_starts_before_the_first_round() -> None:
 
 def states(run: Experiment) -> Tree:
     """What is left of `everything` when a run is over."""
-    return {f"client.{name}": value for name, value in run.engine.export(0).items()} | run.progress.export()
+    return {
+        f"client.{name}": value for name, value in run.engine.export(0).items()
+    } | run.progress.export()
 
 
 def test_an_engine_closed_in_the_middle_goes_on_from_there() -> None:
@@ -218,7 +249,10 @@ def test_engines_take_turns() -> None:
     """There is one group of processes, but methods may be compared round by round."""
     names = ("fesem", "fedproto(absent=remember)")
     runs = [parallel(experiment(name, **FAULTS | RUNS[name]), 2) for name in names]
-    for _ in zip(*(run_rounds(run.algorithm, run.engine, [run.federation_run()]) for run in runs), strict=True):
+    for _ in zip(
+        *(run_rounds(run.algorithm, run.engine, [run.federation_run()]) for run in runs),
+        strict=True,
+    ):
         pass
     for name, run in zip(names, runs, strict=True):
         run.engine.close()
@@ -280,7 +314,9 @@ def test_a_run_resumes_to_the_same_checkpoint(tmp_path: Path) -> None:
     assert again.progress.round == 2
     again.execute(other)
     again.engine.close()
-    (name,) = [str(path.relative_to(folder.path)) for path in (folder.path / "checkpoint").iterdir()]
+    (name,) = [
+        str(path.relative_to(folder.path)) for path in (folder.path / "checkpoint").iterdir()
+    ]
     assert (other.path / name).read_bytes() == (folder.path / name).read_bytes()
 
 
@@ -312,7 +348,11 @@ def moody(mood: Callable[[], None], client: int) -> Experiment:
 
 
 def one_round(run: Experiment) -> list[Any]:
-    return list(run.engine.train(1, [run.progress.server], [sample_cohort(4, run.federation_run().schedule, 1)]))
+    return list(
+        run.engine.train(
+            1, [run.progress.server], [sample_cohort(4, run.federation_run().schedule, 1)]
+        )
+    )
 
 
 def complain() -> None:
@@ -323,7 +363,9 @@ def complain() -> None:
 def test_an_error_on_one_rank_is_rank_0s_and_the_others_go_on(client: int) -> None:
     run = parallel(moody(complain, client), 3)
     for _ in range(2):
-        with pytest.raises(TrainingError, match=f"^round 1, client {client} .*: I would rather not$"):
+        with pytest.raises(
+            TrainingError, match=f"^round 1, client {client} .*: I would rather not$"
+        ):
             one_round(run)
     assert len(run.engine.evaluate([run.progress.server])[0]["head"]) == 4
     run.engine.close()
@@ -358,7 +400,9 @@ def die() -> None:
 def test_a_worker_killed_at_work_is_an_error_and_not_a_wait() -> None:
     run = parallel(moody(die, client=2), 4)
     started = time.perf_counter()
-    with pytest.raises(TrainingError, match=r"^worker process 2 was killed by signal 9, .* last checkpoint$"):
+    with pytest.raises(
+        TrainingError, match=r"^worker process 2 was killed by signal 9, .* last checkpoint$"
+    ):
         one_round(run)
     assert time.perf_counter() - started < 5
     with pytest.raises(TrainingError, match="last checkpoint"):
@@ -457,7 +501,9 @@ folder = Path({folder!r})
 
 def program(tmp_path: Path, body: str, *launcher: str) -> subprocess.Popen:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path)) + body)
+    script.write_text(
+        SCRIPT.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path)) + body
+    )
     return subprocess.Popen(
         [sys.executable, *launcher, str(script)],
         stdout=subprocess.PIPE,
@@ -532,7 +578,9 @@ if torchrun.follows():
 run.execute(run.new_folder(folder / "run"))
 print("done")
 """
-    running = program(tmp_path, body, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    running = program(
+        tmp_path, body, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
+    )
     out, stderr = running.communicate(timeout=90)
     assert (running.returncode, out) == (0, "done\n"), stderr
     assert "\nstack = 1\n" in (tmp_path / "run" / "config.toml").read_text()
@@ -554,6 +602,8 @@ for name, run in zip(names, runs):
     assert_alike(everything(run)[0], alone(name), 0 if name in EXACT else ALMOST)
 print("alike")
 """
-    running = program(tmp_path, body, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    running = program(
+        tmp_path, body, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
+    )
     out, stderr = running.communicate(timeout=60)
     assert (running.returncode, out) == (0, "alike\n"), stderr

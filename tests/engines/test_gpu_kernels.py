@@ -58,7 +58,9 @@ def cases(draw):
 
 def torchs_windows(x, kernel, stride, padding):
     """(clients, batch·places, channels·taps) by torch's unfold."""
-    columns = F.unfold(x.flatten(0, 1), kernel, padding=padding, stride=stride)  # (n·b, channels·taps, places)
+    columns = F.unfold(
+        x.flatten(0, 1), kernel, padding=padding, stride=stride
+    )  # (n·b, channels·taps, places)
     return columns.transpose(1, 2).reshape(len(x), -1, columns.shape[1])
 
 
@@ -108,7 +110,9 @@ def test_folding_windows_that_are_no_block_of_memory():
     how = how_of(torch.empty(2, 3, 2, 5, 4), (3, 2), (2, 1), (1, 1))
     w = torch.randn(18, 45, 2, dtype=torch.float64).permute(2, 1, 0)[:, :, 3:15]
     assert not w.is_contiguous()
-    assert torch.equal(window_convolutions.fold(w, 3, how), window_convolutions.fold(w.contiguous(), 3, how))
+    assert torch.equal(
+        window_convolutions.fold(w, 3, how), window_convolutions.fold(w.contiguous(), 3, how)
+    )
 
 
 # --- convolutions
@@ -117,7 +121,9 @@ def test_folding_windows_that_are_no_block_of_memory():
 def outcome(out, leaves, seed=1):
     """The output, and its gradients for some slopes."""
     torch.manual_seed(seed)
-    slopes = torch.randn(out.shape, dtype=out.dtype)  # not `randn_like`, whose order is that of the memory
+    slopes = torch.randn(
+        out.shape, dtype=out.dtype
+    )  # not `randn_like`, whose order is that of the memory
     return [out, *torch.autograd.grad((out * slopes).sum(), leaves)]
 
 
@@ -125,7 +131,10 @@ def assert_close(ours, theirs, tolerance=1e-10):
     assert len(ours) == len(theirs)
     for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         assert mine.shape == other.shape
-        assert torch.allclose(mine, other, rtol=tolerance, atol=tolerance), (number, (mine - other).abs().max())
+        assert torch.allclose(mine, other, rtol=tolerance, atol=tolerance), (
+            number,
+            (mine - other).abs().max(),
+        )
 
 
 @given(cases(), st.integers(1, 3), st.booleans())
@@ -134,13 +143,19 @@ def test_a_convolution_is_each_clients_own(case, outputs, with_bias):
     x, kernel, stride, padding = case
     clients, _, channels = x.shape[:3]
     shapes = [(clients, outputs, channels, *kernel)] + ([(clients, outputs)] if with_bias else [])
-    leaves = [x.requires_grad_()] + [torch.randn(s, dtype=x.dtype, requires_grad=True) for s in shapes]
+    leaves = [x.requires_grad_()] + [
+        torch.randn(s, dtype=x.dtype, requires_grad=True) for s in shapes
+    ]
     weight, bias = leaves[1], leaves[2] if with_bias else None
     alone = torch.stack(
-        [F.conv2d(x[n], weight[n], bias[n] if with_bias else None, stride, padding) for n in range(clients)]
+        [
+            F.conv2d(x[n], weight[n], bias[n] if with_bias else None, stride, padding)
+            for n in range(clients)
+        ]
     )
     assert_close(
-        outcome(window_convolutions.convolve(x, weight, bias, stride, padding), leaves), outcome(alone, leaves)
+        outcome(window_convolutions.convolve(x, weight, bias, stride, padding), leaves),
+        outcome(alone, leaves),
     )
 
 
@@ -148,31 +163,48 @@ def test_a_convolution_is_each_clients_own(case, outputs, with_bias):
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1), (0, 1, 2)], ids=str)
 def test_a_convolution_of_one_pixel_gives_only_the_gradients_that_are_wanted(layout, wanted):
     torch.manual_seed(0)
-    leaves = [laid_out((3, 4, 2, 1, 1), layout), torch.randn(3, 5, 2, 3, 3).double(), torch.randn(3, 5).double()]
+    leaves = [
+        laid_out((3, 4, 2, 1, 1), layout),
+        torch.randn(3, 5, 2, 3, 3).double(),
+        torch.randn(3, 5).double(),
+    ]
     for number in wanted:
         leaves[number].requires_grad_()
     some = [leaves[number] for number in wanted]
     x, weight, bias = leaves
     alone = torch.stack([F.conv2d(x[n], weight[n], bias[n], 2, 1) for n in range(3)])
-    assert_close(outcome(window_convolutions.convolve(*leaves, (2, 2), (1, 1)), some), outcome(alone, some))
+    assert_close(
+        outcome(window_convolutions.convolve(*leaves, (2, 2), (1, 1)), some), outcome(alone, some)
+    )
 
 
-@pytest.mark.parametrize(("stride", "padding"), [((1, 1), (1, 1)), ((2, 1), (0, 2)), ((3, 2), (2, 0))], ids=str)
+@pytest.mark.parametrize(
+    ("stride", "padding"), [((1, 1), (1, 1)), ((2, 1), (0, 2)), ((3, 2), (2, 0))], ids=str
+)
 def test_the_gradient_of_a_convolution_is_the_numerical_one(stride, padding):
     torch.manual_seed(0)
     shapes = (2, 2, 2, 4, 3), (2, 3, 2, 3, 2), (2, 3)
     leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    assert torch.autograd.gradcheck(lambda x, w, b: window_convolutions.convolve(x, w, b, stride, padding), leaves)
+    assert torch.autograd.gradcheck(
+        lambda x, w, b: window_convolutions.convolve(x, w, b, stride, padding), leaves
+    )
 
 
 def test_a_convolution_leaves_images_channel_by_channel():
     """So that BatchNorm's rows are a view of them."""
     x, weight = torch.randn(2, 3, 4, 5, 5), torch.randn(2, 6, 4, 3, 3)
-    assert window_convolutions.convolve(x, weight, None, (1, 1), (1, 1)).transpose(1, 2).is_contiguous()
+    assert (
+        window_convolutions.convolve(x, weight, None, (1, 1), (1, 1))
+        .transpose(1, 2)
+        .is_contiguous()
+    )
 
 
 def test_a_convolution_of_images_that_all_clients_share():
-    x, weight = torch.randn(1, 3, 2, 4, 4).double().expand(3, -1, -1, -1, -1), torch.randn(3, 4, 2, 3, 3).double()
+    x, weight = (
+        torch.randn(1, 3, 2, 4, 4).double().expand(3, -1, -1, -1, -1),
+        torch.randn(3, 4, 2, 3, 3).double(),
+    )
     alone = torch.stack([F.conv2d(x[0], each, None, 1, 1) for each in weight])
     assert torch.allclose(window_convolutions.convolve(x, weight, None, (1, 1), (1, 1)), alone)
 
@@ -188,9 +220,18 @@ def test_a_convolution_in_half_precision_is_torchs():
 
 
 SAMPLES = {
-    "unfold": lambda: (window_convolutions.unfold, (torch.randn(2, 3, 2, 4, 5), [2, 4, 5, 2, 5, 3, 3, 2, 1, 1, 1])),
-    "fold": lambda: (window_convolutions.fold, (torch.randn(2, 30, 18), 3, [2, 4, 5, 2, 5, 3, 3, 2, 1, 1, 1])),
-    "normalise": lambda: (fused_passes.normalise, (torch.randn(4, 6), torch.randn(4), torch.randn(4), 1e-5)),
+    "unfold": lambda: (
+        window_convolutions.unfold,
+        (torch.randn(2, 3, 2, 4, 5), [2, 4, 5, 2, 5, 3, 3, 2, 1, 1, 1]),
+    ),
+    "fold": lambda: (
+        window_convolutions.fold,
+        (torch.randn(2, 30, 18), 3, [2, 4, 5, 2, 5, 3, 3, 2, 1, 1, 1]),
+    ),
+    "normalise": lambda: (
+        fused_passes.normalise,
+        (torch.randn(4, 6), torch.randn(4), torch.randn(4), 1e-5),
+    ),
     "normalise_back": lambda: (
         fused_passes.normalise_back,
         (torch.randn(4, 6), torch.randn(4, 6), torch.randn(4), torch.randn(4), torch.rand(4), 1e-5),
@@ -214,7 +255,9 @@ SAMPLES = {
 def test_what_a_tracer_is_told_of_an_operation_is_so(sample):
     """Shapes, types and strides, and that nothing it is given is changed."""
     operation, arguments = sample()
-    found = torch.library.opcheck(operation, arguments, test_utils=("test_schema", "test_faketensor"))
+    found = torch.library.opcheck(
+        operation, arguments, test_utils=("test_schema", "test_faketensor")
+    )
     assert set(found.values()) == {"SUCCESS"}
 
 
@@ -240,7 +283,9 @@ def test_normalised_rows_are_batchnorms(shape, eps):
 def test_the_gradient_of_normalised_rows_is_the_numerical_one():
     torch.manual_seed(0)
     leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 5), (3,), (3,))]
-    assert torch.autograd.gradcheck(lambda x, w, b: fused_passes.Normalised.apply(x, w, b, 1e-3)[0], leaves)
+    assert torch.autograd.gradcheck(
+        lambda x, w, b: fused_passes.Normalised.apply(x, w, b, 1e-3)[0], leaves
+    )
 
 
 def test_rows_reach_the_kernel_in_one_piece(monkeypatch):
@@ -295,7 +340,9 @@ def stack_of(layers):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("options", [{}, {"momentum": None}, {"momentum": 0.7, "eps": 0.01}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": None}, {"momentum": 0.7, "eps": 0.01}], ids=str
+)
 @pytest.mark.parametrize("size", [(2, 5, 5), (6, 1, 1), (1, 2, 3)], ids=str)
 def test_batchnorm_as_on_a_gpu_is_each_clients_own(size, options, layout, monkeypatch):
     """In training for several steps, then in evaluation, with gradients and running statistics."""
@@ -323,7 +370,9 @@ def test_batchnorm_as_on_a_gpu_is_each_clients_own(size, options, layout, monkey
         out, dx, *slopes = outcome(outs, [theirs_x, *parameters])
         assert_close(ours, [out, dx, torch.stack(slopes[::2]), torch.stack(slopes[1::2])], 1e-9)
         for name, value in stack_of(alone).items():
-            assert torch.allclose(state[name].double(), value.double(), rtol=1e-12, atol=1e-12), name
+            assert torch.allclose(state[name].double(), value.double(), rtol=1e-12, atol=1e-12), (
+                name
+            )
     assert chosen == {"_by_row": 3, "_by_statistics": 1}
 
 
@@ -338,8 +387,12 @@ def test_frozen_weights_of_batchnorm_have_no_gradient_and_images_still_do(frozen
     leaves = [x] + [state[name].requires_grad_() for name in free]
     ours = outcome(vmap(lambda state, x: functional_call(module, state, (x,)))(state, x), leaves)
     outs = torch.stack([layer(x[n]) for n, layer in enumerate(alone)])
-    out, dx, *slopes = outcome(outs, [x, *(getattr(layer, name) for name in free for layer in alone)])
-    assert_close(ours, [out, dx, *(torch.stack(slopes[2 * n : 2 * n + 2]) for n in range(len(free)))])
+    out, dx, *slopes = outcome(
+        outs, [x, *(getattr(layer, name) for name in free for layer in alone)]
+    )
+    assert_close(
+        ours, [out, dx, *(torch.stack(slopes[2 * n : 2 * n + 2]) for n in range(len(free)))]
+    )
 
 
 @pytest.mark.parametrize("options", [{"track_running_stats": False}, {"affine": False}], ids=str)
@@ -386,7 +439,9 @@ def test_a_network_as_on_a_gpu_is_each_clients_own(monkeypatch):
     outs = torch.stack([block(x[n]) for n, block in enumerate(alone)])
     own = [dict(block.named_parameters()) for block in alone]
     out, *slopes = outcome(outs, [each[name] for name in names for each in own])
-    assert_close(ours, [out, *(torch.stack(slopes[3 * n : 3 * n + 3]) for n in range(len(names)))], 1e-9)
+    assert_close(
+        ours, [out, *(torch.stack(slopes[3 * n : 3 * n + 3]) for n in range(len(names)))], 1e-9
+    )
 
 
 # --- the kernels themselves, by Triton's interpreter
@@ -427,10 +482,18 @@ def interpret():
                 seen = window_convolutions._unfold_plain(x, shape)
                 assert torch.equal(window_convolutions._unfold(x, shape), seen)
             w = torch.randn_like(seen)
-            close(window_convolutions._fold(w, b, shape), window_convolutions._fold_plain(w, b, shape), dtype)
+            close(
+                window_convolutions._fold(w, b, shape),
+                window_convolutions._fold_plain(w, b, shape),
+                dtype,
+            )
             window_convolutions.NEAR = 0  # as if a client had more values than 32 bits can count
             assert torch.equal(window_convolutions._unfold(x, shape), seen)
-            close(window_convolutions._fold(w, b, shape), window_convolutions._fold_plain(w, b, shape), dtype)
+            close(
+                window_convolutions._fold(w, b, shape),
+                window_convolutions._fold_plain(w, b, shape),
+                dtype,
+            )
             window_convolutions.NEAR = 2**31
     print("windows")
     for dtype in (torch.float32, torch.float64):
@@ -444,9 +507,18 @@ def interpret():
             ):
                 close(mine, theirs, dtype)
             _, mean, variance = fused_passes._normalise_plain(x, weight, bias, 1e-5)
-            given = dy.T.contiguous().T, x, weight, mean, variance, 1e-5  # a gradient may lie as it likes
+            given = (
+                dy.T.contiguous().T,
+                x,
+                weight,
+                mean,
+                variance,
+                1e-5,
+            )  # a gradient may lie as it likes
             for mine, theirs in zip(
-                fused_passes._normalise_back(*given), fused_passes._normalise_back_plain(*given), strict=True
+                fused_passes._normalise_back(*given),
+                fused_passes._normalise_back_plain(*given),
+                strict=True,
             ):
                 close(mine, theirs, dtype, 100)
         value, speed, gradient = torch.randn(3, 3, 30, 50, dtype=dtype)
@@ -459,9 +531,16 @@ def interpret():
         close(speed, new, dtype)
         close(value, moved, dtype)
         assert torch.equal(value[1], before)
-    fused_passes.normalise, fused_passes.normalise_back = fused_passes._normalise, fused_passes._normalise_back
+    fused_passes.normalise, fused_passes.normalise_back = (
+        fused_passes._normalise,
+        fused_passes._normalise_back,
+    )
     for x in (torch.randn(6, 4).T, torch.randn(4, 9)[:, :6]):  # rows that do not lie in one piece
-        leaves = [x.requires_grad_(), torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)]
+        leaves = [
+            x.requires_grad_(),
+            torch.randn(4, requires_grad=True),
+            torch.randn(4, requires_grad=True),
+        ]
         theirs = F.batch_norm(x.T, None, None, *leaves[1:], True, 0.1, 1e-5).T
         ours = outcome(fused_passes.Normalised.apply(*leaves, 1e-5)[0], leaves)
         for mine, other in zip(ours, outcome(theirs, leaves), strict=True):

@@ -21,7 +21,12 @@ from fedproto.runs.folder import RunFolder
 from fedproto.runs.sweep import read_sweep, run_sweep
 
 CLIENTS = 7
-RUN: dict[str, Any] = {"engine": "vectorised", "clients": CLIENTS, "rounds": 4, "checkpoint_every": 2}
+RUN: dict[str, Any] = {
+    "engine": "vectorised",
+    "clients": CLIENTS,
+    "rounds": 4,
+    "checkpoint_every": 2,
+}
 
 
 def pretend_free(monkeypatch: pytest.MonkeyPatch, clients: int) -> None:
@@ -30,7 +35,9 @@ def pretend_free(monkeypatch: pytest.MonkeyPatch, clients: int) -> None:
     first = run.federation.members[0]
     model = sum(value.nbytes for value in first.initial.values())
     longest = max(len(member.train) for member in run.federation.members)
-    need = training_memory(model, first.train.x[0].nbytes, SETTINGS["batch"], first.dropped, longest)
+    need = training_memory(
+        model, first.train.x[0].nbytes, SETTINGS["batch"], first.dropped, longest
+    )
     free = CLIENTS * model + clients * need
     monkeypatch.setattr(architecture_groups, "free_memory", lambda device: free)
 
@@ -86,7 +93,9 @@ def test_a_stack_that_was_asked_for_wins(monkeypatch: pytest.MonkeyPatch) -> Non
     assert experiment("fedproto", **RUN | {"engine": "reference"}).config.stack is None
 
 
-def test_a_resumed_run_uses_the_stack_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_uses_the_stack_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pretend_free(monkeypatch, 3)
     whole = experiment("fedproto", **RUN)
     whole.execute(whole.new_folder(tmp_path / "whole"))
@@ -100,7 +109,9 @@ def test_a_resumed_run_uses_the_stack_it_began_with(tmp_path: Path, monkeypatch:
     assert_equal_states(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_sweep_goes_on_with_the_stack_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_goes_on_with_the_stack_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "sweep.toml"
     settings = "".join(f"{key} = {json.dumps(value)}\n" for key, value in (SETTINGS | RUN).items())
     path.write_text(f"{settings}[sweep]\nseed = [0, 1]\n")
@@ -127,7 +138,18 @@ def test_a_sweep_goes_on_with_the_stack_it_began_with(tmp_path: Path, monkeypatc
 
 def test_runs_that_differ_in_the_stack_share_a_row_of_the_report(tmp_path: Path) -> None:
     for seed, stack in ((0, 2), (1, 3)):
-        flags = ("--dataset", "digits", "--clients", "4", "--rounds", "1", "--shots", "5", "--engine", "vectorised")
+        flags = (
+            "--dataset",
+            "digits",
+            "--clients",
+            "4",
+            "--rounds",
+            "1",
+            "--shots",
+            "5",
+            "--engine",
+            "vectorised",
+        )
         out = ("--seed", str(seed), "--set", f"stack={stack}", "--out", tmp_path / str(seed))
         assert fedproto("run", *flags, *out).code == 0
     (both,) = group([read_run(tmp_path / str(seed)) for seed in (0, 1)])

@@ -55,7 +55,9 @@ def prepared(algorithm, engine, data=None, modules=None, **settings):
 def both(algorithm, **settings):
     """A run by each engine, finished: (experiment, result) of the reference and of the vectorised one."""
     runs = [prepared(algorithm, engine, **settings) for engine in ("reference", "vectorised")]
-    assert [type(run.engine) for run in runs] == [ReferenceEngine, VectorisedEngine], runs[1].notices
+    assert [type(run.engine) for run in runs] == [ReferenceEngine, VectorisedEngine], runs[
+        1
+    ].notices
     return [(run, run.execute()) for run in runs]
 
 
@@ -64,7 +66,9 @@ def apart(a, b):
     assert a.keys() == b.keys()
     assert all((a[name].shape, a[name].dtype) == (b[name].shape, b[name].dtype) for name in a)
     assert all(torch.isfinite(tree[name]).all() for tree in (a, b) for name in tree)
-    return max((float((a[name].double() - b[name].double()).abs().max()) for name in a), default=0.0)
+    return max(
+        (float((a[name].double() - b[name].double()).abs().max()) for name in a), default=0.0
+    )
 
 
 def assert_equal(first, second, tolerance=1e-8):
@@ -74,7 +78,9 @@ def assert_equal(first, second, tolerance=1e-8):
         assert apart(mine, theirs) <= tolerance
     assert apart(run.progress.server, other.progress.server) <= tolerance
     assert torch.equal(run.progress.ledger.counts, other.progress.ledger.counts)
-    assert torch.equal(run.progress.latest_uploads.last_round, other.progress.latest_uploads.last_round)
+    assert torch.equal(
+        run.progress.latest_uploads.last_round, other.progress.latest_uploads.last_round
+    )
     for line, same in zip(result.metrics, found.metrics, strict=True):
         for each in ("loss", "loss_std"):
             assert line[each] == pytest.approx(same[each], rel=0, abs=tolerance)
@@ -115,7 +121,9 @@ def network(*layers, seed=0, classes=4, shape=(1, 8, 8)):
             layer.reset_parameters()
     with torch.no_grad():
         width = nn.Sequential(*layers).eval()(torch.zeros(1, *shape)).flatten(1).shape[1]
-    return Net(nn.Sequential(*layers, nn.Flatten(), nn.Linear(width, 6), nn.Tanh()), nn.Linear(6, classes))
+    return Net(
+        nn.Sequential(*layers, nn.Flatten(), nn.Linear(width, 6), nn.Tanh()), nn.Linear(6, classes)
+    )
 
 
 class Net(nn.Module):
@@ -129,7 +137,9 @@ class Net(nn.Module):
 
 
 def with_dropout(**how):
-    return network(nn.Conv2d(1, 3, 3), nn.Dropout2d(0.4), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), **how)
+    return network(
+        nn.Conv2d(1, 3, 3), nn.Dropout2d(0.4), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), **how
+    )
 
 
 # --- every algorithm and every option
@@ -149,10 +159,14 @@ def test_every_algorithm_is_the_reference_engines(name, trouble):
     assert_engines_agree(name, **trouble)
 
 
-@pytest.mark.parametrize("name", ["local", "fedavg", "fedrep(head_epochs=2)", "fesem(clusters=2)", "fedproto"])
+@pytest.mark.parametrize(
+    "name", ["local", "fedavg", "fedrep(head_epochs=2)", "fesem(clusters=2)", "fedproto"]
+)
 def test_dropout_inside_a_model_draws_what_it_draws_alone(name):
     """Draws are counted, not called for, so that a stack of clients drops what each of them drops alone."""
-    assert_engines_agree(name, modules=with_dropout(), data=clients_of(RAGGED), **TROUBLE | {"clients": 5})
+    assert_engines_agree(
+        name, modules=with_dropout(), data=clients_of(RAGGED), **TROUBLE | {"clients": 5}
+    )
 
 
 @pytest.mark.parametrize("regularise", ["sample", "class"])
@@ -191,16 +205,27 @@ def test_dead_features_agree_with_their_prototypes():
 
     for distance in ("l1", "l2", "emd"):
         (run, _), _ = assert_engines_agree(
-            "fedproto", modules=Dead(), data=clients_of(RAGGED), clients=5, distance=distance, lam=100
+            "fedproto",
+            modules=Dead(),
+            data=clients_of(RAGGED),
+            clients=5,
+            distance=distance,
+            lam=100,
         )
         assert not run.progress.server["prototypes"].any()
 
 
 NORMALISED = {
     "Conv, GroupNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU()),
-    "Conv, GroupNorm, pool": lambda: network(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.MaxPool2d(2)),
-    "Linear, GroupNorm": lambda: network(nn.Flatten(), nn.Linear(64, 8), nn.GroupNorm(2, 8), nn.ReLU()),
-    "Conv, InstanceNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ReLU()),
+    "Conv, GroupNorm, pool": lambda: network(
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.MaxPool2d(2)
+    ),
+    "Linear, GroupNorm": lambda: network(
+        nn.Flatten(), nn.Linear(64, 8), nn.GroupNorm(2, 8), nn.ReLU()
+    ),
+    "Conv, InstanceNorm": lambda: network(
+        nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ReLU()
+    ),
     "Conv, LayerNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.LayerNorm([4, 6, 6]), nn.ReLU()),
     "Conv, BatchNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
 }
@@ -211,17 +236,32 @@ NORMALISED = {
 @pytest.mark.parametrize("model", NORMALISED.values(), ids=NORMALISED)
 def test_layers_that_normalise_agree_whatever_the_batch(model, batch, engine):
     """With batch 1, steps see one sample and evaluation sees many: GroupNorm died of that in round 1."""
-    settings = {"batch": batch, "clients": 5, "rounds": 2, "data": clients_of(RAGGED), "modules": model()}
+    settings = {
+        "batch": batch,
+        "clients": 5,
+        "rounds": 2,
+        "data": clients_of(RAGGED),
+        "modules": model(),
+    }
     runs = [
         prepared("fedproto", "reference", **settings),
-        prepared("fedproto", engine, **settings | ({"workers": 2} if engine == "processes" else {})),
+        prepared(
+            "fedproto", engine, **settings | ({"workers": 2} if engine == "processes" else {})
+        ),
     ]
     assert_equal(*[(run, run.execute()) for run in runs])
 
 
 @pytest.mark.parametrize("model", ["Conv, GroupNorm", "Conv, InstanceNorm", "Conv, LayerNorm"])
 def test_layers_that_normalise_samples_are_stacked_with_batch_1(model):
-    run = prepared("fedproto", "vectorised", batch=1, clients=5, data=clients_of(RAGGED), modules=NORMALISED[model]())
+    run = prepared(
+        "fedproto",
+        "vectorised",
+        batch=1,
+        clients=5,
+        data=clients_of(RAGGED),
+        modules=NORMALISED[model](),
+    )
     assert isinstance(run.engine, VectorisedEngine), run.notices
 
 
@@ -229,11 +269,15 @@ def test_layers_that_normalise_samples_are_stacked_with_batch_1(model):
 @pytest.mark.parametrize("absent", ["remember", "drop"])
 @pytest.mark.parametrize("collect", ["after", "during"])
 def test_every_way_to_collect_prototypes_is_the_reference_engines(collect, absent, weighting):
-    assert_engines_agree(f"fedproto(collect={collect},absent={absent},weighting={weighting})", **TROUBLE)
+    assert_engines_agree(
+        f"fedproto(collect={collect},absent={absent},weighting={weighting})", **TROUBLE
+    )
 
 
 def test_prototypes_collected_during_training_with_dropout_are_the_reference_engines():
-    assert_engines_agree("fedproto(collect=during)", modules=with_dropout(), data=clients_of(RAGGED), epochs=3)
+    assert_engines_agree(
+        "fedproto(collect=during)", modules=with_dropout(), data=clients_of(RAGGED), epochs=3
+    )
 
 
 def test_momentum_and_participation_of_a_single_client_change_nothing():
@@ -275,7 +319,15 @@ def test_two_data_sets_in_one_federation():
 # --- the paper's networks
 
 
-MNIST = {"dataset": "mnist5k", "model": "cnn", "clients": 3, "shots": 6, "rounds": 1, "lr": 0.01, "test_shots": 3}
+MNIST = {
+    "dataset": "mnist5k",
+    "model": "cnn",
+    "clients": 3,
+    "shots": 6,
+    "rounds": 1,
+    "lr": 0.01,
+    "test_shots": 3,
+}
 
 
 def test_the_cnn_in_single_precision():
@@ -289,7 +341,12 @@ def test_the_cnn_with_dropout():
 def noise(sizes, shape=(3, 16, 16)):
     rng = np.random.default_rng(0)
     return [
-        (rng.normal(size=(size, *shape)), np.arange(size) % 2, rng.normal(size=(2, *shape)), np.arange(2))
+        (
+            rng.normal(size=(size, *shape)),
+            np.arange(size) % 2,
+            rng.normal(size=(2, *shape)),
+            np.arange(2),
+        )
         for size in sizes
     ]
 
@@ -316,12 +373,20 @@ def test_resnet18(last_batch, sizes):
 
 
 def normalised(seed=0, classes=4, **options):
-    layers = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, **options), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2)
+    layers = (
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3, **options),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(3, 4, 2),
+    )
     return network(*layers, seed=seed, classes=classes)
 
 
 def normalised_flat(seed=0, **options):
-    return network(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10, **options), nn.ReLU(), seed=seed)
+    return network(
+        nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10, **options), nn.ReLU(), seed=seed
+    )
 
 
 @pytest.mark.parametrize("build", [normalised, normalised_flat], ids=["2d", "1d"])
@@ -340,16 +405,26 @@ def test_batchnorm_leaves_padding_out(build, sizes, last_batch):
 
 
 @pytest.mark.parametrize("build", [normalised, normalised_flat], ids=["2d", "1d"])
-@pytest.mark.parametrize("options", [{"momentum": None}, {"affine": False}, {"momentum": 0.3, "eps": 0.01}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"momentum": None}, {"affine": False}, {"momentum": 0.3, "eps": 0.01}], ids=str
+)
 def test_batchnorm_with_options(build, options):
     assert_engines_agree(
-        "local", modules=build(**options), data=clients_of(RAGGED), last_batch="keep", **TROUBLE | {"clients": 5}
+        "local",
+        modules=build(**options),
+        data=clients_of(RAGGED),
+        last_batch="keep",
+        **TROUBLE | {"clients": 5},
     )
 
 
 def test_batchnorm_without_running_statistics_is_left_to_the_reference_engine():
     """It normalises by the images it is tested with, and which those are depends on the engine."""
-    settings = {"modules": normalised(track_running_stats=False), "data": clients_of(RAGGED), "last_batch": "keep"}
+    settings = {
+        "modules": normalised(track_running_stats=False),
+        "data": clients_of(RAGGED),
+        "last_batch": "keep",
+    }
     assert_falls_back("Net normalises by the batch it is tested in", **settings)
 
 
@@ -357,13 +432,20 @@ def test_a_frozen_batchnorm_keeps_its_running_statistics():
     """FedRep's first phase trains the head alone, through a body whose statistics move in it but are then forgotten."""
     for personal in ("head", "body.1", "body.1,head"):
         assert_engines_agree(
-            f'fedrep(personal="{personal}",head_epochs=2)', modules=normalised(), data=clients_of(RAGGED), epochs=1
+            f'fedrep(personal="{personal}",head_epochs=2)',
+            modules=normalised(),
+            data=clients_of(RAGGED),
+            epochs=1,
         )
 
 
 def test_batchnorm_with_stragglers_and_the_absent():
-    assert_engines_agree("fedavg", modules=normalised(), data=clients_of(RAGGED), **TROUBLE | {"clients": 5})
-    assert_engines_agree("fesem(clusters=2)", modules=normalised(), data=clients_of(RAGGED), last_batch="keep")
+    assert_engines_agree(
+        "fedavg", modules=normalised(), data=clients_of(RAGGED), **TROUBLE | {"clients": 5}
+    )
+    assert_engines_agree(
+        "fesem(clusters=2)", modules=normalised(), data=clients_of(RAGGED), last_batch="keep"
+    )
 
 
 # --- crops and flips
@@ -374,16 +456,22 @@ def test_random_crops_and_flips_are_the_reference_engines(tmp_path):
     paths = [tmp_path / "a.npz", tmp_path / "b.npz"]
     for path in paths:
         np.savez(path, x=rng.integers(0, 256, (60, 2, 8, 8), dtype=np.uint8), y=np.arange(60) % 3)
-    means = ("0.4,0.5", "0.1,0.9")  # the borders of the two sources differ, and their clients are one stack
+    means = (
+        "0.4,0.5",
+        "0.1,0.9",
+    )  # the borders of the two sources differ, and their clients are one stack
     dataset = ",".join(
-        f'npz:{path}(augment=true,mean="{mean}",std=0.3)*2' for path, mean in zip(paths, means, strict=True)
+        f'npz:{path}(augment=true,mean="{mean}",std=0.3)*2'
+        for path, mean in zip(paths, means, strict=True)
     )
     settings = {"dataset": dataset, "ways": 2, "modules": None, "epochs": 2, "test_shots": None}
     (_, (run, _)) = assert_engines_agree("fedproto", **settings)
     assert [len(group) for group in run.engine.groups] == [4]
     assert len(run.engine.groups[0].border.unique()) == 4
     bare = prepared(
-        "fedproto", "vectorised", **settings | {"dataset": dataset.replace("augment=true", "augment=false")}
+        "fedproto",
+        "vectorised",
+        **settings | {"dataset": dataset.replace("augment=true", "augment=false")},
     )
     bare.execute()
     assert apart(bare.progress.server, run.progress.server) > 1e-4
@@ -396,14 +484,21 @@ def test_random_crops_and_flips_are_the_reference_engines(tmp_path):
 def test_a_client_alone_is_what_it_is_among_larger_ones(build):
     data = clients_of((7, 15, 3, 12, 10), classes=2)
     keep = {"last_batch": "keep"}
-    alone = prepared("local", "vectorised", data=data[:1], modules=build(classes=2), clients=1, **keep).execute()
+    alone = prepared(
+        "local", "vectorised", data=data[:1], modules=build(classes=2), clients=1, **keep
+    ).execute()
     among = prepared("local", "vectorised", data=data, modules=build(classes=2), **keep).execute()
     assert apart(alone.states[0], among.states[0]) <= 1e-12
 
 
 @pytest.mark.parametrize("stack", [1, 2, 3])
 def test_the_size_of_a_stack_does_not_matter(stack):
-    settings = {"modules": with_dropout(), "data": clients_of(RAGGED), "epochs": 2, "stragglers": 0.4}
+    settings = {
+        "modules": with_dropout(),
+        "data": clients_of(RAGGED),
+        "epochs": 2,
+        "stragglers": 0.4,
+    }
     for algorithm in ("fedproto", "fedproto(absent=drop)", "fesem(clusters=2)"):
         runs = [prepared(algorithm, "vectorised", stack=size, **settings) for size in (None, stack)]
         assert runs[1].engine.stacks[0].room == stack
@@ -429,8 +524,15 @@ def test_a_step_is_tried_with_two_clients_however_little_memory_is_free(monkeypa
 
 @pytest.mark.parametrize("place", ["host", "disk"])
 def test_states_may_lie_elsewhere(place):
-    settings = {"modules": normalised(), "data": clients_of(RAGGED), "participation": 0.6, "stack": 2}
-    runs = [prepared("fedavg", "vectorised", states=states, **settings) for states in ("device", place)]
+    settings = {
+        "modules": normalised(),
+        "data": clients_of(RAGGED),
+        "participation": 0.6,
+        "stack": 2,
+    }
+    runs = [
+        prepared("fedavg", "vectorised", states=states, **settings) for states in ("device", place)
+    ]
     assert [run.engine.groups[0].states.place for run in runs] == ["device", place]
     assert_equal(*((run, run.execute()) for run in runs), 0.0)
 
@@ -486,15 +588,21 @@ def test_modules_that_differ_in_an_attribute_are_two_stacks(name, values):
     """Or one would be trained as the other."""
     modules = [Scaled(name, values[number % 2]) for number in range(5)]
     (_, (run, _)) = assert_engines_agree("fedproto", modules=modules, data=clients_of(RAGGED))
-    assert [[member.id for _, member in group] for group in grouped([run.federation], Shard())] == [[0, 2, 4], [1, 3]]
+    assert [[member.id for _, member in group] for group in grouped([run.federation], Shard())] == [
+        [0, 2, 4],
+        [1, 3],
+    ]
 
 
 def test_layers_with_other_settings_are_other_stacks():
     modules = [
-        network(nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(4), act) for act in (nn.ReLU(), nn.Tanh(), nn.ReLU())
+        network(nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(4), act)
+        for act in (nn.ReLU(), nn.Tanh(), nn.ReLU())
     ]
     modules.append(network(nn.Conv2d(1, 2, 3, padding=1), nn.AvgPool2d(4), nn.ReLU()))
-    modules.append(network(nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.MaxPool2d(4), nn.ReLU()))
+    modules.append(
+        network(nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.MaxPool2d(4), nn.ReLU())
+    )
     (_, (run, _)) = assert_engines_agree("local", modules=modules, data=clients_of(RAGGED))
     groups = [[member.id for _, member in group] for group in grouped([run.federation], Shard())]
     assert groups == [[0, 2], [1], [3], [4]]
@@ -520,17 +628,23 @@ class ByFunctions(nn.Module):
 MODULES = {
     "functions": ByFunctions,
     "groups": lambda: network(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3, groups=2)),
-    "depthwise": lambda: network(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4, bias=False)),
+    "depthwise": lambda: network(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4, bias=False)
+    ),
     "dilation": lambda: network(nn.Conv2d(1, 4, 3, dilation=2, padding=1), nn.ReLU()),
     "stride": lambda: network(nn.Conv2d(1, 4, (3, 2), stride=(2, 1), padding=(0, 1)), nn.ReLU()),
     "padding same": lambda: network(nn.Conv2d(1, 4, 3, padding="same"), nn.ReLU(), nn.MaxPool2d(2)),
     "reflect": lambda: network(nn.Conv2d(1, 4, 3, padding=1, padding_mode="reflect"), nn.ReLU()),
     "max pool": lambda: network(nn.Conv2d(1, 4, 3), nn.MaxPool2d(3, 2, padding=1, ceil_mode=True)),
-    "average pool": lambda: network(nn.Conv2d(1, 4, 3), nn.AvgPool2d(3, 2, padding=1, count_include_pad=False)),
+    "average pool": lambda: network(
+        nn.Conv2d(1, 4, 3), nn.AvgPool2d(3, 2, padding=1, count_include_pad=False)
+    ),
     "adaptive pool": lambda: network(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d((3, 2))),
     "dropout2d": lambda: network(nn.Conv2d(1, 4, 3), nn.Dropout2d(0.5), nn.ReLU()),
     "nested": lambda: network(
-        nn.Sequential(nn.Conv2d(1, 3, 3), nn.Sequential(nn.ReLU(), nn.Dropout(0.2)), nn.MaxPool2d(2)),
+        nn.Sequential(
+            nn.Conv2d(1, 3, 3), nn.Sequential(nn.ReLU(), nn.Dropout(0.2)), nn.MaxPool2d(2)
+        ),
         nn.Sequential(nn.Conv2d(3, 3, 2), nn.BatchNorm2d(3)),
     ),
     "other layers": lambda: network(
@@ -548,7 +662,9 @@ MODULES = {
 
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_of_any_layers(name):
-    assert_engines_agree("fedproto", modules=MODULES[name](), data=clients_of(RAGGED), rounds=2, last_batch="keep")
+    assert_engines_agree(
+        "fedproto", modules=MODULES[name](), data=clients_of(RAGGED), rounds=2, last_batch="keep"
+    )
 
 
 class View(nn.Module):
@@ -559,7 +675,9 @@ class View(nn.Module):
 UNRULY = {
     "a view of a convolution": lambda: network(nn.Conv2d(1, 4, 3), View()),
     "GroupNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)),
-    "InstanceNorm": lambda: network(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True)),
+    "InstanceNorm": lambda: network(
+        nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True)
+    ),
 }
 
 
@@ -567,7 +685,9 @@ UNRULY = {
 def test_modules_that_run_alone_run_in_a_stack_or_are_refused_before(name):
     """Whichever engine trains them in the end, the numbers are the reference engine's."""
     settings = {"modules": UNRULY[name](), "data": clients_of(RAGGED), "rounds": 2}
-    reference, run = (prepared("fedproto", engine, **settings) for engine in ("reference", "vectorised"))
+    reference, run = (
+        prepared("fedproto", engine, **settings) for engine in ("reference", "vectorised")
+    )
     assert_equal((reference, reference.execute()), (run, run.execute()))
 
 
@@ -587,14 +707,18 @@ def assert_stacked_is_each_alone(layers, x):
     module, _ = stacked.stackable(layers[0])
     assert type(module) is stacked.TABLE[type(layers[0])]
     parameters = [dict(layer.named_parameters()) for layer in layers]
-    state = {name: torch.stack([each[name].detach() for each in parameters]) for name in parameters[0]}
+    state = {
+        name: torch.stack([each[name].detach() for each in parameters]) for name in parameters[0]
+    }
     leaves = {name: value.requires_grad_() for name, value in state.items()}
     inputs = x.clone().requires_grad_()
     out = vmap(lambda state, x: functional_call(module, state, (x,)))(leaves, inputs)
     weights = torch.randn(out.shape, dtype=out.dtype)
     found = [out.detach(), *torch.autograd.grad((out * weights).sum(), [inputs, *leaves.values()])]
     for number, layer in enumerate(layers):
-        for mine, alone in zip(found, outcome_alone(layer, x[number], weights[number]), strict=True):
+        for mine, alone in zip(
+            found, outcome_alone(layer, x[number], weights[number]), strict=True
+        ):
             assert torch.allclose(mine[number], alone, rtol=0, atol=1e-10)
 
 
@@ -610,10 +734,14 @@ def test_a_stacked_convolution_is_each_clients(
 ):
     torch.manual_seed(0)
     layers = [
-        nn.Conv2d(inside * groups, outside * groups, kernel, stride, padding, dilation, groups, bias).double()
+        nn.Conv2d(
+            inside * groups, outside * groups, kernel, stride, padding, dilation, groups, bias
+        ).double()
         for _ in range(clients)
     ]
-    assert_stacked_is_each_alone(layers, torch.randn(clients, batch, inside * groups, 8, 7).double())
+    assert_stacked_is_each_alone(
+        layers, torch.randn(clients, batch, inside * groups, 8, 7).double()
+    )
 
 
 @small
@@ -628,7 +756,9 @@ def test_stacked_pooling_is_each_clients(clients, batch, channels, kernel, strid
 
 @pytest.mark.parametrize("size", [1, (2, 3), (None, 1)])
 def test_stacked_adaptive_pooling_is_each_clients(size):
-    assert_stacked_is_each_alone([nn.AdaptiveAvgPool2d(size)] * 3, torch.randn(3, 2, 4, 5, 7).double())
+    assert_stacked_is_each_alone(
+        [nn.AdaptiveAvgPool2d(size)] * 3, torch.randn(3, 2, 4, 5, 7).double()
+    )
 
 
 @pytest.mark.parametrize(
@@ -655,20 +785,28 @@ def test_batchnorm_over_some_rows_is_batchnorm_of_those_rows(norm, shape, option
     for _ in range(2):  # the second batch finds statistics that are not the first ones
         module.rows = rows
         out = module(inputs)[:3]
-        found = [out.detach(), *torch.autograd.grad((out * weights).sum(), [inputs, *module.parameters()])]
+        found = [
+            out.detach(),
+            *torch.autograd.grad((out * weights).sum(), [inputs, *module.parameters()]),
+        ]
         expected = outcome_alone(layer, x[:3], weights)
         assert torch.allclose(found[1][:3], expected[1])
         assert not found[1][3:].any()
         for mine, alone in zip(found[:1] + found[2:], expected[:1] + expected[2:], strict=True):
             assert torch.allclose(mine, alone)
-        assert apart(dict(module.named_buffers()), dict(layer.named_buffers()) | {"rows": rows}) < 1e-12
+        assert (
+            apart(dict(module.named_buffers()), dict(layer.named_buffers()) | {"rows": rows})
+            < 1e-12
+        )
 
 
 @pytest.mark.parametrize("fusing", [False, True], ids=["plain", "fusing"])
 @small
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), windows, windows,
        st.tuples(st.integers(0, 2), st.integers(0, 2)), st.booleans())  # fmt: skip
-def test_convolution_by_columns_is_each_clients(fusing, clients, batch, inside, outside, kernel, stride, padding, bias):
+def test_convolution_by_columns_is_each_clients(
+    fusing, clients, batch, inside, outside, kernel, stride, padding, bias
+):
     """What a GPU does, called here; at stride 1 its backward pass is another one while a compiler watches."""
     torch.manual_seed(0)
     if fusing:
@@ -699,7 +837,9 @@ def test_the_gradient_of_convolution_by_columns_is_the_numerical_one(fusing, mon
     torch.manual_seed(0)
     shapes = (2, 2, 2, 4, 5), (2, 3, 2, 3, 2), (2, 3)
     leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    assert torch.autograd.gradcheck(lambda x, w, b: stacked.convolve(x, w, b, (1, 1), (1, 0)), leaves)
+    assert torch.autograd.gradcheck(
+        lambda x, w, b: stacked.convolve(x, w, b, (1, 1), (1, 0)), leaves
+    )
 
 
 def test_fusing_ends_with_its_block_even_in_an_error():
@@ -717,7 +857,9 @@ def by_columns(info, in_dims, x, weight, bias, stride, padding, dilation, groups
 
 def test_a_model_whose_convolutions_are_columns_is_the_reference_engines(monkeypatch):
     monkeypatch.setattr(stacked._Convolution, "vmap", staticmethod(by_columns))
-    modules = network(nn.Conv2d(1, 3, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2, bias=False))
+    modules = network(
+        nn.Conv2d(1, 3, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2, bias=False)
+    )
     assert_engines_agree("fedproto", modules=modules, data=clients_of(RAGGED))
 
 
@@ -732,7 +874,9 @@ def test_the_gpus_convolution_has_the_gradients_of_the_columns():
     ours, theirs = StackedConvolution.apply(*leaves), stacked.convolve(*leaves, (1, 1), (0, 0))
     assert torch.allclose(ours, theirs)
     weights = torch.rand_like(ours)
-    pairs = zip(*(torch.autograd.grad((out * weights).sum(), leaves) for out in (ours, theirs)), strict=True)
+    pairs = zip(
+        *(torch.autograd.grad((out * weights).sum(), leaves) for out in (ours, theirs)), strict=True
+    )
     assert all(torch.allclose(a, b) for a, b in pairs)
 
 
@@ -741,7 +885,9 @@ def test_the_gpus_convolution_has_the_gradients_of_the_columns():
 
 @pytest.mark.parametrize("algorithm", ["fedproto", pytest.param("fedavg", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strides", ["2,2", pytest.param("1,4", marks=pytest.mark.slow)])
-def test_a_resnet_by_the_gpus_windows_and_rows_is_the_reference_engines(strides, algorithm, monkeypatch):
+def test_a_resnet_by_the_gpus_windows_and_rows_is_the_reference_engines(
+    strides, algorithm, monkeypatch
+):
     """Its convolutions and BatchNorm as on a GPU, their kernels' arithmetic done by torch; the last layers' images are
     one pixel, so batches are not small: over four values BatchNorm's gradient is noise."""
     monkeypatch.setattr(stacked, "on_gpu", lambda x: True)
@@ -763,8 +909,16 @@ def slots_of(stack, server):
 def test_a_traced_step_is_the_step(algorithm, monkeypatch):
     """A GPU's step is traced down to torch's own operations before it is compiled; the trace computes the same."""
     monkeypatch.setattr(stacked._Convolution, "vmap", staticmethod(by_columns))
-    module = network(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3))
-    run = prepared(algorithm, "vectorised", modules=module, data=clients_of(RAGGED), last_batch="keep")
+    module = network(
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.3),
+    )
+    run = prepared(
+        algorithm, "vectorised", modules=module, data=clients_of(RAGGED), last_batch="keep"
+    )
     (stack,) = run.engine.stacks
     slots = slots_of(stack, run.progress.server)
     names, step = list(slots), stack._step(0, len(RAGGED)).function
@@ -827,16 +981,22 @@ def operations(algorithm, clients, **settings):
     run = prepared(algorithm, "vectorised", data=data, stack=100, **settings)
     everyone, nobody = torch.arange(clients), torch.tensor([], dtype=torch.int64)
     slow = torch.tensor([0, 3])
-    list(run.engine.train(1, [run.progress.server], [Cohort(everyone, nobody, slow)]))  # what is made once is made
+    list(
+        run.engine.train(1, [run.progress.server], [Cohort(everyone, nobody, slow)])
+    )  # what is made once is made
     with Operations() as seen:
         list(run.engine.train(2, [run.progress.server], [Cohort(everyone, nobody, slow)]))
     return seen
 
 
-@pytest.mark.parametrize("algorithm", ["local", "fedavg", "fedrep", "fesem", "fedproto", "fedproto(collect=during)"])
+@pytest.mark.parametrize(
+    "algorithm", ["local", "fedavg", "fedrep", "fesem", "fedproto", "fedproto(collect=during)"]
+)
 def test_twice_as_many_clients_are_as_many_operations(algorithm):
     """No loop over clients, in Python or anywhere above a kernel; and no number is read back from what is trained."""
-    six, twelve = (operations(algorithm, clients, modules=with_dropout(), epochs=2) for clients in (6, 12))
+    six, twelve = (
+        operations(algorithm, clients, modules=with_dropout(), epochs=2) for clients in (6, 12)
+    )
     assert six.counted == twelve.counted
     assert not any(dtype.is_floating_point for dtype in six.read)
 
@@ -889,17 +1049,28 @@ def test_tied_and_untied_layers_are_other_groups(first):
 def test_frozen_parameters_stay_as_they_are():
     module = Plain()
     module.a.requires_grad_(False)
-    reference, vectorised = assert_engines_agree("fedproto", modules=module, data=clients_of(RAGGED))
+    reference, vectorised = assert_engines_agree(
+        "fedproto", modules=module, data=clients_of(RAGGED)
+    )
     for _, result in (reference, vectorised):
-        assert all(torch.equal(state["a.weight"], module.a.weight.detach().double()) for state in result.states)
-        assert not any(torch.equal(state["b.weight"], module.b.weight.detach().double()) for state in result.states)
+        assert all(
+            torch.equal(state["a.weight"], module.a.weight.detach().double())
+            for state in result.states
+        )
+        assert not any(
+            torch.equal(state["b.weight"], module.b.weight.detach().double())
+            for state in result.states
+        )
 
 
 def test_a_loss_may_divide_by_the_number_of_samples():
     """A client that has no batch left is not shown an empty one."""
 
     def loss(step):
-        each = nn.functional.cross_entropy(step.logits, step.batch.y, reduction="none") * step.batch.mask
+        each = (
+            nn.functional.cross_entropy(step.logits, step.batch.y, reduction="none")
+            * step.batch.mask
+        )
         return {"supervised": each.sum() / step.batch.mask.sum()}
 
     run = prepared("local", "vectorised", data=clients_of(RAGGED))
@@ -919,13 +1090,17 @@ def test_a_server_may_begin_to_send_something_else():
         return made | {"second": made["prototypes"]}
 
     def send(server, classes):
-        return original.send(server, classes) | {name: server[name] for name in server if name == "second"}
+        return original.send(server, classes) | {
+            name: server[name] for name in server if name == "second"
+        }
 
     def loss(step):
         if "second" not in step.received:
             return original.loss(step)
         apart = (step.features - step.received["second"][step.batch.y]).square().mean(1)
-        return original.loss(step) | {"another": (apart * step.batch.mask).sum() / step.batch.mask.sum()}
+        return original.loss(step) | {
+            "another": (apart * step.batch.mask).sum() / step.batch.mask.sum()
+        }
 
     original = prepared("fedproto", "reference", data=clients_of(RAGGED)).algorithm
     algorithm = replace(original, aggregate=aggregate, send=send, loss=loss)
@@ -972,7 +1147,9 @@ def assert_falls_back(notice, **settings):
 
 
 def test_a_model_that_looks_at_values_is_trained_by_the_reference_engine():
-    assert_falls_back("Choosy cannot be run for many clients at once", modules=Choosy(), data=clients_of(RAGGED))
+    assert_falls_back(
+        "Choosy cannot be run for many clients at once", modules=Choosy(), data=clients_of(RAGGED)
+    )
 
 
 @pytest.mark.parametrize(
@@ -1004,18 +1181,29 @@ class Mixing(nn.Module):
 
 @pytest.mark.parametrize("how", ["mean", "size"])
 def test_a_model_whose_images_see_each_other_is_not_stacked(how):
-    assert_falls_back("Mixing scores an image differently", modules=Mixing(how), data=clients_of(RAGGED))
+    assert_falls_back(
+        "Mixing scores an image differently", modules=Mixing(how), data=clients_of(RAGGED)
+    )
 
 
 def test_other_last_batches_are_stacked():
     settings = {"modules": normalised(), "last_batch": "keep"}
     assert not prepared("local", "vectorised", data=clients_of((8, 10)), **settings).notices
-    assert not prepared("local", "vectorised", data=clients_of((8, 9)), modules=normalised()).notices  # dropped
-    assert not prepared("local", "vectorised", data=clients_of((8, 9)), last_batch="keep").notices  # no BatchNorm
+    assert not prepared(
+        "local", "vectorised", data=clients_of((8, 9)), modules=normalised()
+    ).notices  # dropped
+    assert not prepared(
+        "local", "vectorised", data=clients_of((8, 9)), last_batch="keep"
+    ).notices  # no BatchNorm
 
 
 def test_run_warns_of_it_in_one_sentence():
-    settings = {"dataset": clients_of(RAGGED), "model": Choosy(), "rounds": 1, "engine": "vectorised"}
+    settings = {
+        "dataset": clients_of(RAGGED),
+        "model": Choosy(),
+        "rounds": 1,
+        "engine": "vectorised",
+    }
     with pytest.warns(UserWarning, match="Choosy cannot be run for many clients at once") as caught:
         package.run(**settings)
     assert len(caught) == 1
@@ -1034,7 +1222,8 @@ def test_the_command_line_prints_it(tmp_path):
     )  # fmt: skip
     assert answer.code == 0, answer.err
     assert (
-        'resnet18(strides="1,1") has BatchNorm, and a client\'s last batch has one image: the reference' in answer.out
+        'resnet18(strides="1,1") has BatchNorm, and a client\'s last batch has one image: the reference'
+        in answer.out
     )
 
 
@@ -1044,14 +1233,19 @@ def test_the_command_line_prints_it(tmp_path):
 @pytest.mark.parametrize("algorithm", ["local", "fedproto"])
 def test_divergence_names_round_and_client(algorithm):
     with pytest.raises(
-        TrainingError, match=r"round 1, client \d, training: the .* loss is (nan|inf); the lr may be too high"
+        TrainingError,
+        match=r"round 1, client \d, training: the .* loss is (nan|inf); the lr may be too high",
     ):
         prepared(algorithm, "vectorised", lr=1e300).execute()
 
 
 def test_a_last_step_that_diverges_is_noticed():
-    with pytest.raises(TrainingError, match=r"client 0, training: its parameters or its upload are not finite"):
-        prepared("fedproto", "vectorised", lr=1e30, batch=1000, rounds=1, precision="float32").execute()
+    with pytest.raises(
+        TrainingError, match=r"client 0, training: its parameters or its upload are not finite"
+    ):
+        prepared(
+            "fedproto", "vectorised", lr=1e30, batch=1000, rounds=1, precision="float32"
+        ).execute()
 
 
 def test_the_client_that_diverges_is_the_one_that_is_named():
@@ -1071,7 +1265,14 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("algorithm", ["fedproto", "fedavg", "fesem(clusters=2)", "fedrep"])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(algorithm, tmp_path):
-    settings = {"rounds": 6, "checkpoint_every": 3, "participation": 0.5, "stragglers": 0.5, "clients": 6, "stack": 2}
+    settings = {
+        "rounds": 6,
+        "checkpoint_every": 3,
+        "participation": 0.5,
+        "stragglers": 0.5,
+        "clients": 6,
+        "stack": 2,
+    }
     whole = prepared(algorithm, "vectorised", **settings)
     expected = whole.execute()
     run = prepared(algorithm, "vectorised", **settings)
@@ -1093,11 +1294,16 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(algorithm, tmp_path):
 def test_either_engine_takes_up_what_the_other_left():
     """An exported state is of clients, not of an engine."""
     for first, second in (("reference", "vectorised"), ("vectorised", "reference")):
-        whole, halves = prepared("fedproto", "reference", rounds=4), prepared("fedproto", first, rounds=2)
+        whole, halves = (
+            prepared("fedproto", "reference", rounds=4),
+            prepared("fedproto", first, rounds=2),
+        )
         halves.execute()
         rest = prepared("fedproto", second, rounds=4)
         rest.progress.restore(halves.progress.export(), 2)
-        rest.engine.restore(0, {name: value.clone() for name, value in halves.engine.export(0).items()})
+        rest.engine.restore(
+            0, {name: value.clone() for name, value in halves.engine.export(0).items()}
+        )
         expected, found = whole.execute(), rest.execute()
         for mine, theirs in zip(found.states, expected.states, strict=True):
             assert apart(mine, theirs) < 1e-10
@@ -1110,7 +1316,9 @@ def test_either_engine_takes_up_what_the_other_left():
 def resolved(cores=2, data=None, **settings):
     run = prepared("fedproto", "reference", data=data, **settings)
     config = replace(run.config, engine="auto", device="auto")
-    training = Training(config.batch, config.lr, config.momentum, config.epochs, config.last_batch, config.seed)
+    training = Training(
+        config.batch, config.lr, config.momentum, config.epochs, config.last_batch, config.seed
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "_cores", lambda: cores)
         return selection.resolve(config, [run.federation], run.algorithm, [training])[0]
@@ -1118,7 +1326,12 @@ def resolved(cores=2, data=None, **settings):
 
 def test_small_models_are_stacked_on_a_cpu():
     found = resolved()
-    assert (found.engine, found.device, found.compile, found.workers) == ("vectorised", "cpu", "off", None)
+    assert (found.engine, found.device, found.compile, found.workers) == (
+        "vectorised",
+        "cpu",
+        "off",
+        None,
+    )
 
 
 def test_a_long_run_gets_a_process_a_core():
@@ -1140,7 +1353,9 @@ def test_what_auto_means_is_written_down(tmp_path):
     assert answer.code == 0, answer.err
     written = (tmp_path / "run" / "config.toml").read_text().splitlines()
     assert {'engine = "vectorised"', 'device = "cpu"', 'compile = "off"'} <= set(written)
-    assert not any("auto" in line for line in written if line.startswith(("engine", "device", "compile")))
+    assert not any(
+        "auto" in line for line in written if line.startswith(("engine", "device", "compile"))
+    )
 
 
 @pytest.mark.parametrize("cores", [1, 2, 64])

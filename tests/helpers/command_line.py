@@ -41,11 +41,15 @@ def fedproto(*arguments: str | Path) -> Answer:
     return Answer(int(stopped.value.code or 0), out.getvalue(), err.getvalue())
 
 
-def process(*arguments: str | Path, options: tuple[str, ...] = (), cwd: Path | None = None) -> subprocess.Popen:
+def process(
+    *arguments: str | Path, options: tuple[str, ...] = (), cwd: Path | None = None
+) -> subprocess.Popen:
     """`python OPTIONS -m fedproto ARGUMENTS` in a process of its own."""
     command = [sys.executable, *options, "-m", "fedproto", *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=os.environ | ENVIRONMENT)
+    return subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=os.environ | ENVIRONMENT
+    )
 
 
 def answer(running: subprocess.Popen) -> Answer:

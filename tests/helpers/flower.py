@@ -107,7 +107,11 @@ class Deployed:
         self.folder, self.port = folder, _free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.nodes: dict[str, str] = {}  # names by Flower's numbers
-        subprocess.run([sys.executable, "keys.py", "localhost", "127.0.0.1", "--", *members], cwd=folder, check=True)
+        subprocess.run(
+            [sys.executable, "keys.py", "localhost", "127.0.0.1", "--", *members],
+            cwd=folder,
+            check=True,
+        )
         for name, own in members.items():
             self.write_member(name, **own)
 
@@ -115,7 +119,10 @@ class Deployed:
 
     def write_member(self, name: str, **own: str) -> None:
         """Its file, which is read anew for every message."""
-        lines = [f'{key} = "{value}"\n' for key, value in ({"name": name, "state": f"state-{name}"} | own).items()]
+        lines = [
+            f'{key} = "{value}"\n'
+            for key, value in ({"name": name, "state": f"state-{name}"} | own).items()
+        ]
         (self.folder / f"{name}.toml").write_text("".join(lines))
 
     def odd(self, name: str) -> Path:
@@ -137,7 +144,11 @@ class Deployed:
     def start(self, name: str, *command: str, **environment: str) -> subprocess.Popen[bytes]:
         own = (
             _environment()
-            | {"FLWR_HOME": str(self.folder / f".flwr-{name}"), "PORT": str(self.port), "RETRY": "2"}
+            | {
+                "FLWR_HOME": str(self.folder / f".flwr-{name}"),
+                "PORT": str(self.port),
+                "RETRY": "2",
+            }
             | environment
         )
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -196,11 +207,17 @@ class Deployed:
         process = self.processes.pop(name)
         _signal_group(process.pid, signal.SIGTERM)
         process.wait()
-        until(lambda: not _marked(f"FLWR_HOME={self.folder / f'.flwr-{name}'}"), f"{name} has ended", 60)
+        until(
+            lambda: not _marked(f"FLWR_HOME={self.folder / f'.flwr-{name}'}"),
+            f"{name} has ended",
+            60,
+        )
 
     def call(self, *command: str) -> subprocess.CompletedProcess[str]:
         own = _environment() | {"FLWR_HOME": str(self.folder / ".flwr"), "PORT": str(self.port)}
-        return subprocess.run(command, cwd=self.folder, env=own, capture_output=True, text=True, timeout=PATIENCE)
+        return subprocess.run(
+            command, cwd=self.folder, env=own, capture_output=True, text=True, timeout=PATIENCE
+        )
 
     def flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self.call("bash", "-c", '. ./env.sh; exec flwr "$@"', "./flwr", *words)
@@ -208,9 +225,13 @@ class Deployed:
     # --- runs
 
     def submit(self, **config: Any) -> str:
-        words = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items())
+        words = " ".join(
+            f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items()
+        )
         done = self.flwr("run", ".", "federation", "--format", "json", "--run-config", words)
-        assert done.returncode == 0 and "run-id" in json.loads(done.stdout), done.stdout + done.stderr
+        assert done.returncode == 0 and "run-id" in json.loads(done.stdout), (
+            done.stdout + done.stderr
+        )
         return json.loads(done.stdout)["run-id"]
 
     def status(self, run: str) -> dict[str, Any]:
@@ -237,7 +258,9 @@ class Deployed:
 
 
 @contextlib.contextmanager
-def deployed(folder: Path, members: dict[str, dict[str, str]], **environment: str) -> Iterator[Deployed]:
+def deployed(
+    folder: Path, members: dict[str, dict[str, str]], **environment: str
+) -> Iterator[Deployed]:
     """Server and members, online; nothing of them is left afterwards."""
     federation = Deployed(folder, members)
     try:
@@ -253,7 +276,9 @@ def deployed(folder: Path, members: dict[str, dict[str, str]], **environment: st
         until(lambda: not _end(str(folder)), "nothing is left", 30)
 
 
-def digits(folder: Path, names: str = "abc") -> tuple[dict[str, dict[str, str]], list[tuple[np.ndarray, ...]]]:
+def digits(
+    folder: Path, names: str = "abc"
+) -> tuple[dict[str, dict[str, str]], list[tuple[np.ndarray, ...]]]:
     """Three members' files, each with its own numbers for its classes, and the same arrays for the simulator."""
     x, y = load_digits(return_X_y=True)
     x = x.reshape(-1, 8, 8).astype(np.uint8) * 15
@@ -278,14 +303,24 @@ def digits(folder: Path, names: str = "abc") -> tuple[dict[str, dict[str, str]],
     return files, arrays
 
 
-def replayed(federation: Deployed, files: dict[str, dict[str, str]], there: list[str], **config: Any) -> ServerState:
+def replayed(
+    federation: Deployed, files: dict[str, dict[str, str]], there: list[str], **config: Any
+) -> ServerState:
     """The same in this process, with those who are there in each round."""
-    terms = {key: config.pop(key) for key in list(config) if key in TrainingTerms.__dataclass_fields__}
+    terms = {
+        key: config.pop(key) for key in list(config) if key in TrainingTerms.__dataclass_fields__
+    }
     state = federation.folder / f"replayed-{len(list(federation.folder.glob('replayed-*')))}"
-    hall = ServerState(ServerSettings(state=str(state), classes=",".join(CLASSES), **config), TrainingTerms(**terms))
+    hall = ServerState(
+        ServerSettings(state=str(state), classes=",".join(CLASSES), **config),
+        TrainingTerms(**terms),
+    )
     own = {}
     for name, settings in files.items():
-        lines = [f'{k} = "{v}"\n' for k, v in (settings | {"name": name, "state": str(state / name)}).items()]
+        lines = [
+            f'{k} = "{v}"\n'
+            for k, v in (settings | {"name": name, "state": str(state / name)}).items()
+        ]
         state.mkdir(exist_ok=True)
         (state / f"{name}.toml").write_text("".join(lines))
         own[name] = read_member(state / f"{name}.toml")
@@ -300,14 +335,22 @@ def replayed(federation: Deployed, files: dict[str, dict[str, str]], there: list
 
 
 def same(a: Tree, b: Tree) -> bool:
-    return set(a) == set(b) and all(torch.allclose(a[name], b[name], rtol=0, atol=1e-7) for name in a)
+    return set(a) == set(b) and all(
+        torch.allclose(a[name], b[name], rtol=0, atol=1e-7) for name in a
+    )
 
 
 def server_of(tensors: Tree) -> Tree:
-    return {name.removeprefix("server."): value for name, value in tensors.items() if name.startswith("server.")}
+    return {
+        name.removeprefix("server."): value
+        for name, value in tensors.items()
+        if name.startswith("server.")
+    }
 
 
-def until(true: Callable[[], object], what: str, seconds: float = PATIENCE, every: float = 0.1) -> None:
+def until(
+    true: Callable[[], object], what: str, seconds: float = PATIENCE, every: float = 0.1
+) -> None:
     ends = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < ends, f"{what}: not within {seconds} seconds"
@@ -350,10 +393,17 @@ def _kept(
 
 
 def _environment() -> dict[str, str]:
-    quiet = dict.fromkeys(("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"), "1")
+    quiet = dict.fromkeys(
+        ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"), "1"
+    )
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
-    return os.environ | quiet | quick | {"FLWR_TELEMETRY_ENABLED": "0", "PATH": path, "OMP_NUM_THREADS": "1"}
+    return (
+        os.environ
+        | quiet
+        | quick
+        | {"FLWR_TELEMETRY_ENABLED": "0", "PATH": path, "OMP_NUM_THREADS": "1"}
+    )
 
 
 def _free_port() -> int:

@@ -13,7 +13,9 @@ from fedproto.errors import FedProtoError
 
 def build(name, folder=None, **options):
     """A source that looks for its files in `folder`, if one is named."""
-    return plugins.build("dataset", Part(str(name), options), DataFolders(None if folder is None else str(folder)))
+    return plugins.build(
+        "dataset", Part(str(name), options), DataFolders(None if folder is None else str(folder))
+    )
 
 
 def refusal(name, folder=None, **options):
@@ -29,7 +31,11 @@ def animals(path, said):
 
     `said(generator, sound, number)` is a text: the sound tells the class.
     """
-    generator, names, sounds = np.random.default_rng(0), ("cat", "dog", "owl"), ("purrs", "barks", "hoots")
+    generator, names, sounds = (
+        np.random.default_rng(0),
+        ("cat", "dog", "owl"),
+        ("purrs", "barks", "hoots"),
+    )
     rows, texts = ["size,home,client,label"], []
     for number in range(75):
         kind = number % 3

@@ -57,7 +57,9 @@ def scored_states(run: Experiment) -> list[Tree]:
     return [run.algorithm.adopt(state, received) for state in run.engine.states[0]]
 
 
-def step(params: Tree, received: Tree, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor | None = None) -> Step:
+def step(
+    params: Tree, received: Tree, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor | None = None
+) -> Step:
     """A step of the smallest model there is: features = x W, logits = features V, with W `body.w` and V `head.v`."""
     features = x @ params["body.w"]
     batch = Batch(x, y, torch.ones(len(y), dtype=x.dtype) if mask is None else mask)

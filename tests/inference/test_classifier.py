@@ -31,8 +31,21 @@ from fedproto.inference.trained_client import can_reject, member_of, rows_needed
 from fedproto.membership.membership import Membership
 from fedproto.runs.folder import RunFolder
 
-DIGITS = {"dataset": "digits", "clients": 4, "rounds": 3, "shots": 5, "lr": 0.05, "engine": "reference"}
-MIXED = {"dataset": "digits*2,mnist5k*1", "model": "mlp*2,cnn*1", "clients": 3, "dim": 20, "rounds": 1}
+DIGITS = {
+    "dataset": "digits",
+    "clients": 4,
+    "rounds": 3,
+    "shots": 5,
+    "lr": 0.05,
+    "engine": "reference",
+}
+MIXED = {
+    "dataset": "digits*2,mnist5k*1",
+    "model": "mlp*2,cnn*1",
+    "clients": 3,
+    "dim": 20,
+    "rounds": 1,
+}
 RUNS = {
     "fedproto": DIGITS,
     "a stack": DIGITS | {"engine": "vectorised"},
@@ -101,7 +114,9 @@ def test_scikit_learn_takes_it_for_one_of_its_own(estimator, check):
     check(estimator)
 
 
-CORNERS = np.array([[0.0, 0.0], [2.0, 0.0], [10.0, 0.0], [10.0, 4.0]])  # means of two: (1, 0) and (10, 2)
+CORNERS = np.array(
+    [[0.0, 0.0], [2.0, 0.0], [10.0, 0.0], [10.0, 4.0]]
+)  # means of two: (1, 0) and (10, 2)
 
 
 def test_nearest_class_mean_by_hand():
@@ -112,12 +127,18 @@ def test_nearest_class_mean_by_hand():
     far = math.sqrt(81 + 1)
     assert np.allclose(fitted.distances([[1, 3]]), [[3, far]], rtol=1e-12)
     assert np.allclose(fitted.novelty([[1, 3]]), [3], rtol=1e-12)
-    assert np.allclose(fitted.predict_proba([[1, 3]])[0, 0], 1 / (1 + math.exp(3 - far)), rtol=1e-12)
+    assert np.allclose(
+        fitted.predict_proba([[1, 3]])[0, 0], 1 / (1 + math.exp(3 - far)), rtol=1e-12
+    )
     # Without itself, each mean is the other sample: 2 apart for the first class, 4 for the second.
     assert sorted(fitted.calibration_.tolist()) == [2, 2, 4, 4]
     limits = {0: math.inf, 0.2: 4, 0.4: 4, 0.5: 4, 0.6: 2, 0.8: 2}
     assert {reject: fitted.set_params(reject=reject).threshold_ for reject in limits} == limits
-    assert fitted.set_params(reject=0.6).predict([[1, 1.9], [1, 2.1], [10, 2]]).tolist() == ["a", "none of these", "b"]
+    assert fitted.set_params(reject=0.6).predict([[1, 1.9], [1, 2.1], [10, 2]]).tolist() == [
+        "a",
+        "none of these",
+        "b",
+    ]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -125,7 +146,11 @@ def test_scikit_learns_nearest_centroid_agrees(seed):
     generator = np.random.default_rng(seed)
     classes, width = int(generator.integers(2, 8)), int(generator.integers(1, 6))
     x, y = generator.normal(size=(60, width)), generator.integers(0, classes, 60)
-    ours, theirs, strange = Classifier().fit(x, y), NearestCentroid().fit(x, y), generator.normal(size=(200, width)) * 3
+    ours, theirs, strange = (
+        Classifier().fit(x, y),
+        NearestCentroid().fit(x, y),
+        generator.normal(size=(200, width)) * 3,
+    )
     assert (ours.classes_ == theirs.classes_).all()
     assert np.allclose(ours.prototypes_, theirs.centroids_, atol=1e-12)
     assert (ours.predict(strange) == theirs.predict(strange)).all()
@@ -140,7 +165,9 @@ def test_each_sample_is_calibrated_by_the_mean_of_the_others_of_its_class(seed, 
     for place, (sample, label) in enumerate(zip(x, y, strict=True)):
         others = [x[(y == each) & (np.arange(len(y)) != place)] for each in range(len(sizes))]
         if len(others[label]):  # of a class of one there is nothing to compare with
-            expected.append(min(np.linalg.norm(sample - rows.mean(0)) for rows in others if len(rows)))
+            expected.append(
+                min(np.linalg.norm(sample - rows.mean(0)) for rows in others if len(rows))
+            )
     assert np.allclose(Classifier().fit(x, y).calibration_, expected, atol=1e-12)
 
 
@@ -184,7 +211,9 @@ def test_no_more_than_the_share_of_the_calibration_lies_above(calibration, rejec
 def test_what_is_to_come_is_rejected_no_more_often_than_asked(everything, reject):
     """Split conformal prediction's guarantee, exactly: whichever of n + 1 is the one to come is equally likely."""
     places = range(len(everything))
-    above = [everything[place] > threshold(np.delete(everything, place), reject) for place in places]
+    above = [
+        everything[place] > threshold(np.delete(everything, place), reject) for place in places
+    ]
     assert np.mean(above) <= reject + 1e-9
 
 
@@ -210,7 +239,9 @@ def test_it_scores_what_the_run_states_of_each_client(name, run_of, trained):
 def test_the_accuracies_it_is_held_to_differ(run):
     """Otherwise the test above would show little."""
     for key in ("head", "prototype"):
-        pairs = [(c["accuracy"][key], c["accuracy"][f"{key}_own"]) for c in result_of(run)["clients"]]
+        pairs = [
+            (c["accuracy"][key], c["accuracy"][f"{key}_own"]) for c in result_of(run)["clients"]
+        ]
         assert any(everything < own for everything, own in pairs)
     assert len({c["accuracy"]["prototype"] for c in result_of(run)["clients"]}) > 2
 
@@ -221,7 +252,9 @@ def test_distances_are_those_of_a_perceptron_in_numpy(run, trained):
     x, _ = own_tests(run, 1)
     h = (x.reshape(len(x), 64) / 16 - 0.3053) / 0.3760
     for layer in ("fc1", "fc2"):
-        weight, bias = (state[f"client.1.body.{layer}.{part}"].double().numpy() for part in ("weight", "bias"))
+        weight, bias = (
+            state[f"client.1.body.{layer}.{part}"].double().numpy() for part in ("weight", "bias")
+        )
         h = np.maximum(h @ weight.T + bias, 0)
     known = shared["known"].numpy() > 0
     apart = np.linalg.norm(h[:, None] - shared["prototypes"].double().numpy()[known][None], axis=2)
@@ -237,8 +270,13 @@ def test_classes_shares_and_answers_agree(by, among, run, trained):
     classifier = Classifier.from_member(trained(run, 0), by=by, among=among)
     stated = result_of(run)
     held = {name for client in stated["clients"] for name in client["classes"]}
-    wanted = {"all": {"prototype": held, "head": set(stated["classes"])}[by], "own": stated["clients"][0]["classes"]}
-    assert set(classifier.classes_) == set(wanted[among]) and len(classifier.classes_) == len(wanted[among])
+    wanted = {
+        "all": {"prototype": held, "head": set(stated["classes"])}[by],
+        "own": stated["clients"][0]["classes"],
+    }
+    assert set(classifier.classes_) == set(wanted[among]) and len(classifier.classes_) == len(
+        wanted[among]
+    )
     x, _ = images("0123456789", 20)
     shares = classifier.predict_proba(x)
     assert shares.shape == (200, len(classifier.classes_)) and np.allclose(shares.sum(1), 1)
@@ -255,7 +293,9 @@ def test_one_image_is_classified_as_it_is_among_many(run, trained):
     classifier = Classifier.from_member(trained(run, 0))
     x, _ = images("0123456789", 150)  # more than are looked at in one go
     assert len(x) > 300
-    alone = np.concatenate([classifier.distances(x[place : place + 1]) for place in range(0, len(x), 50)])
+    alone = np.concatenate(
+        [classifier.distances(x[place : place + 1]) for place in range(0, len(x), 50)]
+    )
     assert np.allclose(classifier.distances(x)[::50], alone, atol=1e-5)
 
 
@@ -358,13 +398,20 @@ def test_a_run_prepares_inputs_as_its_classifier_does():
         (np.full((1, 8, 8), np.nan), "not a finite number"),
         (np.full((1, 8, 8), np.inf), "not a finite number"),
         (np.full((1, 8, 8), 1e300), "not a finite number"),  # in float32, which models are given
-        (np.full((1, 8, 8), 0.5), "are at most 1 in size, but those of 0 to 16 are wanted: multiply by 16"),
+        (
+            np.full((1, 8, 8), 0.5),
+            "are at most 1 in size, but those of 0 to 16 are wanted: multiply by 16",
+        ),
         (np.full((1, 8, 8), 1.0), "at most 1 in size"),
     ],
 )
 def test_inputs_that_no_member_takes(x, message, run, trained):
     classifier = Classifier.from_member(trained(run, 0))
-    for refuse in (classifier.predict, classifier.predict_proba, lambda x: classifier.fit(x, ["a"] * len(x))):
+    for refuse in (
+        classifier.predict,
+        classifier.predict_proba,
+        lambda x: classifier.fit(x, ["a"] * len(x)),
+    ):
         with pytest.raises(DataError, match=message):
             refuse(x)
 
@@ -410,7 +457,9 @@ def test_fit_refuses_a_head_and_labels_that_are_not_one_an_image(run, trained):
 
 @pytest.mark.parametrize("name", ["fedproto", "mixed", "fedavg"])
 def test_it_can_be_pickled(name, run_of, trained):
-    classifier = Classifier.from_member(trained(run_of(name), len(result_of(run_of(name))["clients"]) - 1), reject=0.2)
+    classifier = Classifier.from_member(
+        trained(run_of(name), len(result_of(run_of(name))["clients"]) - 1), reject=0.2
+    )
     again = pickle.loads(pickle.dumps(classifier))
     x, _ = own_tests(run_of(name), len(result_of(run_of(name))["clients"]) - 1)
     assert (again.predict(x) == classifier.predict(x)).all()
@@ -420,7 +469,12 @@ def test_it_can_be_pickled(name, run_of, trained):
 
 def test_a_clone_has_the_options_and_is_not_fitted(run, trained):
     classifier = Classifier.from_member(trained(run, 0), by="head", among="own", reject=0.1)
-    assert classifier.get_params() == {"member": trained(run, 0), "by": "head", "among": "own", "reject": 0.1}
+    assert classifier.get_params() == {
+        "member": trained(run, 0),
+        "by": "head",
+        "among": "own",
+        "reject": 0.1,
+    }
     copied = clone(classifier)
     assert {**copied.get_params(), "member": None} == {**classifier.get_params(), "member": None}
     with pytest.raises(NotFittedError):
@@ -435,7 +489,9 @@ def test_options_that_are_set_later_are_heeded(by, among, run, trained):
     """A column must never be called by the name of another."""
     x, _ = images("0123456789", 5)
     for first in WAYS:
-        changed = Classifier.from_member(trained(run, 0), by=first[0], among=first[1]).set_params(by=by, among=among)
+        changed = Classifier.from_member(trained(run, 0), by=first[0], among=first[1]).set_params(
+            by=by, among=among
+        )
         expected = Classifier.from_member(trained(run, 0), by=by, among=among)
         assert (changed.predict(x) == expected.predict(x)).all(), first
         assert (changed.classes_ == expected.classes_).all(), first
@@ -472,9 +528,7 @@ def test_a_calibration_too_small_for_the_share_is_refused(tmp_path):
     member = member_of(tmp_path / "run", 1)
     far = np.full((1, 8, 8), 10**9)
     for by, among in WAYS:
-        message = (
-            rf"client 1 has {rows} held-out rows .* rejecting 0\.05 of known inputs needs 19: .* can give is 0\.\d+"
-        )
+        message = rf"client 1 has {rows} held-out rows .* rejecting 0\.05 of known inputs needs 19: .* can give is 0\.\d+"
         with pytest.raises(DataError, match=message) as refused:
             Classifier.from_member(member, by=by, among=among, reject=0.05)
         later = Classifier.from_member(member, by=by, among=among).set_params(reject=0.05)
@@ -489,19 +543,25 @@ def test_a_calibration_too_small_for_the_share_is_refused(tmp_path):
 
 def test_too_few_samples_to_fit_on_are_refused_too():
     fitted = Classifier(reject=0.1).fit(CORNERS, ["a", "a", "b", "b"])
-    with pytest.raises(DataError, match=r"fitted on has 4 held-out rows .* needs 9: .* 4 can give is 0\.2$"):
+    with pytest.raises(
+        DataError, match=r"fitted on has 4 held-out rows .* needs 9: .* 4 can give is 0\.2$"
+    ):
         fitted.predict([[1e9, 1e9]])
     assert fitted.set_params(reject=0.2).predict([[1e9, 1e9]]).tolist() == ["none of these"]
 
 
-@given(st.integers(1, 60), st.floats(0, 1, exclude_min=True) | st.integers(1, 60).map(lambda n: 1 / n))
+@given(
+    st.integers(1, 60), st.floats(0, 1, exclude_min=True) | st.integers(1, 60).map(lambda n: 1 / n)
+)
 def test_exactly_those_who_cannot_reject_have_an_infinite_threshold(rows, reject):
     calibration = np.arange(float(rows))
     assert can_reject(calibration, reject) == (threshold(calibration, reject) < math.inf)
     assert can_reject(calibration, reject) == (rows >= rows_needed(reject))
 
 
-@pytest.mark.parametrize(("reject", "rows"), [(0.05, 19), (0.1, 9), (0.01, 99), (0.09, 11), (0.5, 1), (1 / 3, 2)])
+@pytest.mark.parametrize(
+    ("reject", "rows"), [(0.05, 19), (0.1, 9), (0.01, 99), (0.09, 11), (0.5, 1), (1 / 3, 2)]
+)
 def test_rows_needed_by_hand(reject, rows):
     assert rows_needed(reject) == rows
 
@@ -531,7 +591,9 @@ def test_it_is_calibrated_on_half_of_the_clients_own_test_images(run, trained):
         found = np.sort(classifier.novelty(x))
         nearest = found[np.searchsorted(found, classifier.calibration_).clip(max=len(found) - 1)]
         below = found[(np.searchsorted(found, classifier.calibration_) - 1).clip(min=0)]
-        apart = np.minimum(np.abs(nearest - classifier.calibration_), np.abs(below - classifier.calibration_))
+        apart = np.minimum(
+            np.abs(nearest - classifier.calibration_), np.abs(below - classifier.calibration_)
+        )
         assert apart.max() < 1e-4
 
 
@@ -560,12 +622,16 @@ def test_how_well_strangers_are_told_by_other_code(run, trained):
         classifier = Classifier.from_member(trained(run, client), by=by, among=among, reject=0.2)
         rows = at_hand[~np.isin(names[at_hand], portions[client]["classes"])]
         unseen = source("digits").test.x[rows]
-        assert each.unseen_rejected == pytest.approx((classifier.predict(unseen) == "none of these").mean())
+        assert each.unseen_rejected == pytest.approx(
+            (classifier.predict(unseen) == "none of these").mean()
+        )
         x, _ = own_tests(run, client)
         held = classifier.calibration_  # the other half is what is shown
         new, everybody = classifier.novelty(unseen), classifier.novelty(x)
         known = (len(x) - len(held)) * each.known_rejected + (held > classifier.threshold_).sum()
-        assert known == pytest.approx((everybody > classifier.threshold_).sum(), abs=1.01)  # the limit is one of them
+        assert known == pytest.approx(
+            (everybody > classifier.threshold_).sum(), abs=1.01
+        )  # the limit is one of them
         wins = [(new > old).mean() + (new == old).mean() / 2 for old in everybody]
         wins_of_held = [(new > old).mean() + (new == old).mean() / 2 for old in held]
         shown = (sum(wins) - sum(wins_of_held)) / (len(x) - len(held))

@@ -39,14 +39,22 @@ BATCHES = (1, 3, 17)
 
 def images(member, count, high=255):
     """Inputs in the units of the data set, the same every time."""
-    return np.random.default_rng(0).integers(0, high, (count, *member.preparation.shape)).astype(np.float32)
+    return (
+        np.random.default_rng(0)
+        .integers(0, high, (count, *member.preparation.shape))
+        .astype(np.float32)
+    )
 
 
 def by_onnx(folder, *batches):
     """What onnxruntime makes of each batch: its outputs by name."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # its threads wait for each other by turning round, on cores that others want
-    session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
+    options.intra_op_num_threads = (
+        1  # its threads wait for each other by turning round, on cores that others want
+    )
+    session = onnxruntime.InferenceSession(
+        folder / "model.onnx", options, providers=["CPUExecutionProvider"]
+    )
     names = [output.name for output in session.get_outputs()]
     return [dict(zip(names, session.run(None, {"x": x}), strict=True)) for x in batches]
 
@@ -55,7 +63,9 @@ def assert_agree(member, x, outputs):
     features, logits = member.see(x)
     np.testing.assert_allclose(outputs["features"], features, atol=1e-4)
     np.testing.assert_allclose(outputs["logits"], logits, atol=1e-4)
-    np.testing.assert_allclose(outputs["distances"], Classifier.from_member(member).distances(x), atol=1e-4)
+    np.testing.assert_allclose(
+        outputs["distances"], Classifier.from_member(member).distances(x), atol=1e-4
+    )
 
 
 OF_IMAGES = [name for name in FILES if name != ENCODING]
@@ -67,7 +77,10 @@ def manifest_of(folder):
 
 def rewrite(folder, **changes):
     """Another manifest, in which every file is stamped as it is now."""
-    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in manifest_of(folder)["files"]}
+    files = {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in manifest_of(folder)["files"]
+    }
     (folder / MANIFEST).write_text(json.dumps(manifest_of(folder) | {"files": files} | changes))
 
 
@@ -79,7 +92,9 @@ def hand_made(model, shape, classes=("cat", "dog", "eel"), scale=255.0, module=N
     """A member that no run made: drawn weights, running statistics of noise, prototypes but one."""
     torch.manual_seed(0)
     (part,) = parse(model, "model")
-    part = Part(part.name, {name: value for name, value in part.options.items() if name != "weights"})
+    part = Part(
+        part.name, {name: value for name, value in part.options.items() if name != "weights"}
+    )
     module = module or plugins.build("model", part, Fit(shape, len(classes), None))
     with torch.no_grad():
         for _ in range(2):
@@ -107,7 +122,13 @@ def cnn(places):
 @pytest.fixture(scope="module")
 def plain(places):
     """A folder to spoil copies of; in float64 and without ONNX."""
-    fedproto.run(dataset="digits", precision="float64", model="mlp(hidden=9)", out=places / "mlp-run", **SMALL)
+    fedproto.run(
+        dataset="digits",
+        precision="float64",
+        model="mlp(hidden=9)",
+        out=places / "mlp-run",
+        **SMALL,
+    )
     write_member(member_of(places / "mlp-run", 0), places / "mlp", onnx=False)
     return places / "mlp-run", places / "mlp"
 
@@ -138,7 +159,11 @@ def test_a_loaded_member_answers_bit_for_bit(request, made, client, high, by, am
 
 def test_a_loaded_member_is_the_one_that_was_written(cnn):
     mine, theirs = member_of(cnn[0], 1), read_member(cnn[1])
-    assert (mine.preparation, mine.classes, mine.own) == (theirs.preparation, theirs.classes, theirs.own)
+    assert (mine.preparation, mine.classes, mine.own) == (
+        theirs.preparation,
+        theirs.classes,
+        theirs.own,
+    )
     assert mine.about == theirs.about
     assert mine.calibration.keys() == theirs.calibration.keys() == set(export.WAYS)
     assert all((mine.calibration[way] == theirs.calibration[way]).all() for way in export.WAYS)
@@ -148,7 +173,9 @@ def test_a_loaded_member_is_the_one_that_was_written(cnn):
 
 
 def test_weights_keep_their_type(plain):
-    mine, theirs = (state_of(member.module) for member in (member_of(plain[0], 0), read_member(plain[1])))
+    mine, theirs = (
+        state_of(member.module) for member in (member_of(plain[0], 0), read_member(plain[1]))
+    )
     assert {value.dtype for value in theirs.values()} == {torch.float64}
     assert mine.keys() == theirs.keys() and all(mine[name].equal(theirs[name]) for name in mine)
 
@@ -180,7 +207,10 @@ def test_an_empty_folder_is_filled_and_nothing_is_left_beside_it(plain, tmp_path
     (tmp_path / "deep" / "member").mkdir(parents=True)
     write_member(read_member(plain[1]), tmp_path / "deep" / "member", onnx=False)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["member"]
-    assert {path.name for path in (tmp_path / "deep" / "member").iterdir()} == {MANIFEST, *OF_IMAGES} - {"model.onnx"}
+    assert {path.name for path in (tmp_path / "deep" / "member").iterdir()} == {
+        MANIFEST,
+        *OF_IMAGES,
+    } - {"model.onnx"}
 
 
 # --- the manifest
@@ -188,12 +218,25 @@ def test_an_empty_folder_is_filled_and_nothing_is_left_beside_it(plain, tmp_path
 
 def test_the_manifest_says_what_the_member_is(cnn):
     member, found = member_of(cnn[0], 1), manifest_of(cnn[1])
-    assert (found["fedproto"], found["version"], found["model"]) == ("member", 1, "cnn(channels=12)")
-    assert found["classes"] == [str(digit) for digit in range(10)] and found["own"] == list(member.own)
-    assert found["input"] == {"shape": [1, 28, 28], "mean": [0.1307], "std": [0.3081], "scale": 255.0}
+    assert (found["fedproto"], found["version"], found["model"]) == (
+        "member",
+        1,
+        "cnn(channels=12)",
+    )
+    assert found["classes"] == [str(digit) for digit in range(10)] and found["own"] == list(
+        member.own
+    )
+    assert found["input"] == {
+        "shape": [1, 28, 28],
+        "mean": [0.1307],
+        "std": [0.3081],
+        "scale": 255.0,
+    }
     assert (found["dim"], found["distance"]) == (50, "l2")
     assert found["versions"]["fedproto"] == fedproto.__version__
-    assert found["thresholds"] == {way: threshold(values, 0.05) for way, values in member.calibration.items()}
+    assert found["thresholds"] == {
+        way: threshold(values, 0.05) for way, values in member.calibration.items()
+    }
     assert found["calibration"] == {way: len(values) for way, values in member.calibration.items()}
     for name in OF_IMAGES:
         assert found["files"][name] == hashlib.sha256((cnn[1] / name).read_bytes()).hexdigest()
@@ -201,7 +244,10 @@ def test_the_manifest_says_what_the_member_is(cnn):
 
 def test_a_threshold_that_too_few_images_give_is_null(plain, tmp_path):
     """JSON has no infinity, and other readers than Python's stop at one."""
-    few = replace(read_member(plain[1]), calibration={"head all": np.arange(10.0), "head own": np.arange(20.0)})
+    few = replace(
+        read_member(plain[1]),
+        calibration={"head all": np.arange(10.0), "head own": np.arange(20.0)},
+    )
     write_member(few, tmp_path / "member", onnx=False)
     found = json.loads((tmp_path / "member" / MANIFEST).read_text(), parse_constant=pytest.fail)
     assert found["thresholds"] == {"head all": None, "head own": 19}
@@ -217,7 +263,14 @@ def test_a_member_without_held_out_images_says_that_it_cannot_reject(plain, tmp_
 
 
 def test_export_says_that_a_client_cannot_reject(tmp_path):
-    settings = {"dataset": "digits", "clients": 2, "rounds": 1, "shots": 5, "test_shots": 4, "engine": "reference"}
+    settings = {
+        "dataset": "digits",
+        "clients": 2,
+        "rounds": 1,
+        "shots": 5,
+        "test_shots": 4,
+        "engine": "reference",
+    }
     fedproto.run(**settings, model="mlp(hidden=16,width=8)", out=tmp_path / "run")
     answer = command("export", tmp_path / "run", "--to", tmp_path / "member", "--no-onnx")
     assert answer.code == 0
@@ -229,7 +282,11 @@ def test_export_says_that_a_client_cannot_reject(tmp_path):
 
 def test_the_folders_prototypes_are_read_like_a_runs(cnn):
     mine, theirs = (read_prototypes(folder) for folder in cnn)
-    assert mine.classes == theirs.classes and mine.values.equal(theirs.values) and mine.known.equal(theirs.known)
+    assert (
+        mine.classes == theirs.classes
+        and mine.values.equal(theirs.values)
+        and mine.known.equal(theirs.known)
+    )
 
 
 # --- ONNX
@@ -242,26 +299,40 @@ def test_onnx_agrees_with_torch(cnn):
         assert_agree(member, x, outputs)
         nearest = [found["distances"][place] for place in outputs["distances"].argmin(1)]
         assert nearest == classifier.predict(x).tolist()
-    assert found["logits"] == list(member.classes) and found["distances"] == classifier.classes_.tolist()
+    assert (
+        found["logits"] == list(member.classes)
+        and found["distances"] == classifier.classes_.tolist()
+    )
 
 
 def test_onnx_is_valid_and_tells_nothing_of_this_machine(cnn):
     proto = onnx.load(cnn[1] / "model.onnx")
     onnx.checker.check_model(proto, full_check=True)
     (x,) = proto.graph.input
-    assert x.name == "x" and [d.dim_param or d.dim_value for d in x.type.tensor_type.shape.dim] == ["batch", 1, 28, 28]
+    assert x.name == "x" and [d.dim_param or d.dim_value for d in x.type.tensor_type.shape.dim] == [
+        "batch",
+        1,
+        28,
+        28,
+    ]
     assert not re.search(rb"\.py|/fedproto|stack_trace", (cnn[1] / "model.onnx").read_bytes())
 
 
 @pytest.mark.parametrize(
     ("model", "shape", "scale"),
     [
-        ('resnet18(strides="1,2", weights=/home/me/imagenet.pth, fresh="conv1,fc")', (3, 32, 32), 255.0),
+        (
+            'resnet18(strides="1,2", weights=/home/me/imagenet.pth, fresh="conv1,fc")',
+            (3, 32, 32),
+            255.0,
+        ),
         ("textcnn(words=200, filters=6)", (12,), 1.0),
     ],
     ids=["resnet18", "textcnn"],
 )
-def test_onnx_of_other_models_agrees_and_is_written_in_silence(model, shape, scale, tmp_path, capfd):
+def test_onnx_of_other_models_agrees_and_is_written_in_silence(
+    model, shape, scale, tmp_path, capfd
+):
     member = hand_made(model, shape, scale=scale)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -283,7 +354,9 @@ def test_without_its_packages_onnx_is_refused_in_a_sentence(package, plain, tmp_
         write_member(read_member(plain[1]), tmp_path / "member")
     assert not any(tmp_path.iterdir())
     write_member(read_member(plain[1]), tmp_path / "member", onnx=False)
-    assert not (tmp_path / "member" / "model.onnx").exists() and "onnx" not in manifest_of(tmp_path / "member")
+    assert not (tmp_path / "member" / "model.onnx").exists() and "onnx" not in manifest_of(
+        tmp_path / "member"
+    )
 
 
 # --- models from outside
@@ -326,7 +399,10 @@ def test_a_model_from_outside_is_found_by_its_name(outside, tmp_path):
     member = hand_made(outside, (6,), scale=1.0)
     write_member(member, tmp_path / "member", onnx=False)
     x = images(member, 4)
-    assert all(a.equal(b) for a, b in zip(member.see(x), read_member(tmp_path / "member").see(x), strict=True))
+    assert all(
+        a.equal(b)
+        for a, b in zip(member.see(x), read_member(tmp_path / "member").see(x), strict=True)
+    )
 
 
 def test_a_model_that_no_graph_can_hold_is_refused_in_a_sentence(outside, tmp_path, capfd):
@@ -336,7 +412,9 @@ def test_a_model_that_no_graph_can_hold_is_refused_in_a_sentence(outside, tmp_pa
     member = hand_made(outside, (6,), module=module)
     module.fixed = True
     member = replace(member, about=member.about | {"model": f"{outside}(fixed=true)"})
-    with pytest.raises(ConfigError, match=r"cannot be written as ONNX: .*; leave model.onnx out with --no-onnx$"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be written as ONNX: .*; leave model.onnx out with --no-onnx$"
+    ):
         write_member(member, tmp_path / "member")
     assert not (tmp_path / "member").exists() and capfd.readouterr() == ("", "")
 
@@ -354,9 +432,15 @@ def test_a_model_from_outside_that_fails_is_one_sentence(outside, plain, spoilt)
 @pytest.mark.parametrize(
     ("about", "sentence"),
     [
-        ({"model": "Sequential"}, "'Sequential' cannot be built again from its name, as one .* module .*unknown model"),
+        (
+            {"model": "Sequential"},
+            "'Sequential' cannot be built again from its name, as one .* module .*unknown model",
+        ),
         ({}, "'None' cannot be built again"),
-        ({"model": "mlp(hidden=8)"}, r"the weights are not those of mlp\(hidden=8\): body.fc1.weight is \(9, 64\)"),
+        (
+            {"model": "mlp(hidden=8)"},
+            r"the weights are not those of mlp\(hidden=8\): body.fc1.weight is \(9, 64\)",
+        ),
         ({"model": "cnn(kernel=2, width=9)"}, "cannot be exported"),
         ({"model": "mlp*2"}, "names several models"),
         ({"model": "nosuchmodule:net"}, "'nosuchmodule:net', a plug-in"),
@@ -390,8 +474,12 @@ def test_numbers_that_are_not_finite_are_refused(plain, tmp_path):
 
 def test_a_name_of_two_lines_is_refused(plain, tmp_path):
     member = read_member(plain[1])
-    with pytest.raises(DataError, match="'classes' must be a list of different names of one line each"):
-        write_member(replace(member, classes=("a\nb", *member.classes[1:])), tmp_path / "member", onnx=False)
+    with pytest.raises(
+        DataError, match="'classes' must be a list of different names of one line each"
+    ):
+        write_member(
+            replace(member, classes=("a\nb", *member.classes[1:])), tmp_path / "member", onnx=False
+        )
     assert not any(tmp_path.iterdir())
 
 
@@ -426,20 +514,30 @@ def test_a_file_that_was_changed_or_lost_is_refused(cnn, tmp_path, name):
     content = bytearray((folder / name).read_bytes())
     content[-1] ^= 1
     (folder / name).write_bytes(content)
-    with pytest.raises(DataError, match=f"{name} is damaged or of another export: its SHA-256 is not that in manifest"):
+    with pytest.raises(
+        DataError,
+        match=f"{name} is damaged or of another export: its SHA-256 is not that in manifest",
+    ):
         read_member(folder)
     (folder / name).unlink()
-    with pytest.raises(DataError, match=f"{name}, which manifest.json names, cannot be read: No such file"):
+    with pytest.raises(
+        DataError, match=f"{name}, which manifest.json names, cannot be read: No such file"
+    ):
         read_member(folder)
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):
     for path in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(DataError, match=r"is no exported member: it holds no manifest.json, as `fedproto export`"):
+        with pytest.raises(
+            DataError,
+            match=r"is no exported member: it holds no manifest.json, as `fedproto export`",
+        ):
             Classifier.load(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"fedproto": "member"'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"fedproto": "member"']
+)
 def test_a_manifest_that_is_no_json_is_refused(spoilt, content):
     (spoilt / MANIFEST).write_bytes(content)
     with pytest.raises(DataError, match=r"manifest.json is not valid JSON"):
@@ -449,7 +547,10 @@ def test_a_manifest_that_is_no_json_is_refused(spoilt, content):
 @pytest.mark.parametrize("content", ["[]", "null", "{}", '{"fedproto": "run"}', '"member"'])
 def test_a_manifest_of_something_else_is_refused(spoilt, content):
     (spoilt / MANIFEST).write_text(content)
-    with pytest.raises(DataError, match=r"is not the manifest of an exported member: its 'fedproto' must be 'member'"):
+    with pytest.raises(
+        DataError,
+        match=r"is not the manifest of an exported member: its 'fedproto' must be 'member'",
+    ):
         read_member(spoilt)
 
 
@@ -457,14 +558,19 @@ def test_a_manifest_of_something_else_is_refused(spoilt, content):
 def test_a_manifest_of_another_version_is_refused(spoilt, version):
     rewrite(spoilt, version=version)
     with pytest.raises(
-        DataError, match=rf"is of version {re.escape(repr(version))}, and this fedproto reads version 1"
+        DataError,
+        match=rf"is of version {re.escape(repr(version))}, and this fedproto reads version 1",
     ):
         read_member(spoilt)
 
 
-@pytest.mark.parametrize("key", ["classes", "own", "model", "input", "dim", "distance", "about", "files"])
+@pytest.mark.parametrize(
+    "key", ["classes", "own", "model", "input", "dim", "distance", "about", "files"]
+)
 def test_a_manifest_that_lacks_a_key_is_refused(spoilt, key):
-    (spoilt / MANIFEST).write_text(json.dumps({k: v for k, v in manifest_of(spoilt).items() if k != key}))
+    (spoilt / MANIFEST).write_text(
+        json.dumps({k: v for k, v in manifest_of(spoilt).items() if k != key})
+    )
     with pytest.raises(DataError, match=f"manifest.json lacks '{key}': "):
         read_member(spoilt)
 
@@ -475,19 +581,39 @@ SPOILT = {
     "classes": [None, [], "abc", ["a", "a"], ["a", 1], ["a", ""], [["a"]], {"a": 1}],
     "own": [None, [], ["a", "a"], [1]],
     "model": [None, "", 3, ["mlp"]],
-    "input": [None, [], {}, *(INPUT | {"shape": shape} for shape in ([], [0], [8.0], [True], "8", [-1, 8]))]
-    + [INPUT | {"mean": mean} for mean in ([], [1, 2], ["a"], [None], [float("nan")], 0.5, [10**400])]
+    "input": [
+        None,
+        [],
+        {},
+        *(INPUT | {"shape": shape} for shape in ([], [0], [8.0], [True], "8", [-1, 8])),
+    ]
+    + [
+        INPUT | {"mean": mean}
+        for mean in ([], [1, 2], ["a"], [None], [float("nan")], 0.5, [10**400])
+    ]
     + [INPUT | {"std": std} for std in ([0], [-1], [float("inf")])]
     + [INPUT | {"scale": scale} for scale in (0, -1, None, "1", float("inf"), [1])],
     "dim": [None, 0, -1, 1.5, "50", True],
     "distance": [None, "l1", 2],
     "about": [None, [], "x"],
-    "files": [None, [], {}, {"model.safetensors": 1}, {"model.safetensors": "abc"}, {"model.onnx": DIGEST}]
-    + [{"model.safetensors": DIGEST, name: DIGEST} for name in ("../../etc/passwd", "manifest.json", "")],
+    "files": [
+        None,
+        [],
+        {},
+        {"model.safetensors": 1},
+        {"model.safetensors": "abc"},
+        {"model.onnx": DIGEST},
+    ]
+    + [
+        {"model.safetensors": DIGEST, name: DIGEST}
+        for name in ("../../etc/passwd", "manifest.json", "")
+    ],
 }
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in SPOILT.items() for value in values])
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in SPOILT.items() for value in values]
+)
 def test_a_manifest_with_a_value_of_another_kind_is_refused(spoilt, key, value):
     rewrite(spoilt, **{key: value})
     with pytest.raises(DataError, match=f"manifest.json: '{key}' must be .*, not ") as caught:
@@ -508,7 +634,10 @@ def test_a_manifest_with_a_value_of_another_kind_is_refused(spoilt, key, value):
             r"body.fc1.weight is \(9, 64\) of torch.float64, where \(100, 64\) of torch.float64 is wanted",
         ),
         ({"model": "cnn(kernel=2)"}, "do not go together"),
-        ({"model": "mlp(hidden=1000000000000)"}, r"mlp\(hidden=1000000000000\) refuses inputs of shape"),
+        (
+            {"model": "mlp(hidden=1000000000000)"},
+            r"mlp\(hidden=1000000000000\) refuses inputs of shape",
+        ),
         ({"classes": [*"0123456789", "a"]}, r"head.fc3.weight is \(10, 50\)"),
         ({"dim": 7}, "the model gives 50 features and 10 logits, where 7 and 10 are wanted"),
         ({"input": INPUT | {"shape": [10**30]}}, "refuses inputs of shape"),
@@ -524,10 +653,19 @@ def test_a_manifest_that_does_not_fit_its_files_is_refused(spoilt, changes, sent
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda w: w | {"body.fc1.weight": torch.zeros(9, 63).double()}, r"body.fc1.weight is \(9, 63\)"),
-        (lambda w: w | {"body.fc1.bias": torch.zeros(9)}, r"body.fc1.weight is \(9, 64\) of torch.float64, where"),
+        (
+            lambda w: w | {"body.fc1.weight": torch.zeros(9, 63).double()},
+            r"body.fc1.weight is \(9, 63\)",
+        ),
+        (
+            lambda w: w | {"body.fc1.bias": torch.zeros(9)},
+            r"body.fc1.weight is \(9, 64\) of torch.float64, where",
+        ),
         (lambda w: w | {"extra": torch.zeros(1).double()}, "it has no 'extra'"),
-        (lambda w: {name: value for name, value in w.items() if name != "head.fc3.bias"}, "there is no head.fc3.bias"),
+        (
+            lambda w: {name: value for name, value in w.items() if name != "head.fc3.bias"},
+            "there is no head.fc3.bias",
+        ),
         (lambda w: {}, "there is no body.fc1.bias"),
     ],
 )
@@ -535,11 +673,15 @@ def test_weights_of_another_model_are_refused(spoilt, change, sentence):
     changed = change(load_file(spoilt / "model.safetensors"))
     write_tensors(spoilt / "model.safetensors", changed, "model", 1, {})
     rewrite(spoilt)
-    with pytest.raises(DataError, match=rf"the weights are not those of mlp\(hidden=9\): {sentence}"):
+    with pytest.raises(
+        DataError, match=rf"the weights are not those of mlp\(hidden=9\): {sentence}"
+    ):
         read_member(spoilt)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "prototypes.safetensors", "calibration.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "prototypes.safetensors", "calibration.safetensors"]
+)
 def test_a_stamped_file_of_another_form_is_refused(spoilt, name):
     (spoilt / name).write_bytes(b"\x08")
     rewrite(spoilt)
@@ -559,7 +701,9 @@ def test_a_stamped_file_of_another_form_is_refused(spoilt, name):
 def test_a_calibration_of_other_numbers_is_refused(spoilt, tensors):
     write_tensors(spoilt / "calibration.safetensors", tensors, "calibration", 1, {})
     rewrite(spoilt)
-    with pytest.raises(DataError, match=r"must be one of prototype all, .*, and a row of finite numbers"):
+    with pytest.raises(
+        DataError, match=r"must be one of prototype all, .*, and a row of finite numbers"
+    ):
         read_member(spoilt)
 
 

@@ -48,7 +48,9 @@ def test_a_grey_image_of_the_right_size_is_taken_as_it_is(tmp_path):
     found = one(saved(tmp_path / "a.png", image), GREY)
     assert found.name == str(tmp_path / "a.png") and found.notices == []
     assert found.x.shape == (1, 8, 8)
-    assert np.allclose(found.x[0], image / 255 * 16, atol=1e-5)  # in the data set's units, of which white is 16
+    assert np.allclose(
+        found.x[0], image / 255 * 16, atol=1e-5
+    )  # in the data set's units, of which white is 16
 
 
 def test_a_colour_image_of_the_right_size_is_taken_as_it_is(tmp_path):
@@ -87,7 +89,9 @@ def test_every_mode_of_eight_bits_is_taken(mode, preparation, tmp_path):
     found = one(path, preparation)
     assert np.allclose(found.x, preparation.scale, atol=preparation.scale / 100)
     changed = (mode in ("1", "L", "LA")) != (preparation is GREY)
-    assert len(found.notices) == changed + mode.endswith("A")  # which says that it is partly transparent
+    assert len(found.notices) == changed + mode.endswith(
+        "A"
+    )  # which says that it is partly transparent
 
 
 @pytest.mark.parametrize("end", ["png", "PNG", "jpg", "bmp", "gif", "webp"])
@@ -97,7 +101,9 @@ def test_every_usual_kind_of_file_is_taken(end, tmp_path):
 
 
 def test_another_size_is_resized_and_it_is_said(tmp_path):
-    image = np.kron(np.array([[0, 255], [255, 0]], np.uint8), np.ones((16, 12), np.uint8))  # 32 high, 24 wide
+    image = np.kron(
+        np.array([[0, 255], [255, 0]], np.uint8), np.ones((16, 12), np.uint8)
+    )  # 32 high, 24 wide
     found = one(saved(tmp_path / "a.png", image), GREY)
     assert found.notices == [f"{tmp_path / 'a.png'} was resized from 32x24 to 8x8 pixels"]
     assert found.x.shape == (1, 8, 8)
@@ -144,7 +150,11 @@ def test_a_tiny_image_is_fine_where_tiny_ones_are_wanted(tmp_path):
 
 def test_an_image_of_sixteen_bits_is_refused(tmp_path):
     """Pillow would cut them off at 255."""
-    refused(saved(tmp_path / "a.png", np.full((8, 8), 40_000, np.uint16)), GREY, "more than 8 bits a channel")
+    refused(
+        saved(tmp_path / "a.png", np.full((8, 8), 40_000, np.uint16)),
+        GREY,
+        "more than 8 bits a channel",
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n", bytes(1000)])
@@ -163,7 +173,9 @@ def test_a_file_that_was_cut_off(share, end, tmp_path):
 
 def test_a_member_that_takes_no_images(tmp_path):
     path = saved(tmp_path / "a.png", pixels(8, 8))
-    refused(path, TABLE, r"cannot be classified: this member takes inputs of shape \(5,\), no images")
+    refused(
+        path, TABLE, r"cannot be classified: this member takes inputs of shape \(5,\), no images"
+    )
     refused(path, Preparation((2, 8, 8)), "no images")
 
 
@@ -193,7 +205,9 @@ def test_an_array_of_many_samples(shape, tmp_path):
     x = pixels(3, 8, 8) % 17
     np.save(tmp_path / "a.npy", x.reshape(shape))
     found = list(read_inputs(tmp_path / "a.npy", GREY))
-    assert [each.name for each in found] == [f"{tmp_path / 'a.npy'}[{number}]" for number in range(3)]
+    assert [each.name for each in found] == [
+        f"{tmp_path / 'a.npy'}[{number}]" for number in range(3)
+    ]
     assert all((each.x[0] == row).all() for each, row in zip(found, x, strict=True))
 
 
@@ -207,7 +221,11 @@ def test_rows_of_a_table(tmp_path):
 
 def test_floats_between_zero_and_one_are_refused(tmp_path):
     np.save(tmp_path / "a.npy", np.random.default_rng(0).random((3, 8, 8)))
-    refused(tmp_path / "a.npy", GREY, "inputs are at most 1 in size, but those of 0 to 16 are wanted: multiply by 16")
+    refused(
+        tmp_path / "a.npy",
+        GREY,
+        "inputs are at most 1 in size, but those of 0 to 16 are wanted: multiply by 16",
+    )
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -304,7 +322,12 @@ def array_files():
     return files
 
 
-@given(st.sampled_from(sorted(array_files())), st.integers(0, 2**32), st.integers(1, 255), st.booleans())
+@given(
+    st.sampled_from(sorted(array_files())),
+    st.integers(0, 2**32),
+    st.integers(1, 255),
+    st.booleans(),
+)
 def test_a_damaged_array_file_is_read_or_refused(tmp_path_factory, name, place, change, cut):
     content = bytearray(array_files()[name])
     place %= len(content) if name != "a.npy" else 200
@@ -326,7 +349,9 @@ def test_all_files_of_a_folder_by_name(tmp_path):
     np.save(tmp_path / "c.npy", pixels(2, 8, 8))
     (tmp_path / ".DS_Store").write_bytes(b"a Mac was here")
     names = ["a.png", "b.png", "c.npy[0]", "c.npy[1]"]
-    assert [each.name for each in read_inputs(tmp_path, GREY)] == [str(tmp_path / name) for name in names]
+    assert [each.name for each in read_inputs(tmp_path, GREY)] == [
+        str(tmp_path / name) for name in names
+    ]
 
 
 @pytest.mark.parametrize("content", [[], [".hidden"]])

@@ -41,7 +41,9 @@ def crosses(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def newcomer(run: Path, data: str, out: Path, epochs: int = 3, **options) -> Path:
-    fedproto.join(run, data, model="mlp(hidden=30)", epochs=epochs, out=out, name=out.name, **options)
+    fedproto.join(
+        run, data, model="mlp(hidden=30)", epochs=epochs, out=out, name=out.name, **options
+    )
     return out
 
 
@@ -63,7 +65,9 @@ def test_everybody_starts_with_the_model_it_has(run: Path, crosses: str, tmp_pat
         assert torch.allclose(logits[:, places], old[1], atol=1e-6)
 
 
-def test_the_server_starts_from_the_prototypes_of_all(run: Path, crosses: str, tmp_path: Path) -> None:
+def test_the_server_starts_from_the_prototypes_of_all(
+    run: Path, crosses: str, tmp_path: Path
+) -> None:
     new = newcomer(run, crosses, tmp_path / "new")
     experiment, folder = extend(run, [new], tmp_path / "together", rounds=2)
     folded = Membership.of(RunFolder.open(run)).with_member(Contribution.load(new)).prototypes()
@@ -100,7 +104,9 @@ def test_who_has_left_does_not_come_along(run: Path, tmp_path: Path) -> None:
     assert experiment.federation.partition["clients"] == [kept[place] for place in (0, 1, 3)]
 
 
-def test_a_class_that_was_brought_pulls_the_next_who_has_it(run: Path, crosses: str, tmp_path: Path) -> None:
+def test_a_class_that_was_brought_pulls_the_next_who_has_it(
+    run: Path, crosses: str, tmp_path: Path
+) -> None:
     """Once it is folded in, a second holder's embeddings of the new class come nearer to its prototype."""
     own = tmp_path / "own"
     shutil.copytree(run, own)
@@ -123,7 +129,9 @@ def test_the_command_and_what_it_refuses(run: Path, crosses: str, tmp_path: Path
     done = command("extend", run, new, "--rounds", "1", "--out", tmp_path / "together")
     assert done.code == 0 and f"written to {tmp_path / 'together'}" in done.out
     for words in ((run, new, "--out", run), (tmp_path / "nowhere",), (run, tmp_path / "nowhere")):
-        refused = command("extend", *words, *(() if "--out" in words else ("--out", tmp_path / "other")))
+        refused = command(
+            "extend", *words, *(() if "--out" in words else ("--out", tmp_path / "other"))
+        )
         assert refused.code == 2 and refused.err.startswith("error:")
         assert not (tmp_path / "other").exists()
     with pytest.raises(FedProtoError, match="several members"):

@@ -25,7 +25,14 @@ from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import read_prototypes
 
-DIGITS = {"dataset": "digits", "clients": 4, "rounds": 15, "shots": 5, "lr": 0.1, "engine": "reference"}
+DIGITS = {
+    "dataset": "digits",
+    "clients": 4,
+    "rounds": 15,
+    "shots": 5,
+    "lr": 0.1,
+    "engine": "reference",
+}
 MODEL = "mlp(hidden=16,width=8)"
 #: Of the federation's classes two, and one that nobody there has; another architecture, which must project to 8 values.
 NEWCOMER = {"classes": "0,5,7", "shots": 10, "epochs": 3, "lr": 0.1, "engine": "reference"}
@@ -56,7 +63,11 @@ def bits(prototypes):
 
 
 def saved_body(path, state, prefix="body."):
-    body = {name.replace("body.", prefix): value for name, value in state.items() if name.startswith("body.")}
+    body = {
+        name.replace("body.", prefix): value
+        for name, value in state.items()
+        if name.startswith("body.")
+    }
     save_file(body, path) if path.suffix == ".safetensors" else torch.save(body, path)
     return path
 
@@ -112,7 +123,9 @@ def test_it_comes_nearer_to_the_prototypes_than_alone(joined):
 
 
 @pytest.mark.parametrize("client", range(4))
-def test_with_a_members_body_and_data_it_starts_where_that_member_stands(client, result, run, tmp_path):
+def test_with_a_members_body_and_data_it_starts_where_that_member_stands(
+    client, result, run, tmp_path
+):
     weights = saved_body(tmp_path / "body.safetensors", result.states[client])
     classes = ",".join(result.clients[client]["classes"])
     options = NEWCOMER | {"classes": classes, "model": MODEL, "epochs": 1, "weights": weights}
@@ -125,7 +138,9 @@ def test_weights_may_be_written_in_any_usual_form(result, run, tmp_path):
     options = NEWCOMER | {"model": MODEL, "epochs": 1}
     forms = [("a.safetensors", "body."), ("b.safetensors", ""), ("c.pth", "body."), ("d.pt", "")]
     found = [
-        fedproto.join(run, "digits", **options, weights=saved_body(tmp_path / name, result.states[1], prefix))
+        fedproto.join(
+            run, "digits", **options, weights=saved_body(tmp_path / name, result.states[1], prefix)
+        )
         for name, prefix in forms
     ]
     assert all(each.epochs == found[0].epochs for each in found)
@@ -148,12 +163,17 @@ def test_a_federation_may_start_from_prototypes_and_move_them(run):
     options = DIGITS | {"rounds": 2, "model": MODEL}
     given, plain = fedproto.run(**options, prototypes=str(run)), fedproto.run(**options)
     assert plain.metrics[0]["loss"]["regulariser"] == 0 < given.metrics[0]["loss"]["regulariser"]
-    assert not torch.equal(given.prototypes["prototypes"], load_file(run / "prototypes.safetensors")["prototypes"])
+    assert not torch.equal(
+        given.prototypes["prototypes"], load_file(run / "prototypes.safetensors")["prototypes"]
+    )
 
 
 def test_a_path_is_as_good_as_its_text(run):
     options = DIGITS | {"rounds": 1, "model": MODEL}
-    assert fedproto.run(**options, prototypes=run).accuracy == fedproto.run(**options, prototypes=str(run)).accuracy
+    assert (
+        fedproto.run(**options, prototypes=run).accuracy
+        == fedproto.run(**options, prototypes=str(run)).accuracy
+    )
 
 
 def test_fixed_with_nothing_given_is_as_ever():
@@ -164,7 +184,8 @@ def test_fixed_with_nothing_given_is_as_ever():
 
 
 @pytest.mark.parametrize(
-    ("data", "model"), [("digits", "mlp(hidden=9,width=50)"), ("digits", MODEL), ("mnist5k", "cnn(width=12)")]
+    ("data", "model"),
+    [("digits", "mlp(hidden=9,width=50)"), ("digits", MODEL), ("mnist5k", "cnn(width=12)")],
 )
 def test_any_architecture_projects_to_the_prototypes(data, model, run):
     found = fedproto.join(run, data, **NEWCOMER | {"model": model, "shots": 5, "epochs": 1})
@@ -196,7 +217,10 @@ def test_what_it_sends_are_its_class_means(joined):
     folder = joined.result.folder
     rows = np.array(json.loads((folder / "partition.json").read_text())["clients"][0]["train"])
     digits = plugins.build("dataset", Part("digits"), DataFolders())
-    x, names = digits.train.x[rows].reshape(len(rows), 64) / 16, np.array(digits.classes)[digits.train.y[rows]]
+    x, names = (
+        digits.train.x[rows].reshape(len(rows), 64) / 16,
+        np.array(digits.classes)[digits.train.y[rows]],
+    )
     h = (x - 0.3053) / 0.3760
     state = {name: value.double().numpy() for name, value in joined.result.states[0].items()}
     for layer in ("fc1", "fc2"):
@@ -213,8 +237,16 @@ def test_what_it_sends_are_its_class_means(joined):
 def test_its_folder_is_a_run_and_says_how_it_went(joined):
     folder = joined.result.folder
     extra = {"start.json", "start.safetensors", "upload.safetensors", "join.json"}
-    usual = {"config.toml", "metrics.jsonl", "partition.json", "prototypes.safetensors", "result.json"}
-    assert {name for name in files_in(folder) if (folder / name).is_file() and "/" not in name} == usual | extra
+    usual = {
+        "config.toml",
+        "metrics.jsonl",
+        "partition.json",
+        "prototypes.safetensors",
+        "result.json",
+    }
+    assert {
+        name for name in files_in(folder) if (folder / name).is_file() and "/" not in name
+    } == usual | extra
     told = json.loads((folder / "join.json").read_text())
     assert told["member"] == "newcomer"
     assert told["epochs"] == [vars(epoch) for epoch in joined.epochs]
@@ -244,7 +276,9 @@ def test_it_classifies_what_it_and_the_federation_have(joined):
         for among in ("all", "own"):
             classifier = Classifier.of(folder, by=by, among=among)
             digits = plugins.build("dataset", Part("digits"), DataFolders())
-            rows = np.array(json.loads((folder / "partition.json").read_text())["clients"][0]["test"])
+            rows = np.array(
+                json.loads((folder / "partition.json").read_text())["clients"][0]["test"]
+            )
             names = np.array(digits.classes)[digits.test.y[rows]]
             stated = joined.result.clients[0]["accuracy"][by if among == "all" else f"{by}_own"]
             assert classifier.score(digits.test.x[rows], names) == stated
@@ -275,7 +309,9 @@ def test_killed_and_resumed_it_is_the_same(run, tmp_path, monkeypatch):
     assert RunFolder.open(tmp_path / "new").checkpoint_round() == 2
     shutil.rmtree(federation)
     assert command("resume", tmp_path / "new").code == 0
-    ours, theirs = (load_file(tmp_path / name / "prototypes.safetensors") for name in ("new", "whole"))
+    ours, theirs = (
+        load_file(tmp_path / name / "prototypes.safetensors") for name in ("new", "whole")
+    )
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
     stated = json.loads((tmp_path / "new" / "result.json").read_text())
     assert stated["accuracy"] == whole.result.accuracy
@@ -304,15 +340,24 @@ def test_folded_in_it_counts_as_the_federations_members_do(weighting, tmp_path):
     bank = Membership.of(RunFolder.open(tmp_path / "run")).with_member(found.upload)
     after = bank.prototypes()
     own = {
-        name: found.upload.upload.sums["prototypes"][row] / found.upload.upload.weights["weight"][row]
+        name: found.upload.upload.sums["prototypes"][row]
+        / found.upload.upload.weights["weight"][row]
         for row, name in enumerate(found.upload.classes)
     }
     for name, mean in own.items():
         place = after.classes.index(name)
         held = stored["held"][:, place]
         means = torch.stack([*stored["local"][held > 0, place], mean])
-        shares = torch.tensor([*held[held > 0].tolist(), 10.0]) if weighting != "uniform" else torch.ones(len(means))
-        expected = (means * shares[:, None]).sum(0) / shares.sum() / (len(means) if weighting == "eq6" else 1)
+        shares = (
+            torch.tensor([*held[held > 0].tolist(), 10.0])
+            if weighting != "uniform"
+            else torch.ones(len(means))
+        )
+        expected = (
+            (means * shares[:, None]).sum(0)
+            / shares.sum()
+            / (len(means) if weighting == "eq6" else 1)
+        )
         assert torch.allclose(after.values[place], expected, atol=1e-5), name
 
 
@@ -337,7 +382,14 @@ def test_prototypes_that_cannot_be_joined(run, tmp_path):
     for name in ("text", "empty", "fedavg", "missing"):
         refused(DataError, name, out, tmp_path / name, "digits")
     refused(DataError, "upload", out, saved_upload(tmp_path / "upload"), "digits")
-    refused(ConfigError, "dim is 9, but the prototypes have 8 values: leave it out", out, run, "digits", dim=9)
+    refused(
+        ConfigError,
+        "dim is 9, but the prototypes have 8 values: leave it out",
+        out,
+        run,
+        "digits",
+        dim=9,
+    )
     assert fedproto.join(run, "digits", **NEWCOMER | {"epochs": 1}, dim=8).epochs
 
 
@@ -350,28 +402,50 @@ def saved_upload(path):
 @pytest.mark.parametrize("algorithm", ["fedavg", "local", "fedrep", "fesem"])
 def test_a_method_without_prototypes_is_given_none(algorithm, run, tmp_path):
     with pytest.raises(ConfigError, match=f"{algorithm} has no prototypes to start from"):
-        fedproto.run(**DIGITS, model=MODEL, algorithm=algorithm, prototypes=str(run), out=tmp_path / "run")
+        fedproto.run(
+            **DIGITS, model=MODEL, algorithm=algorithm, prototypes=str(run), out=tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_do_not_fit(result, run, tmp_path):
     out = tmp_path / "new"
-    other = saved_body(tmp_path / "other.safetensors", result.states[0])  # 16 wide, where the newcomer has 32
+    other = saved_body(
+        tmp_path / "other.safetensors", result.states[0]
+    )  # 16 wide, where the newcomer has 32
     (tmp_path / "text.safetensors").write_text("hello")
     (tmp_path / "text.pth").write_text("hello")
     save_file({"head.fc3.weight": torch.zeros(1)}, tmp_path / "head.safetensors")
-    refused(ConfigError, r"do not fit the model: its body.* have shape \(16, 64\)", out, run, "digits", weights=other)
-    refused(ConfigError, "are missing there", out, run, "digits", weights=tmp_path / "head.safetensors")
+    refused(
+        ConfigError,
+        r"do not fit the model: its body.* have shape \(16, 64\)",
+        out,
+        run,
+        "digits",
+        weights=other,
+    )
+    refused(
+        ConfigError, "are missing there", out, run, "digits", weights=tmp_path / "head.safetensors"
+    )
     for name in ("text.safetensors", "text.pth", "missing.safetensors", "missing.pth"):
         refused(ConfigError, name, out, run, "digits", weights=tmp_path / name)
 
 
 def test_classes_and_images_that_are_not_there(run, tmp_path):
     refused(ConfigError, "unknown class 'ten'", tmp_path / "new", run, "digits", classes="1,ten")
-    refused(ConfigError, "images, but 1000 are wanted: lower shots", tmp_path / "new", run, "digits", shots=1000)
+    refused(
+        ConfigError,
+        "images, but 1000 are wanted: lower shots",
+        tmp_path / "new",
+        run,
+        "digits",
+        shots=1000,
+    )
 
 
-@pytest.mark.parametrize("options", [{"clients": 2}, {"algorithm": "fedavg"}, {"algorithm": "local"}])
+@pytest.mark.parametrize(
+    "options", [{"clients": 2}, {"algorithm": "fedavg"}, {"algorithm": "local"}]
+)
 def test_a_newcomer_is_one_and_learns_by_prototypes(options, run, tmp_path):
     refused(FedProtoError, None, tmp_path / "new", run, "digits", **options)
 
@@ -393,7 +467,11 @@ def test_what_is_meant_for_federations_is_refused_or_does_no_harm(options, run, 
     except FedProtoError:
         assert not (tmp_path / "new").exists()
     else:
-        assert len(found.epochs) == 4 and Contribution.load(tmp_path / "new").classes == ("0", "5", "7")
+        assert len(found.epochs) == 4 and Contribution.load(tmp_path / "new").classes == (
+            "0",
+            "5",
+            "7",
+        )
 
 
 def test_a_folder_that_is_in_use(run, tmp_path):
@@ -410,7 +488,9 @@ def test_a_folder_that_is_in_use(run, tmp_path):
 def dealt(clients=1, **options):
     """Portions of three classes with 12, 5 and 7 images."""
     train, test = np.repeat([0, 1, 2], [12, 5, 7]), np.repeat([0, 1, 2], [4, 2, 3])
-    pool = PartitionRequest(train, test, ("cat", "dog", "owl"), clients, 2, np.random.default_rng(0), "source")
+    pool = PartitionRequest(
+        train, test, ("cat", "dog", "owl"), clients, 2, np.random.default_rng(0), "source"
+    )
     return train, test, plugins.build("partition", Part("classes", options), pool)
 
 
@@ -443,7 +523,10 @@ def test_classes_gives_shots_of_each():
     [
         ({"names": "cat,cow"}, "unknown class 'cow'.* accepted: cat, dog, owl"),
         ({"shots": 6}, "class 'dog' has 5 training images, but 6 are wanted"),
-        ({"clients": 3, "names": "dog", "shots": 2}, "class 'dog' has 5 training images, but 6 are wanted"),
+        (
+            {"clients": 3, "names": "dog", "shots": 2},
+            "class 'dog' has 5 training images, but 6 are wanted",
+        ),
         ({"names": "dog", "test_shots": 3}, "class 'dog' has 2 test images, but 3 are wanted"),
         ({"shots": 0}, "shots must be a whole number of at least 1"),
     ],
@@ -460,10 +543,14 @@ def test_classes_with_odd_names_can_be_asked_for(tmp_path):
     x = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, y=y, classes=np.array(names))
     dataset = f"npz:{tmp_path / 'data.npz'}"
-    fedproto.run(dataset=dataset, partition="classes", clients=1, rounds=1, model=MODEL, out=tmp_path / "run")
+    fedproto.run(
+        dataset=dataset, partition="classes", clients=1, rounds=1, model=MODEL, out=tmp_path / "run"
+    )
     for name in names:
         out = tmp_path / f"new-{names.index(name)}"
-        found = fedproto.join(tmp_path / "run", dataset, classes=name, epochs=1, model=MODEL, out=out)
+        found = fedproto.join(
+            tmp_path / "run", dataset, classes=name, epochs=1, model=MODEL, out=out
+        )
         assert found.upload.classes == (name,)
         assert Path(found.result.folder, "config.toml").exists()
         assert Classifier.of(out, among="own").classes_.tolist() == [name]

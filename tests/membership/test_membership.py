@@ -24,7 +24,14 @@ from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
 
 WEIGHTINGS = ("samples", "uniform", "eq6")
-DIGITS = {"dataset": "digits", "clients": 5, "rounds": 4, "shots": 5, "lr": 0.05, "engine": "reference"}
+DIGITS = {
+    "dataset": "digits",
+    "clients": 5,
+    "rounds": 4,
+    "shots": 5,
+    "lr": 0.05,
+    "engine": "reference",
+}
 TINY = {"model": "mlp(hidden=16,width=8)"}
 
 
@@ -57,13 +64,17 @@ def bits(prototypes):
     return {name: value.numpy().tobytes() for name, value, known in rows if known}
 
 
-def contribution(member="new", classes=("0", "zebra"), dim=8, weights=(3.0, 4.0), seed=0, eq6=False):
+def contribution(
+    member="new", classes=("0", "zebra"), dim=8, weights=(3.0, 4.0), seed=0, eq6=False
+):
     """An upload as a newcomer's own code might make it."""
     weight = torch.tensor(weights)
     means = torch.randn(len(classes), dim, generator=torch.Generator().manual_seed(seed))
     holders = {"holders": torch.ones(len(classes))} if eq6 else {}
     return Contribution(
-        member, tuple(classes), Upload({"prototypes": means * weight[:, None]}, {"weight": weight} | holders)
+        member,
+        tuple(classes),
+        Upload({"prototypes": means * weight[:, None]}, {"weight": weight} | holders),
     )
 
 
@@ -91,22 +102,39 @@ def checkpoint_of(run):
 def test_the_bank_of_a_run_is_its_prototypes_bit_for_bit(weighting, run_of):
     run = run_of(weighting)
     stored, made = load_file(run / "prototypes.safetensors"), bank_of(run).prototypes()
-    assert torch.equal(made.values, stored["prototypes"]) and torch.equal(made.known, stored["known"])
+    assert torch.equal(made.values, stored["prototypes"]) and torch.equal(
+        made.known, stored["known"]
+    )
     assert made.values.dtype == stored["prototypes"].dtype
     assert list(made.classes) == json.loads((run / "result.json").read_text())["classes"]
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_a_run_of_a_stack_has_the_same_bank(weighting, tmp_path):
-    fedproto.run(**DIGITS | {"engine": "vectorised", "rounds": 2}, **TINY, weighting=weighting, out=tmp_path / "run")
-    stored, made = load_file(tmp_path / "run" / "prototypes.safetensors"), bank_of(tmp_path / "run").prototypes()
-    assert torch.equal(made.values, stored["prototypes"]) and torch.equal(made.known, stored["known"])
+    fedproto.run(
+        **DIGITS | {"engine": "vectorised", "rounds": 2},
+        **TINY,
+        weighting=weighting,
+        out=tmp_path / "run",
+    )
+    stored, made = (
+        load_file(tmp_path / "run" / "prototypes.safetensors"),
+        bank_of(tmp_path / "run").prototypes(),
+    )
+    assert torch.equal(made.values, stored["prototypes"]) and torch.equal(
+        made.known, stored["known"]
+    )
 
 
 def test_members_are_called_by_their_numbers_and_hold_what_they_trained_on(run_of):
-    bank, stated = bank_of(run_of("samples")), json.loads((run_of("samples") / "result.json").read_text())
+    bank, stated = (
+        bank_of(run_of("samples")),
+        json.loads((run_of("samples") / "result.json").read_text()),
+    )
     spoke = [client for client in stated["clients"] if client["last_upload"]]
-    assert {name: bank.held_by(name) for name in bank.members} == {str(c["id"]): c["classes"] for c in spoke}
+    assert {name: bank.held_by(name) for name in bank.members} == {
+        str(c["id"]): c["classes"] for c in spoke
+    }
 
 
 def test_who_never_spoke_is_no_member(tmp_path):
@@ -150,10 +178,19 @@ def test_who_leaves_takes_its_share_of_what_training_was_given(written, run, tmp
     x holds a and b, y holds b and c, nobody holds d: without x, a has none, b and c are y's, d is the given one.
     """
     base = Prototypes(tuple("abcd"), torch.tensor([[10.0], [20.0], [30.0], [40.0]]), torch.ones(4))
-    x = Upload({"prototypes": torch.tensor([[1.0], [2.0], [0.0], [0.0]])}, {"weight": torch.tensor([1.0, 1, 0, 0])})
-    y = Upload({"prototypes": torch.tensor([[0.0], [6.0], [8.0], [0.0]])}, {"weight": torch.tensor([0.0, 2, 2, 0])})
+    x = Upload(
+        {"prototypes": torch.tensor([[1.0], [2.0], [0.0], [0.0]])},
+        {"weight": torch.tensor([1.0, 1, 0, 0])},
+    )
+    y = Upload(
+        {"prototypes": torch.tensor([[0.0], [6.0], [8.0], [0.0]])},
+        {"weight": torch.tensor([0.0, 2, 2, 0])},
+    )
     bank = Membership(tuple("abcd"), Part("fedproto"), {"x": x, "y": y}, base)
-    assert bank.prototypes().known.tolist() == [1, 1, 1, 1] and bank.prototypes().values[3].item() == 40
+    assert (
+        bank.prototypes().known.tolist() == [1, 1, 1, 1]
+        and bank.prototypes().values[3].item() == 40
+    )
     left = bank.without("x")
     if written:
         left.save(RunFolder.open(run))
@@ -207,7 +244,9 @@ def test_a_newcomers_share_by_hand(run_of):
     expected = (before.values[place].double() * counts + rows[1]) / (counts + 6)
     assert torch.allclose(after.values[place].double(), expected, atol=1e-5)
     untouched = set(bits(before)) - {held}
-    assert {name: bits(after)[name] for name in untouched} == {name: bits(before)[name] for name in untouched}
+    assert {name: bits(after)[name] for name in untouched} == {
+        name: bits(before)[name] for name in untouched
+    }
 
 
 def test_classes_of_a_newcomer_may_stand_in_any_order(run_of):
@@ -238,7 +277,9 @@ def test_a_class_that_was_named_but_that_nobody_had_is_brought(run_of):
     assert bank.changes[-1]["classes"] == ["0"]
     joined = bank.with_member(contribution(classes=("0", "zebra")))
     assert set(joined.changes[-1]["classes"]) == {"0", "zebra"}
-    again = joined.without("new").with_member(contribution("again", classes=("zebra",), weights=(1.0,)))
+    again = joined.without("new").with_member(
+        contribution("again", classes=("zebra",), weights=(1.0,))
+    )
     assert again.changes[-1]["classes"] == ["zebra"]
 
 
@@ -246,7 +287,12 @@ def test_a_newcomer_in_64_bits_does_not_change_the_others(run):
     """Their sums stay what they are, also after the bank was written and read."""
     bank, folder = bank_of(run), RunFolder.open(run)
     new = contribution()
-    wide = replace(new, upload=Upload(*({name: value.double() for name, value in tree.items()} for tree in new.upload)))
+    wide = replace(
+        new,
+        upload=Upload(
+            *({name: value.double() for name, value in tree.items()} for tree in new.upload)
+        ),
+    )
     bank.with_member(wide).save(folder)
     left = bank_of(run).without("new").prototypes()
     assert left.values.dtype == torch.float32
@@ -259,12 +305,22 @@ def test_a_newcomer_in_64_bits_does_not_change_the_others(run):
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_a_bank_is_read_as_it_was_written(weighting, run_of, tmp_path):
     run = shutil.copytree(run_of(weighting), tmp_path / "run")
-    joined = bank_of(run).with_member(contribution(weights=(1.0, 1.0), eq6=weighting == "eq6")).without("2")
+    joined = (
+        bank_of(run)
+        .with_member(contribution(weights=(1.0, 1.0), eq6=weighting == "eq6"))
+        .without("2")
+    )
     joined.save(RunFolder.open(run))
     again = bank_of(run)
-    assert (again.classes, list(again.members), again.changes) == (joined.classes, list(joined.members), joined.changes)
+    assert (again.classes, list(again.members), again.changes) == (
+        joined.classes,
+        list(joined.members),
+        joined.changes,
+    )
     assert bits(again.prototypes()) == bits(joined.prototypes()) == bits(read_prototypes(run))
-    assert bits(again.without("new").prototypes()) == by_hand(checkpoint_of(run), [0, 1, 3, 4], weighting)
+    assert bits(again.without("new").prototypes()) == by_hand(
+        checkpoint_of(run), [0, 1, 3, 4], weighting
+    )
     for name, upload in joined.members.items():
         for mine, theirs in zip(upload, again.members[name], strict=True):
             assert all(torch.equal(value, theirs[key]) for key, value in mine.items())
@@ -290,7 +346,10 @@ def test_an_upload_is_read_as_it_was_written(tmp_path):
 def test_a_bank_never_says_other_than_its_runs_file(run_of, tmp_path):
     """A run that was given prototypes has some that no upload of its own members explains."""
     fedproto.run(
-        **DIGITS | {"rounds": 1, "clients": 1}, **TINY, prototypes=str(run_of("samples")), out=tmp_path / "run"
+        **DIGITS | {"rounds": 1, "clients": 1},
+        **TINY,
+        prototypes=str(run_of("samples")),
+        out=tmp_path / "run",
     )
     try:
         made = bank_of(tmp_path / "run").prototypes()
@@ -318,7 +377,9 @@ def test_a_run_that_keeps_no_single_uploads(tmp_path):
     fedproto.run(**DIGITS | {"rounds": 1}, **TINY, algorithm="fedavg", out=tmp_path / "fedavg")
     fedproto.run(**DIGITS | {"rounds": 1}, **TINY, checkpoint_every=0, out=tmp_path / "forgotten")
     for name in ("drop", "fedavg"):
-        with pytest.raises(RunFolderError, match=r"keeps no single uploads.*a run of fedproto with absent=remember"):
+        with pytest.raises(
+            RunFolderError, match=r"keeps no single uploads.*a run of fedproto with absent=remember"
+        ):
             bank_of(tmp_path / name)
     with pytest.raises(RunFolderError, match="no checkpoint"):
         bank_of(tmp_path / "forgotten")
@@ -361,7 +422,11 @@ def test_uploads_that_do_not_fit(run_of):
     refuse(bank, contribution(dim=9), r"prototypes of shape \(2, 9\), where \(2, 8\) is wanted")
     refuse(bank, changed(new, sums={"prototypes": means[:1]}), r"of shape \(1, 8\)")
     refuse(bank, changed(new, sums={"prototypes": means[0]}), r"of shape \(8,\)")
-    refuse(bank, changed(new, weights={"weight": weight[:, None]}), r"weight of shape \(2, 1\), where \(2,\) is wanted")
+    refuse(
+        bank,
+        changed(new, weights={"weight": weight[:, None]}),
+        r"weight of shape \(2, 1\), where \(2,\) is wanted",
+    )
     refuse(bank, changed(new, sums={"means": means}), "holds means, where prototypes are wanted")
     refuse(bank, changed(new, sums={"prototypes": means, "more": means}), "holds more, prototypes")
     refuse(bank, changed(new, sums={}), "where prototypes are wanted")
@@ -375,17 +440,29 @@ def test_uploads_that_are_not_finite(value, run_of):
     bank, new = bank_of(run_of("samples")), contribution()
     spoilt = new.upload.sums["prototypes"].clone()
     spoilt[1, 3] = value
-    refuse(bank, changed(new, sums={"prototypes": spoilt}), "the upload of 'new' has prototypes that are not finite")
+    refuse(
+        bank,
+        changed(new, sums={"prototypes": spoilt}),
+        "the upload of 'new' has prototypes that are not finite",
+    )
     refuse(bank, contribution(weights=(1.0, value)), "not finite")
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_weights_that_are_not_positive(value, run_of):
     """A negative weight would take others' shares out."""
-    refuse(bank_of(run_of("samples")), contribution(weights=(1.0, value)), "a weight that is not positive")
+    refuse(
+        bank_of(run_of("samples")),
+        contribution(weights=(1.0, value)),
+        "a weight that is not positive",
+    )
     new = contribution(eq6=True, weights=(1.0, 1.0))
     holders = torch.tensor([1.0, value])
-    refuse(bank_of(run_of("eq6")), changed(new, weights=new.upload.weights | {"holders": holders}), "not positive")
+    refuse(
+        bank_of(run_of("eq6")),
+        changed(new, weights=new.upload.weights | {"holders": holders}),
+        "not positive",
+    )
 
 
 def test_nobody_counts_twice_where_members_count_alike(run_of):
@@ -400,15 +477,21 @@ def test_nobody_counts_twice_where_members_count_alike(run_of):
         for row, name in enumerate(held):
             place = bank.classes.index(name)
             holders = [
-                each.sums["prototypes"][place] for each in bank.members.values() if each.weights["weight"][place]
+                each.sums["prototypes"][place]
+                for each in bank.members.values()
+                if each.weights["weight"][place]
             ]
             own = contribution(classes=held, weights=(1.0, 1.0)).upload.sums["prototypes"][row]
-            assert torch.allclose(after.values[place], torch.stack([*holders, own]).mean(0), atol=1e-5)
+            assert torch.allclose(
+                after.values[place], torch.stack([*holders, own]).mean(0), atol=1e-5
+            )
 
 
 def test_a_class_that_is_named_twice(tmp_path):
     tensors = {"sums.prototypes": torch.ones(2, 8), "weights.weight": torch.ones(2)}
-    files.write_tensors(tmp_path / "upload.safetensors", tensors, "upload", 1, {"classes": ["0", "0"]})
+    files.write_tensors(
+        tmp_path / "upload.safetensors", tensors, "upload", 1, {"classes": ["0", "0"]}
+    )
     with pytest.raises(DataError, match="names no classes, or one twice"):
         Contribution.load(tmp_path)
 
@@ -419,12 +502,16 @@ def test_files_that_are_no_uploads(tmp_path, run_of):
     (tmp_path / "folder").mkdir()
     contribution().save(tmp_path / "cut")
     (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-10])
-    files.write_tensors(tmp_path / "nameless", {"sums.prototypes": torch.zeros(2, 8)}, "upload", 1, {})
+    files.write_tensors(
+        tmp_path / "nameless", {"sums.prototypes": torch.zeros(2, 8)}, "upload", 1, {}
+    )
     for name in ("text", "empty", "folder", "cut", "missing", "nameless"):
         with pytest.raises(DataError, match=name):
             Contribution.load(tmp_path / name)
     with pytest.raises(DataError, match="is not a file of upload but of 'prototypes'"):
-        bank_of(run_of("samples")).with_member(Contribution.load(run_of("uniform") / "prototypes.safetensors"))
+        bank_of(run_of("samples")).with_member(
+            Contribution.load(run_of("uniform") / "prototypes.safetensors")
+        )
 
 
 def test_a_damaged_bank_is_refused(run):
@@ -454,7 +541,9 @@ def file_of(path, values, known, names):
 
 
 def test_prototypes_over_other_classes():
-    held = Prototypes(("a", "b", "c"), torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1.0, 0.0, 1.0]))
+    held = Prototypes(
+        ("a", "b", "c"), torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1.0, 0.0, 1.0])
+    )
     other = held.over(("d", "c", "b"))
     assert other.classes == ("d", "c", "b")
     assert other.values.tolist() == [[0], [3], [2]] and other.known.tolist() == [0, 1, 0]
@@ -479,7 +568,8 @@ def test_prototypes_over_other_classes():
 )
 def test_files_of_prototypes_that_are_refused(values, known, names, tmp_path):
     with pytest.raises(
-        DataError, match=r"file (names no classes|has a class|holds no prototypes|holds prototypes that)"
+        DataError,
+        match=r"file (names no classes|has a class|holds no prototypes|holds prototypes that)",
     ) as caught:
         read_prototypes(file_of(tmp_path / "file", values, known, names))
     assert "\n" not in str(caught.value)
@@ -502,12 +592,18 @@ def test_no_prototypes_there(tmp_path):
     [
         (["cat", "dog"], []),
         (["cat", "Cat", "dog"], [("cat", "Cat")]),
-        (["traffic light", "trafficlight", "Traffic_Light", "traffic-light"], [("traffic light", "traffic-light")]),
+        (
+            ["traffic light", "trafficlight", "Traffic_Light", "traffic-light"],
+            [("traffic light", "traffic-light")],
+        ),
         (["cat", "cat"], []),  # the same one
         (["a", "A", "b", "B"], [("a", "A"), ("b", "B")]),
         (["straße", "STRASSE"], [("straße", "STRASSE")]),
         (["cat ", "cat"], [("cat ", "cat")]),
-        (["caf\u00e9", "cafe\u0301"], [("caf\u00e9", "cafe\u0301")]),  # one letter, or a letter and an accent
+        (
+            ["caf\u00e9", "cafe\u0301"],
+            [("caf\u00e9", "cafe\u0301")],
+        ),  # one letter, or a letter and an accent
         ([], []),
     ],
 )
@@ -521,7 +617,9 @@ def test_names_that_may_be_meant_alike_are_told(names, groups):
 def test_a_newcomer_that_spells_a_class_otherwise_is_told(run_of):
     bank = bank_of(run_of("samples"))
     assert bank.notices() == []
-    joined = bank.with_member(contribution(classes=("Cat", "cat ")))  # white space around a name is none of it
+    joined = bank.with_member(
+        contribution(classes=("Cat", "cat "))
+    )  # white space around a name is none of it
     assert len(joined.notices()) == 1 and "'Cat', 'cat'" in joined.notices()[0]
     assert {"Cat", "cat"} <= set(bits(joined.prototypes()))
 
@@ -536,7 +634,9 @@ def two_sources(folder, order):
         x = (centres[y] + generator.normal(size=(60, 6))).astype(np.float32)
         place = np.argsort(numbering)  # of each class in this client's own numbering
         paths.append(folder / f"{client}.npz")
-        np.savez(paths[-1], x=x, y=place[y], classes=names[numbering], x_test=x[:9], y_test=place[y[:9]])
+        np.savez(
+            paths[-1], x=x, y=place[y], classes=names[numbering], x_test=x[:9], y_test=place[y[:9]]
+        )
     return ",".join(f"npz:{path}*1" for path in paths)
 
 
@@ -547,7 +647,9 @@ def test_members_that_number_their_classes_differently_federate_all_the_same(ord
         folder = tmp_path / "".join(map(str, each))
         folder.mkdir()
         options = {"clients": 2, "rounds": 3, "partition": "classes", "engine": "reference", **TINY}
-        results.append(fedproto.run(dataset=two_sources(folder, each), **options, lr=0.05, out=folder / "run"))
+        results.append(
+            fedproto.run(dataset=two_sources(folder, each), **options, lr=0.05, out=folder / "run")
+        )
     same, other = results
     assert torch.equal(same.prototypes["prototypes"], other.prototypes["prototypes"])
     assert same.accuracy == other.accuracy
@@ -572,9 +674,12 @@ def test_clients_that_spell_a_class_differently_are_told():
     x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
     options = {"rounds": 1, "engine": "reference", **TINY}
     with pytest.warns(
-        UserWarning, match="'cat', 'Cat' differ only in case, spaces or hyphens|'Cat', 'cat' differ only"
+        UserWarning,
+        match="'cat', 'Cat' differ only in case, spaces or hyphens|'Cat', 'cat' differ only",
     ):
-        result = fedproto.run(dataset=[(x, ["cat", "dog"] * 10), (x, ["Cat", "dog"] * 10)], **options)
+        result = fedproto.run(
+            dataset=[(x, ["cat", "dog"] * 10), (x, ["Cat", "dog"] * 10)], **options
+        )
     assert sorted(result.data["classes"]) == ["Cat", "cat", "dog"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -590,12 +695,21 @@ def test_who_holds_none_of_a_class_does_not_move_it(members):
     generator = torch.Generator().manual_seed(members)
 
     def upload(classes):
-        return Upload({"prototypes": torch.randn(classes, 50, generator=generator)}, {"weight": torch.ones(classes)})
+        return Upload(
+            {"prototypes": torch.randn(classes, 50, generator=generator)},
+            {"weight": torch.ones(classes)},
+        )
 
-    bank = Membership(tuple("0123456789"), Part("fedproto"), {str(number): upload(10) for number in range(members)})
+    bank = Membership(
+        tuple("0123456789"),
+        Part("fedproto"),
+        {str(number): upload(10) for number in range(members)},
+    )
     joined = bank.with_member(Contribution("new", ("zebra",), upload(1)))
     before = bits(bank.prototypes())
-    assert {name: value for name, value in bits(joined.prototypes()).items() if name != "zebra"} == before
+    assert {
+        name: value for name, value in bits(joined.prototypes()).items() if name != "zebra"
+    } == before
     assert bits(joined.without("new").prototypes()) == before
 
 
@@ -609,7 +723,9 @@ def banks_and_newcomers(draw):
     def upload(rows, weights):
         weight = torch.tensor(weights, dtype=torch.float32)
         weight = weight if weighting != "uniform" else (weight > 0).float()
-        means = torch.from_numpy(generator.normal(size=(rows, dim)) * 10 ** generator.uniform(-3, 3)).float()
+        means = torch.from_numpy(
+            generator.normal(size=(rows, dim)) * 10 ** generator.uniform(-3, 3)
+        ).float()
         holders = {"holders": (weight > 0).float()} if weighting == "eq6" else {}
         return Upload({"prototypes": means * weight[:, None]}, {"weight": weight} | holders)
 
@@ -620,9 +736,13 @@ def banks_and_newcomers(draw):
     }
     newcomers = []
     for number in range(draw(st.integers(1, 4))):
-        names = tuple(draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True)))
+        names = tuple(
+            draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True))
+        )
         newcomers.append(
-            Contribution(f"new {number}", names, upload(len(names), [draw(st.integers(1, 9)) for _ in names]))
+            Contribution(
+                f"new {number}", names, upload(len(names), [draw(st.integers(1, 9)) for _ in names])
+            )
         )
     return Membership(classes, Part("fedproto", {"weighting": weighting}), members), newcomers
 

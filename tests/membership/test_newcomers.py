@@ -15,7 +15,9 @@ RESULTS = ROOT / "results"
 
 @pytest.fixture(scope="module")
 def study():
-    return SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / "newcomers.py"), run_name="newcomers"))
+    return SimpleNamespace(
+        **runpy.run_path(str(ROOT / "examples" / "newcomers.py"), run_name="newcomers")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,9 @@ def quick(study, tmp_path_factory):
 
 
 def of(found, *wanted):
-    (run,) = [r for r in found["runs"][0]["newcomers"] if (r["body"], r["k"], r["method"]) == wanted]
+    (run,) = [
+        r for r in found["runs"][0]["newcomers"] if (r["body"], r["k"], r["method"]) == wanted
+    ]
     return run
 
 
@@ -70,14 +74,24 @@ def test_finished_runs_are_not_run_again(study, quick, monkeypatch, capsys):
 
 def test_the_page_and_the_figure_show_the_numbers_of_the_json(study, quick):
     found = json.loads((quick / "newcomers.json").read_text())
-    alone, joined = (of(found, "drawn", 10, method)["accuracy"]["head"][3] for method in ("alone", "joined"))
+    alone, joined = (
+        of(found, "drawn", 10, method)["accuracy"]["head"][3] for method in ("alone", "joined")
+    )
     means = [100 * sum(each) / 5 for each in (alone, joined)]
     page = (quick / "newcomers.md").read_text()
     (line,) = re.findall(r"^\| 10 \| 3 \| \d+ \|.*$", page, re.MULTILINE)
-    assert line.split(" | ")[3:6] == [f"{means[0]:.2f}", f"{means[1]:.2f}", f"{means[1] - means[0]:+.2f}"]
+    assert line.split(" | ")[3:6] == [
+        f"{means[0]:.2f}",
+        f"{means[1]:.2f}",
+        f"{means[1] - means[0]:+.2f}",
+    ]
     assert line.endswith("| undecided |")  # one seed shows nothing
     with (quick / "newcomers.csv").open() as file:
-        last = [float(row["mean"]) for row in csv.DictReader(file) if (row["k"], row["epoch"]) == ("10", "3")]
+        last = [
+            float(row["mean"])
+            for row in csv.DictReader(file)
+            if (row["k"], row["epoch"]) == ("10", "3")
+        ]
     assert last == pytest.approx([mean / 100 for mean in means], abs=1e-6)
     assert (quick / "newcomers.png").read_bytes().startswith(b"\x89PNG")
 
@@ -108,4 +122,6 @@ def test_the_committed_page_is_what_its_json_renders_to(study):
     assert (RESULTS / "newcomers.md").read_text() == study.markdown(found)
     with (RESULTS / "newcomers.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert rows == [{name: str(value) for name, value in row.items()} for row in study.curves(found)]
+    assert rows == [
+        {name: str(value) for name, value in row.items()} for row in study.curves(found)
+    ]

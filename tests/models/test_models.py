@@ -45,7 +45,10 @@ def size(module):
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
-        ({}, {"conv1": 260, "conv2": 5_020, "fc1": 16_050, "fc2": 510}),  # 21,840, the paper's "430 thousand" / 20
+        (
+            {},
+            {"conv1": 260, "conv2": 5_020, "fc1": 16_050, "fc2": 510},
+        ),  # 21,840, the paper's "430 thousand" / 20
         ({"channels": 18}, {"conv1": 260, "conv2": 4_518, "fc1": 14_450, "fc2": 510}),
         ({"channels": 22}, {"conv1": 260, "conv2": 5_522, "fc1": 17_650, "fc2": 510}),
         ({"width": 32}, {"conv1": 260, "conv2": 5_020, "fc1": 10_272, "fc2": 330}),
@@ -86,7 +89,12 @@ def papers_network(p, x):
 
 @pytest.mark.parametrize(
     ("shape", "options"),
-    [((1, 28, 28), {}), ((1, 28, 28), {"channels": 18}), ((3, 32, 20), {}), ((1, 40, 41), {"kernel": 3})],
+    [
+        ((1, 28, 28), {}),
+        ((1, 28, 28), {"channels": 18}),
+        ((3, 32, 20), {}),
+        ((1, 40, 41), {"kernel": 3}),
+    ],
 )
 def test_cnn_computes_the_papers_network(shape, options):
     model = build("cnn", shape, **options).eval()
@@ -178,7 +186,10 @@ def test_every_model_is_a_body_and_a_head(name):
 
 
 def norm(name):
-    return [f"{name}.{end}" for end in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
+    return [
+        f"{name}.{end}"
+        for end in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    ]
 
 
 def torchvision_keys():
@@ -186,7 +197,12 @@ def torchvision_keys():
     keys = ["conv1.weight", *norm("bn1")]
     for layer in (1, 2, 3, 4):
         for block in (f"layer{layer}.0", f"layer{layer}.1"):
-            keys += [f"{block}.conv1.weight", *norm(f"{block}.bn1"), f"{block}.conv2.weight", *norm(f"{block}.bn2")]
+            keys += [
+                f"{block}.conv1.weight",
+                *norm(f"{block}.bn1"),
+                f"{block}.conv2.weight",
+                *norm(f"{block}.bn2"),
+            ]
             if layer > 1 and block.endswith("0"):
                 keys += [f"{block}.downsample.0.weight", *norm(f"{block}.downsample.1")]
     return [*keys, "fc.weight", "fc.bias"]
@@ -210,7 +226,11 @@ def batch_norm(p, name, x, training=False):
 
 def basic_block(p, name, x, stride, training=False):
     """He et al. 2016, figure 5 left: conv-bn-relu-conv-bn, plus x (projected where the shape changes), relu."""
-    y = F.relu(batch_norm(p, f"{name}bn1", F.conv2d(x, p[f"{name}conv1.weight"], None, stride, 1), training))
+    y = F.relu(
+        batch_norm(
+            p, f"{name}bn1", F.conv2d(x, p[f"{name}conv1.weight"], None, stride, 1), training
+        )
+    )
     y = batch_norm(p, f"{name}bn2", F.conv2d(y, p[f"{name}conv2.weight"], None, 1, 1), training)
     if f"{name}downsample.0.weight" in p:
         x = F.conv2d(x, p[f"{name}downsample.0.weight"], None, stride)
@@ -227,7 +247,9 @@ def unlike_the_start(module):
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(("inside", "outside", "stride"), [(4, 4, 1), (4, 8, 2), (4, 8, 1), (4, 4, 2)])
+@pytest.mark.parametrize(
+    ("inside", "outside", "stride"), [(4, 4, 1), (4, 8, 2), (4, 8, 1), (4, 4, 2)]
+)
 def test_resnet18_block_computes_the_papers_block(inside, outside, stride, training):
     torch.manual_seed(0)
     block = unlike_the_start(Block(inside, outside, stride)).double().train(training)
@@ -285,7 +307,10 @@ def stored(tmp_path_factory):
     """A weights file as they are shipped: torchvision's names, half precision, the classes of other data."""
     path = tmp_path_factory.mktemp("weights") / "made.safetensors"
     model = unlike_the_start(build("resnet18", (3, 32, 32), classes=200, seed=1))
-    tensors = {key: value.half() for key, value in zip(plain_keys(model), model.state_dict().values(), strict=True)}
+    tensors = {
+        key: value.half()
+        for key, value in zip(plain_keys(model), model.state_dict().values(), strict=True)
+    }
     save_file(tensors, path)
     return path
 
@@ -293,7 +318,11 @@ def stored(tmp_path_factory):
 def layers_equal(model, other):
     """Which tensors are the same in both, by torchvision's name and without the counters of batches."""
     pairs = zip(plain_keys(model), model.state_dict().values(), other, strict=True)
-    return {key for key, a, b in pairs if a.is_floating_point() and a.shape == b.shape and a.equal(b.float())}
+    return {
+        key
+        for key, a, b in pairs
+        if a.is_floating_point() and a.shape == b.shape and a.equal(b.float())
+    }
 
 
 FLOATS = {key for key in torchvision_keys() if not key.endswith("num_batches_tracked")}
@@ -316,13 +345,20 @@ def test_resnet18_with_nothing_fresh_reads_the_head_too(stored):
 
 def test_resnet18_that_projects_reads_the_rest_from_the_file(stored):
     model = build("resnet18", (3, 32, 32), dim=16, weights=str(stored))
-    assert model.body.layer4[1].conv2.weight.equal(load_file(stored)["layer4.1.conv2.weight"].float())
+    assert model.body.layer4[1].conv2.weight.equal(
+        load_file(stored)["layer4.1.conv2.weight"].float()
+    )
 
 
 def test_resnet18_reads_pth_files_as_torchvision_ships_them(stored, tmp_path):
     torch.save(load_file(stored), tmp_path / "made.pth")
-    a, b = (build("resnet18", (3, 32, 32), weights=str(path)) for path in (stored, tmp_path / "made.pth"))
-    assert all(first.equal(second) for first, second in zip(a.parameters(), b.parameters(), strict=True))
+    a, b = (
+        build("resnet18", (3, 32, 32), weights=str(path))
+        for path in (stored, tmp_path / "made.pth")
+    )
+    assert all(
+        first.equal(second) for first, second in zip(a.parameters(), b.parameters(), strict=True)
+    )
 
 
 CONV1 = torch.zeros(64, 3, 7, 7)
@@ -331,9 +367,15 @@ CONV1 = torch.zeros(64, 3, 7, 7)
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        ({"conv2.weight": CONV1}, "hold no tensor 'conv1.weight'; torchvision's resnet18 names are accepted"),
+        (
+            {"conv2.weight": CONV1},
+            "hold no tensor 'conv1.weight'; torchvision's resnet18 names are accepted",
+        ),
         ({"conv1.weight": CONV1}, "hold no tensor 'bn1.weight'"),
-        ({"conv1.weight": CONV1[:, :1]}, "conv1.weight has shape (64, 1, 7, 7), the model wants (64, 3, 7, 7)"),
+        (
+            {"conv1.weight": CONV1[:, :1]},
+            "conv1.weight has shape (64, 1, 7, 7), the model wants (64, 3, 7, 7)",
+        ),
     ],
 )
 @pytest.mark.parametrize(("end", "save"), [("safetensors", save_file), ("pth", torch.save)])
@@ -350,7 +392,9 @@ def test_resnet18_weights_of_another_number_of_classes_are_refused_unless_fc_is_
 
 def test_resnet18_with_an_unknown_fresh_layer_is_refused(stored):
     # A typing error would else load a layer that was meant to stay random.
-    assert "did you mean 'conv1'?" in refusal("resnet18", (3, 32, 32), weights=str(stored), fresh="cnv1,fc")
+    assert "did you mean 'conv1'?" in refusal(
+        "resnet18", (3, 32, 32), weights=str(stored), fresh="cnv1,fc"
+    )
 
 
 class RunsCode:
@@ -361,7 +405,9 @@ class RunsCode:
         return open, (str(self.path), "w")
 
 
-@pytest.mark.parametrize("content", [[1, 2], torch.zeros(3), RunsCode], ids=["list", "tensor", "code"])
+@pytest.mark.parametrize(
+    "content", [[1, 2], torch.zeros(3), RunsCode], ids=["list", "tensor", "code"]
+)
 def test_resnet18_refuses_pth_files_of_other_things_and_runs_no_code(tmp_path, content):
     victim = tmp_path / "victim"
     torch.save(content(victim) if content is RunsCode else content, tmp_path / "made.pth")
@@ -403,12 +449,16 @@ def equal_trees(a, b):
 def test_equal_architectures_share_their_initial_weights():
     a, b, c, d = federation(model="mlp(hidden=30),mlp,mlp(hidden=30),mlp(hidden=100)").members
     assert equal_trees(a.initial, c.initial)
-    assert equal_trees(b.initial, d.initial)  # 100 is the default: the same architecture, said otherwise
+    assert equal_trees(
+        b.initial, d.initial
+    )  # 100 is the default: the same architecture, said otherwise
     assert a.initial["body.fc1.weight"].shape != b.initial["body.fc1.weight"].shape
 
 
 def test_initial_weights_depend_on_the_seed_and_on_nothing_else():
-    first, again, other = (federation(model="mlp", seed=seed).members[0].initial for seed in (3, 3, 4))
+    first, again, other = (
+        federation(model="mlp", seed=seed).members[0].initial for seed in (3, 3, 4)
+    )
     torch.manual_seed(99)  # nor on what torch drew before
     moved = federation(model="mlp", seed=3, ways=2).members[0].initial
     assert equal_trees(first, again) and equal_trees(first, moved)
@@ -424,7 +474,9 @@ def test_a_mix_of_models_is_dealt_in_order():
     assert channels_of(text, 20) == ["18"] * 7 + ["20"] * 7 + ["22"] * 6
 
 
-@pytest.mark.parametrize(("clients", "blocks"), [(20, (7, 7, 6)), (3, (1, 1, 1)), (2, (1, 1, 0)), (100, (34, 33, 33))])
+@pytest.mark.parametrize(
+    ("clients", "blocks"), [(20, (7, 7, 6)), (3, (1, 1, 1)), (2, (1, 1, 0)), (100, (34, 33, 33))]
+)
 def test_preset_cnn_mh_is_dealt_in_equal_blocks(clients, blocks):
     wanted = [c for c, count in zip(("18", "20", "22"), blocks, strict=True) for _ in range(count)]
     assert channels_of("cnn-mh", clients) == wanted
@@ -434,12 +486,18 @@ def test_preset_cnn_mh_on_20_clients_gives_7_7_and_6(tmp_path):
     np.savez(tmp_path / "own.npz", x=np.zeros((600, 28, 28), np.uint8), y=np.arange(600) % 3)
     made = federation(dataset=f"npz:{tmp_path}/own.npz", model="cnn-mh", clients=20)
     models = [member.model for member in made.members]
-    assert models == ["cnn(channels=18)"] * 7 + ["cnn"] * 7 + ["cnn(channels=22)"] * 6  # 20 is the default
-    assert [member.initial["body.conv2.bias"].numel() for member in made.members] == [18] * 7 + [20] * 7 + [22] * 6
+    assert (
+        models == ["cnn(channels=18)"] * 7 + ["cnn"] * 7 + ["cnn(channels=22)"] * 6
+    )  # 20 is the default
+    assert [member.initial["body.conv2.bias"].numel() for member in made.members] == [18] * 7 + [
+        20
+    ] * 7 + [22] * 6
 
 
 def test_preset_resnet18_mh_deals_the_papers_strides():
-    strides = [part.options["strides"] for part in deal(parts_of("model", "resnet18-mh"), 20, "model")]
+    strides = [
+        part.options["strides"] for part in deal(parts_of("model", "resnet18-mh"), 20, "model")
+    ]
     assert strides == ["1,4"] * 10 + ["2,2"] * 10
 
 
@@ -459,7 +517,10 @@ def test_members_name_their_models_as_a_person_would():
         ("mpl", "did you mean 'mlp'?"),
         ("mlp(hiden=9)", "did you mean 'hidden'?"),
         ("cnn", "needs larger images than 8x8"),
-        ("mlp,mlp(width=9)", "client 0's mlp embeds in 50 values but client 2's mlp(width=9) in 9: set dim"),
+        (
+            "mlp,mlp(width=9)",
+            "client 0's mlp embeds in 50 values but client 2's mlp(width=9) in 9: set dim",
+        ),
     ],
 )
 def test_impossible_models_are_refused(model, words):
@@ -521,9 +582,15 @@ CONTRACT = "client 0's model must take a batch of inputs of shape (6,) and retur
         (Own(lambda x, logits: (x, logits[:, 0])), CONTRACT),
         (Own(lambda x, logits: (x, None)), CONTRACT),
         (Own(lambda x, logits: (x, logits), inputs=5), CONTRACT),
-        (Own(lambda x, logits: (x, logits[:, :2])), "client 0's model gives 2 logits for 3 classes"),
+        (
+            Own(lambda x, logits: (x, logits[:, :2])),
+            "client 0's model gives 2 logits for 3 classes",
+        ),
         (nn.Linear(6, 3), CONTRACT),
-        ([Own(lambda x, logits: (x, logits))], "model must be text, a module, or a list of 2 modules"),
+        (
+            [Own(lambda x, logits: (x, logits))],
+            "model must be text, a module, or a list of 2 modules",
+        ),
         ([nn.Identity(), "mlp"], "model must be text, a module, or a list of 2 modules"),
     ],
 )
@@ -544,7 +611,10 @@ class Bare(nn.Module):
 
     def __init__(self, hidden):
         super().__init__()
-        self.first, self.second = nn.Parameter(torch.randn(6, hidden)), nn.Parameter(torch.randn(hidden, 3))
+        self.first, self.second = (
+            nn.Parameter(torch.randn(6, hidden)),
+            nn.Parameter(torch.randn(hidden, 3)),
+        )
 
     def forward(self, x):
         return x, x @ self.first @ self.second
@@ -552,7 +622,9 @@ class Bare(nn.Module):
 
 def test_modules_that_differ_only_in_shape_are_not_averaged():
     with pytest.raises(ConfigError, match="fedavg averages weights"):
-        fedproto.run(algorithm="fedavg", dataset=[(X, Y), (X, Y)], model=[Bare(5), Bare(4)], rounds=1)
+        fedproto.run(
+            algorithm="fedavg", dataset=[(X, Y), (X, Y)], model=[Bare(5), Bare(4)], rounds=1
+        )
 
 
 def test_a_users_module_stays_as_it_was():
@@ -570,10 +642,14 @@ def test_trained_models_come_back():
 
 def test_dim_is_not_passed_over_for_a_users_module():
     with pytest.raises(ConfigError, match="dim is 4, but client 0's Own embeds in 6 values"):
-        fedproto.run(dataset=[(X, Y), (X, Y)], model=Own(lambda x, logits: (x, logits)), rounds=1, dim=4)
+        fedproto.run(
+            dataset=[(X, Y), (X, Y)], model=Own(lambda x, logits: (x, logits)), rounds=1, dim=4
+        )
 
 
-@pytest.mark.parametrize("option", [{"ways": 2}, {"partition": "iid"}, {"clients": 7}, {"partition.shots": 3}])
+@pytest.mark.parametrize(
+    "option", [{"ways": 2}, {"partition": "iid"}, {"clients": 7}, {"partition.shots": 3}]
+)
 def test_a_partition_of_arrays_is_refused(option):
     with pytest.raises(ConfigError, match="has no meaning for a list of arrays"):
         fedproto.run(dataset=[(X, Y), (X, Y)], rounds=1, **option)

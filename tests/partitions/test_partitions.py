@@ -25,7 +25,9 @@ OPTIONS = {"nway": {"shots": 5, "stdev": 2}, "dirichlet": {"smallest": 1}, "natu
 every_partition = pytest.mark.parametrize("name", OPTIONS)
 seeds = st.integers(0, 2**31)
 client_counts = st.integers(1, 6)
-quickly = settings(max_examples=30, deadline=None)  # the machine may be busy: no test here is about time
+quickly = settings(
+    max_examples=30, deadline=None
+)  # the machine may be busy: no test here is about time
 
 
 def a_pool(clients=4, seed=0, **changes):
@@ -116,7 +118,9 @@ def test_another_seed_gives_other_rows(name):
 
 def test_test_shots_are_drawn_by_the_seed():
     # With iid data every client has all classes, whatever the seed: only the draw can differ.
-    first, other = (divide("iid", a_pool(1, seed), test_shots=3)[0].test.tolist() for seed in (3, 4))
+    first, other = (
+        divide("iid", a_pool(1, seed), test_shots=3)[0].test.tolist() for seed in (3, 4)
+    )
     assert first != other
 
 
@@ -126,7 +130,10 @@ def test_too_few_test_images_are_an_error_with_class_and_numbers(name):
     there = dict(zip(pool.names, np.bincount(pool.test), strict=True))
     with pytest.raises(ConfigError, match="test images, but 60 are wanted") as caught:
         divide(name, pool, test_shots=60)
-    assert any(f"class {label!r} has {count} test images" in str(caught.value) for label, count in there.items())
+    assert any(
+        f"class {label!r} has {count} test images" in str(caught.value)
+        for label, count in there.items()
+    )
 
 
 # --- nway -------------------------------------------------------------------------------------------------------------
@@ -143,7 +150,13 @@ def nway_settings(draw):
         "shots_stdev": draw(st.none() | st.integers(0, 4)),
     }
     train = np.repeat(np.arange(classes), clients * (shots + 4))
-    pool = a_pool(clients, draw(seeds), names=tuple("abcdefgh"[:classes]), train=train, test=np.arange(classes))
+    pool = a_pool(
+        clients,
+        draw(seeds),
+        names=tuple("abcdefgh"[:classes]),
+        train=train,
+        test=np.arange(classes),
+    )
     return pool, options
 
 
@@ -229,7 +242,11 @@ def test_nway_spreads_the_data_sets_own_shots_by_less_than_they_are():
     """Around a shot of 1, a stdev of 2 would give out twice as many as the data set has to give."""
     pool = a_pool(shots=1)
     options = {"ways": 3, "stdev": 2}
-    assert {n for p in plugins.build("partition", Part("nway", options), pool) for n in counts_of(pool, p)[1]} == {1}
+    assert {
+        n
+        for p in plugins.build("partition", Part("nway", options), pool)
+        for n in counts_of(pool, p)[1]
+    } == {1}
     for asked in ({"shots": 1}, {"shots_stdev": 2}):  # what is asked for is done
         portions = plugins.build("partition", Part("nway", options | asked), a_pool(20, shots=1))
         assert {int(n) for p in portions for n in counts_of(pool, p)[1]} == {1, 2, 3}
@@ -278,7 +295,8 @@ other_settings = st.fixed_dictionaries(
 def test_who_holds_which_classes_depends_on_nothing_said_of_images(seed, changed):
     before = {"ways": 3, "stdev": 2, "shots": 10, "shots_stdev": 2, "test_shots": None}
     first, other = (
-        classes_of(plenty(seed=seed), divide("nway", plenty(seed=seed), **how)) for how in (before, before | changed)
+        classes_of(plenty(seed=seed), divide("nway", plenty(seed=seed), **how))
+        for how in (before, before | changed)
     )
     assert first == other
 
@@ -298,8 +316,17 @@ def test_the_noise_of_k_does_not_change_who_holds_which_classes(noise, seed, spr
 @given(seed=seeds, clients=st.integers(1, 20), test_shots=st.none() | st.integers(1, 9))
 @quickly
 def test_another_client_changes_nothing_for_those_before(noise, seed, clients, test_shots):
-    options = {"ways": 3, "stdev": 2, "shots": 10, "shots_stdev": 4, "noise": noise, "test_shots": test_shots}
-    fewer, more = (rows_of(divide("nway", plenty(n, seed), **options)) for n in (clients, clients + 1))
+    options = {
+        "ways": 3,
+        "stdev": 2,
+        "shots": 10,
+        "shots_stdev": 4,
+        "noise": noise,
+        "test_shots": test_shots,
+    }
+    fewer, more = (
+        rows_of(divide("nway", plenty(n, seed), **options)) for n in (clients, clients + 1)
+    )
     assert more[:-1] == fewer
 
 
@@ -368,14 +395,18 @@ def test_dirichlet_gives_each_client_the_smallest_number_or_more(smallest, seed)
 @quickly
 def test_dirichlet_loses_and_doubles_no_row_at_any_alpha(alpha, seed):
     # Tiny alphas are where proportions underflow, and cuts could become nonsense.
-    rows = np.concatenate([portion.train for portion in divide("dirichlet", a_pool(2, seed), alpha=alpha)])
+    rows = np.concatenate(
+        [portion.train for portion in divide("dirichlet", a_pool(2, seed), alpha=alpha)]
+    )
     assert np.sort(rows).tolist() == list(range(600))
 
 
 def test_dirichlet_is_the_more_uneven_the_smaller_alpha_is():
     def classes_held(alpha):
         pool = a_pool(6)
-        return sum(len(counts_of(pool, portion)[0]) for portion in divide("dirichlet", pool, alpha=alpha))
+        return sum(
+            len(counts_of(pool, portion)[0]) for portion in divide("dirichlet", pool, alpha=alpha)
+        )
 
     assert classes_held(0.05) < classes_held(0.5) < classes_held(100.0) == 6 * CLASSES
 
@@ -388,7 +419,9 @@ def test_dirichlet_draws_the_images_of_a_class():
 
 
 def test_dirichlet_that_cannot_be_fulfilled_says_so():
-    with pytest.raises(ConfigError, match="no split of 600 images that gives each of 4 clients 151"):
+    with pytest.raises(
+        ConfigError, match="no split of 600 images that gives each of 4 clients 151"
+    ):
         divide("dirichlet", a_pool(4), smallest=151)
 
 
@@ -436,7 +469,9 @@ def test_natural_tests_on_everybodys_images_where_a_writers_own_are_of_other_cla
 
 
 def test_natural_without_writers_is_refused():
-    with pytest.raises(ConfigError, match="natural needs a data set that says who wrote each image"):
+    with pytest.raises(
+        ConfigError, match="natural needs a data set that says who wrote each image"
+    ):
         divide("natural", a_pool(train_writer=None))
 
 
@@ -449,7 +484,9 @@ def test_natural_with_more_clients_than_writers_is_refused():
 
 
 def federation(**options):
-    return Experiment.prepare(configure({"dataset": "digits", "clients": 3, "device": "cpu"} | options)[0]).federation
+    return Experiment.prepare(
+        configure({"dataset": "digits", "clients": 3, "device": "cpu"} | options)[0]
+    ).federation
 
 
 @pytest.fixture(scope="module")
@@ -524,7 +561,11 @@ def lose_a_client(content):
         (change_a_row, False, "was changed after it was written"),
         (use_a_row_twice, True, r"gives training row \d+ to more than one client"),
         (claim_a_class, True, r"client 0 claims class '\d' but has no training image of it"),
-        (name_a_row_out_of_range, True, "client 2 names a test row out of range: the data set has rows 0 to 358"),
+        (
+            name_a_row_out_of_range,
+            True,
+            "client 2 names a test row out of range: the data set has rows 0 to 358",
+        ),
         (name_a_negative_row, True, "client 2 names a train row out of range"),
         (belong_to_other_data, True, "divides another data set"),
         (lose_a_client, True, "among 2 clients, but 3 are wanted"),
@@ -555,8 +596,14 @@ def test_file_refuses_what_is_no_partition_file(tmp_path, text):
     [
         ({"ways": 11}, "ways is 11, but there are only 10 classes"),
         ({"partition": "natural"}, "natural needs a data set that says who wrote each image"),
-        ({"ways": 10, "shots": 100, "stdev": 0}, r"class '\d' has \d+ training images, but 300 are wanted"),
-        ({"partition": "iid", "test_shots": 90}, r"class '\d' has \d+ test images, but 90 are wanted"),
+        (
+            {"ways": 10, "shots": 100, "stdev": 0},
+            r"class '\d' has \d+ training images, but 300 are wanted",
+        ),
+        (
+            {"partition": "iid", "test_shots": 90},
+            r"class '\d' has \d+ test images, but 90 are wanted",
+        ),
         ({"stdev": 0.9}, "stdev is 0.9, but uniform noise is in whole numbers"),
         ({"partition": "file"}, "partition 'file' needs a path"),
         ({"partition": "nway:x"}, "partition 'nway' takes no path"),
@@ -571,11 +618,24 @@ def test_impossible_partitions_are_refused_in_one_line(options, words):
 def test_two_sources_with_equal_labels_are_told_apart(tmp_path):
     """A run over both must find its own clients again in its partition file."""
     for name in "ab":
-        np.savez(tmp_path / f"{name}.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 3)
-    mix = {"dataset": f"npz:{tmp_path}/a.npz*2,npz:{tmp_path}/b.npz*2", "clients": 4, "shots": 3, "ways": 2, "stdev": 0}
+        np.savez(
+            tmp_path / f"{name}.npz",
+            x=np.random.default_rng(0).normal(size=(60, 4)),
+            y=np.arange(60) % 3,
+        )
+    mix = {
+        "dataset": f"npz:{tmp_path}/a.npz*2,npz:{tmp_path}/b.npz*2",
+        "clients": 4,
+        "shots": 3,
+        "ways": 2,
+        "stdev": 0,
+    }
     written = Experiment.prepare(configure(mix)[0]).federation.partition
     (tmp_path / "partition.json").write_text(json.dumps(written))
-    again = {**{key: mix[key] for key in ("dataset", "clients")}, "partition": f"file:{tmp_path}/partition.json"}
+    again = {
+        **{key: mix[key] for key in ("dataset", "clients")},
+        "partition": f"file:{tmp_path}/partition.json",
+    }
     assert Experiment.prepare(configure(again)[0]).federation.partition == written
 
 

@@ -138,7 +138,9 @@ def test_a_result_keeps_to_the_servers_prototypes() -> None:
     assert set(package.run(**RUN).prototypes) == {"prototypes", "known"}
 
 
-def test_so_many_local_prototypes_that_a_file_would_be_large_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_local_prototypes_that_a_file_would_be_large_are_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     memory = LatestUploads(2)
     upload = Upload({"prototypes": torch.ones(1, 3, 4)}, {"weight": torch.tensor([[2.0, 0, 1]])})
     assert memory.local_prototypes() == {}
@@ -170,9 +172,21 @@ def figure_names(folder: Path) -> set[str]:
 
 
 def test_there_are_a_page_its_twin_and_a_folder_of_figures(page: Path) -> None:
-    assert sorted(path.name for path in page.parent.iterdir()) == ["report-figures", "report.html", "report.md"]
+    assert sorted(path.name for path in page.parent.iterdir()) == [
+        "report-figures",
+        "report.html",
+        "report.md",
+    ]
     figures = figure_names(page.parent / "report-figures")
-    wanted = {"accuracy", "accuracy-own", "loss-supervised", "loss-regulariser", "classes-1", "prototypes-1", "traffic"}
+    wanted = {
+        "accuracy",
+        "accuracy-own",
+        "loss-supervised",
+        "loss-regulariser",
+        "classes-1",
+        "prototypes-1",
+        "traffic",
+    }
     assert figures == wanted | {"clients-1", "clients-2", "clients-3"}
     for name in figures:
         assert f"](report-figures/{name}.png)" in page.with_suffix(".md").read_text()
@@ -194,7 +208,10 @@ def test_the_table_has_the_numbers_of_a_run(runs: Path, alone: Path) -> None:
     assert (row["clients"], row["rounds"]) == ("4", "3")
     sent = stored["communication"]
     assert row["values a round"] == f"{sent['values_per_round']:,.0f}"
-    assert (row["bytes up"], row["bytes down"]) == (f"{sent['bytes_up']:,}", f"{sent['bytes_down']:,}")
+    assert (row["bytes up"], row["bytes down"]) == (
+        f"{sent['bytes_up']:,}",
+        f"{sent['bytes_down']:,}",
+    )
     assert row["seconds"] == f"{stored['seconds']['total']:.1f}"
 
 
@@ -205,20 +222,37 @@ def test_runs_that_differ_only_in_seed_share_a_row_of_means(runs: Path, page: Pa
     seeds = [result(runs / f"fedproto-{seed}") for seed in (0, 1)]
     means = [100 * each["accuracy"]["head"]["mean"] for each in seeds]
     std = np.mean([100 * each["accuracy"]["head"]["std"] for each in seeds])
-    assert rows["fedproto"]["head, %"] == f"{np.mean(means):.2f} ± {std:.2f}seeds ± {np.std(means, ddof=1):.2f}"
-    assert rows["fedproto"]["bytes up"] == f"{np.mean([each['communication']['bytes_up'] for each in seeds]):,.0f}"
+    assert (
+        rows["fedproto"]["head, %"]
+        == f"{np.mean(means):.2f} ± {std:.2f}seeds ± {np.std(means, ddof=1):.2f}"
+    )
+    assert (
+        rows["fedproto"]["bytes up"]
+        == f"{np.mean([each['communication']['bytes_up'] for each in seeds]):,.0f}"
+    )
     assert rows["local"]["prototype, %"] == "–"
 
 
 def test_the_twin_has_the_same_table(page: Path) -> None:
-    rows = [line for line in page.with_suffix(".md").read_text().splitlines() if line.startswith("| ")]
-    cells = [[cell.strip().replace("; ", "") for cell in row.strip("|").split(" | ")] for row in rows]
+    rows = [
+        line for line in page.with_suffix(".md").read_text().splitlines() if line.startswith("| ")
+    ]
+    cells = [
+        [cell.strip().replace("; ", "") for cell in row.strip("|").split(" | ")] for row in rows
+    ]
     assert [cells[0], *cells[2:]] == Cells(page).rows
 
 
 def test_the_curves_numbers_are_those_of_the_metrics(runs: Path, page: Path) -> None:
-    for name, key, what in (("accuracy", "head", "accuracy"), ("loss-supervised", "supervised", "loss")):
-        rows = [row for row in numbers(page, name) if (row["run"], row["seed"], row[what]) == ("fedproto", "1", key)]
+    for name, key, what in (
+        ("accuracy", "head", "accuracy"),
+        ("loss-supervised", "supervised", "loss"),
+    ):
+        rows = [
+            row
+            for row in numbers(page, name)
+            if (row["run"], row["seed"], row[what]) == ("fedproto", "1", key)
+        ]
         for row, line in zip(rows, lines(runs / "fedproto-1"), strict=True):
             mean, std = (
                 (line[what][key][k] for k in ("mean", "std"))
@@ -228,11 +262,19 @@ def test_the_curves_numbers_are_those_of_the_metrics(runs: Path, page: Path) -> 
                     line["loss_std"][key],
                 )
             )
-            assert (int(row["round"]), float(row["mean"]), float(row["std"])) == (line["round"], mean, std)
+            assert (int(row["round"]), float(row["mean"]), float(row["std"])) == (
+                line["round"],
+                mean,
+                std,
+            )
 
 
 def test_the_mean_over_seeds_is_a_curve_too(runs: Path, page: Path) -> None:
-    rows = [row for row in numbers(page, "accuracy") if row["seed"] == "mean" and row["accuracy"] == "prototype"]
+    rows = [
+        row
+        for row in numbers(page, "accuracy")
+        if row["seed"] == "mean" and row["accuracy"] == "prototype"
+    ]
     pairs = zip(lines(runs / "fedproto-0"), lines(runs / "fedproto-1"), strict=True)
     means = [np.mean([line["accuracy"]["prototype"]["mean"] for line in pair]) for pair in pairs]
     assert [float(row["mean"]) for row in rows] == pytest.approx(means, rel=1e-15)
@@ -247,7 +289,9 @@ def test_the_clients_numbers_are_those_of_the_result(runs: Path, page: Path) -> 
 
 
 def test_the_map_of_classes_counts_training_images(runs: Path, page: Path) -> None:
-    for row, client in zip(numbers(page, "classes-1"), result(runs / "local")["clients"], strict=True):
+    for row, client in zip(
+        numbers(page, "classes-1"), result(runs / "local")["clients"], strict=True
+    ):
         assert int(row.pop("client")) == client["id"]
         images = {name: int(count) for name, count in row.items() if int(count)}
         assert images == dict(zip(client["classes"], client["images"], strict=True))
@@ -257,7 +301,9 @@ def test_the_map_of_prototypes_has_all_of_them(runs: Path, alone: Path) -> None:
     rows = numbers(alone, "prototypes-1")
     own_classes = [client["classes"] for client in result(runs / "fedproto-0")["clients"]]
     assert sum(row["client"] != "global" for row in rows) == sum(map(len, own_classes))
-    assert {row["class"] for row in rows if row["client"] == "global"} == {n for names in own_classes for n in names}
+    assert {row["class"] for row in rows if row["client"] == "global"} == {
+        n for names in own_classes for n in names
+    }
     assert ("by t-SNE" in alone.read_text()) or ("by PCA" in alone.read_text())
 
 
@@ -277,14 +323,22 @@ def test_nobody_on_the_pareto_front_is_beaten() -> None:
 
 def test_the_front_is_named_where_several_are_compared(page: Path, alone: Path) -> None:
     on_front = {row["run"] for row in numbers(page, "traffic") if row["on_front"] == "True"}
-    (named,) = re.findall("On the Pareto front, the cheapest first: (.*?)</figcaption>", page.read_text())
+    (named,) = re.findall(
+        "On the Pareto front, the cheapest first: (.*?)</figcaption>", page.read_text()
+    )
     assert "local" in on_front
     assert all(name in named for name in on_front)
     assert "Pareto" not in alone.read_text()
 
 
 def test_sizes_are_said_as_people_do() -> None:
-    assert [size(count) for count in (0, 999, 1000, 19_336, 2.5e9)] == ["0 B", "999 B", "1 kB", "19.3 kB", "2.5 GB"]
+    assert [size(count) for count in (0, 999, 1000, 19_336, 2.5e9)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "19.3 kB",
+        "2.5 GB",
+    ]
 
 
 # --- figures
@@ -300,7 +354,9 @@ def test_every_figure_is_a_picture_with_something_on_it(page: Path) -> None:
         assert 0.001 < (pixels < 200).mean() < 0.9
 
 
-def test_every_figure_of_the_page_has_a_light_and_a_dark_form_and_says_what_it_shows(page: Path) -> None:
+def test_every_figure_of_the_page_has_a_light_and_a_dark_form_and_says_what_it_shows(
+    page: Path,
+) -> None:
     tags = Cells(page).tags
     images = [attributes for tag, attributes in tags if tag == "img"]
     sources = [attributes for tag, attributes in tags if tag == "source"]
@@ -308,7 +364,8 @@ def test_every_figure_of_the_page_has_a_light_and_a_dark_form_and_says_what_it_s
     for image, source in zip(images, sources, strict=True):
         assert len(image["alt"]) > 20
         light, dark = (
-            base64.b64decode(uri.partition("base64,")[2]).decode() for uri in (image["src"], source["srcset"])
+            base64.b64decode(uri.partition("base64,")[2]).decode()
+            for uri in (image["src"], source["srcset"])
         )
         assert light.startswith("<svg") and light != dark
         assert "#1b1f24" in light and "#1b1f24" not in dark
@@ -327,7 +384,12 @@ def test_the_same_run_gives_the_same_report(runs: Path, alone: Path, tmp_path: P
 def test_the_page_asks_for_nothing(page: Path) -> None:
     text = page.read_text()
     assert "://" not in text
-    assert "<script" not in text and "<link" not in text and "@import" not in text and "url(" not in text
+    assert (
+        "<script" not in text
+        and "<link" not in text
+        and "@import" not in text
+        and "url(" not in text
+    )
     for _, attributes in Cells(page).tags:
         for name in ("src", "srcset", "href"):
             assert attributes.get(name, "data:").startswith(("data:", "#"))
@@ -335,8 +397,15 @@ def test_the_page_asks_for_nothing(page: Path) -> None:
 
 def test_names_from_files_are_escaped(tmp_path: Path) -> None:
     run = make(tmp_path / "run", algorithm="fedproto", shots=3, test_shots=3)
-    text = (run / "result.json").read_text().replace('"3"', json.dumps(NASTY)).replace('"digits"', json.dumps(NASTY))
-    RunFolder(run).write_json("result.json", json.loads(text.replace('"mlp(hidden=16, width=8)"', json.dumps(NASTY))))
+    text = (
+        (run / "result.json")
+        .read_text()
+        .replace('"3"', json.dumps(NASTY))
+        .replace('"digits"', json.dumps(NASTY))
+    )
+    RunFolder(run).write_json(
+        "result.json", json.loads(text.replace('"mlp(hidden=16, width=8)"', json.dumps(NASTY)))
+    )
     assert NASTY in result(run)["classes"]
     page = write([run], tmp_path / "out")
     html = page.read_text()
@@ -354,7 +423,11 @@ def test_a_run_alone_is_shown_with_its_whole_configuration(runs: Path, alone: Pa
     assert (runs / "fedproto-0" / "config.toml").read_text().strip() in text
     assert f"fedproto run {runs / 'fedproto-0' / 'config.toml'}" in text
     assert "over seeds" not in text
-    assert sorted(path.name for path in alone.parent.iterdir()) == ["one-figures", "one.html", "one.md"]
+    assert sorted(path.name for path in alone.parent.iterdir()) == [
+        "one-figures",
+        "one.html",
+        "one.md",
+    ]
 
 
 def test_a_method_without_prototypes_has_no_map_of_them(runs: Path, tmp_path: Path) -> None:
@@ -377,7 +450,9 @@ def test_what_is_common_and_what_is_a_runs_own_are_together_its_configuration(ru
     assert "algorithm" not in common(groups) and "rounds = 3" in common(groups)
 
 
-def test_runs_of_one_method_are_told_apart_by_what_they_differ_in(runs: Path, tmp_path: Path) -> None:
+def test_runs_of_one_method_are_told_apart_by_what_they_differ_in(
+    runs: Path, tmp_path: Path
+) -> None:
     make(tmp_path / "other", algorithm="fedproto(lam=0.5)", ways=2)
     page = write([runs / "fedproto-0", tmp_path / "other"], tmp_path / "out.html")
     assert list(table(page)) == ["fedproto, lam=1.0, ways=3", "fedproto, lam=0.5, ways=2"]
@@ -389,7 +464,9 @@ def labels(*paths: Path) -> list[str]:
     return [each.label for each in group(read_all(paths)[0])]
 
 
-def test_a_run_named_twice_is_shown_once_and_a_copy_of_it_by_its_folder(runs: Path, tmp_path: Path) -> None:
+def test_a_run_named_twice_is_shown_once_and_a_copy_of_it_by_its_folder(
+    runs: Path, tmp_path: Path
+) -> None:
     first, copy = runs / "local", tmp_path / "copy"
     shutil.copytree(first, copy)
     assert labels(first, first, runs / "fedavg" / ".." / "local") == ["local"]
@@ -397,12 +474,16 @@ def test_a_run_named_twice_is_shown_once_and_a_copy_of_it_by_its_folder(runs: Pa
 
 
 def test_many_clients_are_ranked_and_not_named(tmp_path: Path) -> None:
-    run = make(tmp_path / "run", algorithm="local", clients=50, rounds=1, shots=2, stdev=0, test_shots=2)
+    run = make(
+        tmp_path / "run", algorithm="local", clients=50, rounds=1, shots=2, stdev=0, test_shots=2
+    )
     assert "from best to worst" in write([run]).read_text()
     assert (run / "report.html").exists() and (run / "report-figures" / "clients-1.png").exists()
 
 
-def test_a_run_of_an_older_version_is_shown_without_what_it_does_not_say(runs: Path, tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_is_shown_without_what_it_does_not_say(
+    runs: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "old"
     shutil.copytree(runs / "fedavg", run)
     stored = result(run)
@@ -422,7 +503,9 @@ def test_a_run_of_an_older_version_is_shown_without_what_it_does_not_say(runs: P
 def test_the_smallest_run_there_is_can_be_drawn(tmp_path: Path) -> None:
     run = make(tmp_path / "run", algorithm="fedproto", clients=1, rounds=1, ways=1, stdev=0)
     page = write([run])
-    assert {"clients-1", "classes-1", "accuracy"} <= {path.stem for path in (run / "report-figures").iterdir()}
+    assert {"clients-1", "classes-1", "accuracy"} <= {
+        path.stem for path in (run / "report-figures").iterdir()
+    }
     assert "too few or too alike for a map" in page.read_text() or "by PCA" in page.read_text()
 
 
@@ -431,18 +514,26 @@ def test_the_smallest_run_there_is_can_be_drawn(tmp_path: Path) -> None:
 
 def test_nobody_else_waits_for_matplotlib() -> None:
     code = "import sys, fedproto.cli.main, fedproto.runs.experiment, fedproto.report; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert "fedproto.report" in loaded
     assert "matplotlib" not in loaded
 
 
-def test_without_matplotlib_the_command_says_how_to_get_it(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_command_says_how_to_get_it(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert refused(runs / "local").endswith("a report needs the package 'matplotlib': pip install 'fedproto[plots]'")
+    assert refused(runs / "local").endswith(
+        "a report needs the package 'matplotlib': pip install 'fedproto[plots]'"
+    )
 
 
 def test_the_command_says_where_the_page_is(runs: Path, tmp_path: Path) -> None:
-    answer = fedproto("report", runs / "local", runs / "fedavg", "--out", tmp_path / "new" / "page.html")
+    answer = fedproto(
+        "report", runs / "local", runs / "fedavg", "--out", tmp_path / "new" / "page.html"
+    )
     assert (answer.code, answer.err) == (0, "")
     assert only_line(answer.out) == f"written to {tmp_path / 'new' / 'page.html'}"
     assert (tmp_path / "new" / "page.md").exists()
@@ -468,24 +559,36 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     assert "is no folder" in refused(tmp_path / "file")
 
 
-def test_an_unfinished_run_is_refused_and_one_among_others_left_out(broken: Path, runs: Path) -> None:
+def test_an_unfinished_run_is_refused_and_one_among_others_left_out(
+    broken: Path, runs: Path
+) -> None:
     (broken / "result.json").unlink()
-    assert refused(broken).endswith(f"has not finished its rounds: finish it with `fedproto resume {broken}`")
+    assert refused(broken).endswith(
+        f"has not finished its rounds: finish it with `fedproto resume {broken}`"
+    )
     assert "fedproto resume" in refused(broken.parent)
     shutil.copytree(runs / "local", broken.parent / "local")
     answer = fedproto("report", broken.parent)
     assert answer.code == 0
     assert f"`fedproto resume {broken}`" in answer.out
-    assert "has not finished its rounds, so it is left out" in (broken.parent / "report.html").read_text()
+    assert (
+        "has not finished its rounds, so it is left out"
+        in (broken.parent / "report.html").read_text()
+    )
 
 
-@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "config.toml", "prototypes.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["result.json", "metrics.jsonl", "config.toml", "prototypes.safetensors"]
+)
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[]\n", b'{"clients": [1]}\n'])
 def test_a_damaged_file_is_named(broken: Path, name: str, content: bytes) -> None:
     (broken / name).write_bytes(content)
     line = refused(broken)
     assert name in line
-    assert any(words in line for words in ("damaged", "is corrupted", "(or is corrupted)", "states no version"))
+    assert any(
+        words in line
+        for words in ("damaged", "is corrupted", "(or is corrupted)", "states no version")
+    )
     assert not (broken / "report.html").exists()
 
 
@@ -494,7 +597,9 @@ def test_metrics_that_lack_a_round_and_a_result_that_lacks_a_key_are_damaged(bro
     (broken / "metrics.jsonl").write_text("".join(whole.splitlines(keepends=True)[:-1]))
     assert "a line for each" in refused(broken)
     (broken / "metrics.jsonl").write_text(whole)
-    RunFolder(broken).write_json("result.json", {k: v for k, v in result(broken).items() if k != "seconds"})
+    RunFolder(broken).write_json(
+        "result.json", {k: v for k, v in result(broken).items() if k != "seconds"}
+    )
     assert "result.json is damaged: it lacks 'seconds'" in refused(broken)
 
 
@@ -517,11 +622,19 @@ def test_only_a_report_is_written_over(runs: Path, tmp_path: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-@pytest.mark.parametrize("name", ["page.md", "page-figures/accuracy.png", "page-figures/accuracy.csv"])
-def test_somebodys_file_in_the_way_is_refused_before_anything_is_written(runs: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["page.md", "page-figures/accuracy.png", "page-figures/accuracy.csv"]
+)
+def test_somebodys_file_in_the_way_is_refused_before_anything_is_written(
+    runs: Path, tmp_path: Path, name: str
+) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     before = contents(tmp_path)
@@ -532,7 +645,11 @@ def test_somebodys_file_in_the_way_is_refused_before_anything_is_written(runs: P
 
 def test_other_files_among_the_figures_are_kept(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "page-figures").mkdir()
-    own = {"page-figures/thesis.png": b"mine", "page-figures/thesis.csv": b"also mine", "page-notes.md": b"notes"}
+    own = {
+        "page-figures/thesis.png": b"mine",
+        "page-figures/thesis.csv": b"also mine",
+        "page-notes.md": b"notes",
+    }
     for name, content in own.items():
         (tmp_path / name).write_bytes(content)
     for _ in range(2):
@@ -553,12 +670,15 @@ def test_figures_of_an_earlier_report_go_and_changed_ones_stay(tmp_path: Path) -
     assert found.pop(f"x-figures/{RECORD}")
     assert found == {"x.md": b"new text", "x-figures/a.png": b"4", "x-figures/c.png": b"retouched"}
     with pytest.raises(
-        RunFolderError, match=r"c\.png is there already and was not written by a report, or was changed"
+        RunFolderError,
+        match=r"c\.png is there already and was not written by a report, or was changed",
     ):
         refuse_foreign(folder, {"c.png": b"5"})
 
 
-def test_a_report_that_was_killed_half_way_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_was_killed_half_way_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "x-figures"
     replace_own(folder, {"../x.md": b"1", "a.png": b"1", "b.png": b"1"})
 
@@ -584,7 +704,11 @@ def test_a_record_that_somebody_sent_deletes_nothing_elsewhere(tmp_path: Path) -
     (folder / "notes.txt").write_bytes(b"mine")
     digest = hashlib.sha256(b"mine").hexdigest()
     names = ["../letter.png", str(tmp_path / "letter.png"), "notes.txt"]
-    record = {"format": "files of a report", "version": 1, "files": {name: [digest] for name in names}}
+    record = {
+        "format": "files of a report",
+        "version": 1,
+        "files": {name: [digest] for name in names},
+    }
     (folder / RECORD).write_text(json.dumps(record))
     replace_own(folder, {"a.png": b"new"})
     assert (tmp_path / "letter.png").read_bytes() == (folder / "notes.txt").read_bytes() == b"mine"
@@ -619,7 +743,11 @@ class Browser:
     def __init__(self, port: int, chromium: str, profile: Path) -> None:
         self.base = f"http://127.0.0.1:{port}/session"
         chrome = {"binary": chromium, "args": [*FLAGS, f"--user-data-dir={profile}"]}
-        wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL"}, "goog:chromeOptions": chrome}
+        wanted = {
+            "browserName": "chrome",
+            "goog:loggingPrefs": {"browser": "ALL"},
+            "goog:chromeOptions": chrome,
+        }
         self.base += "/" + self.post("", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
 
     def post(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
@@ -635,12 +763,23 @@ class Browser:
 
     def show(self, page: Path, width: int, scheme: str) -> None:
         self.tool(
-            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=800,
+            deviceScaleFactor=1,
+            mobile=width < 500,
         )
-        self.tool("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.post("/url", {"url": "about:blank"})  # or the same page again, in other clothes, may not be waited for
+        self.tool(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
+        self.post(
+            "/url", {"url": "about:blank"}
+        )  # or the same page again, in other clothes, may not be waited for
         self.post("/url", {"url": page.as_uri()})
-        assert self.ask("Promise.all([...document.images].map(image => image.decode())).then(() => true)")
+        assert self.ask(
+            "Promise.all([...document.images].map(image => image.decode())).then(() => true)"
+        )
 
     def picture(self) -> np.ndarray:
         data = base64.b64decode(self.tool("Page.captureScreenshot")["data"])
@@ -649,7 +788,10 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    driver, chromium = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
+    driver, chromium = (
+        shutil.which("chromedriver"),
+        shutil.which("chromium") or shutil.which("google-chrome"),
+    )
     if not (driver and chromium):
         pytest.skip("no chromium and chromedriver here")
     with subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, text=True) as process:
@@ -667,7 +809,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_browser_shows_the_page_without_complaint(browser: Browser, page: Path, width: int, scheme: str) -> None:
+def test_a_browser_shows_the_page_without_complaint(
+    browser: Browser, page: Path, width: int, scheme: str
+) -> None:
     browser.show(page, width, scheme)
     assert browser.ask("innerWidth") == width
     assert browser.ask("document.documentElement.scrollWidth") <= width
@@ -676,10 +820,17 @@ def test_a_browser_shows_the_page_without_complaint(browser: Browser, page: Path
     assert set(shown) == {scheme == "light"}
     assert (np.median(browser.picture()) > 128) == (scheme == "light")
     assert browser.post("/se/log", {"type": "browser"}) == []
-    assert browser.ask("performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length") == 0
+    assert (
+        browser.ask(
+            "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length"
+        )
+        == 0
+    )
 
 
-def test_a_browser_shows_an_alien_name_as_it_is(browser: Browser, runs: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_an_alien_name_as_it_is(
+    browser: Browser, runs: Path, tmp_path: Path
+) -> None:
     shutil.copytree(runs / "local", tmp_path / "run")
     stored = result(tmp_path / "run")
     alien = "<img src=x onerror=alert(1)>" + "long" * 40

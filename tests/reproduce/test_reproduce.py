@@ -77,7 +77,9 @@ def test_every_cell_can_be_configured(target, quick, weights_somewhere):
     assert len(planned) == sum(len(row.columns) * len(row.seeds) for row in spec.rows) > 0
     assert len({each.cell.name.lower() for each in planned}) == len(planned)  # a folder each
     if not quick:
-        assert len({each.cell.config.toml() for each in planned}) == len(planned)  # and none is run twice
+        assert len({each.cell.config.toml() for each in planned}) == len(
+            planned
+        )  # and none is run twice
     assert all(each.cell.config.seed == each.seed for each in planned)
     kept = {each.cell.config.checkpoint_every for each in planned}
     if spec.after:  # the last round's, for whoever looks at the models afterwards
@@ -89,8 +91,25 @@ def test_every_cell_can_be_configured(target, quick, weights_somewhere):
 @every_target
 def test_nothing_in_a_spec_is_passed_over(target):
     tables_of = tomllib.loads((plan.SPECS / f"{target}.toml").read_text())
-    assert tables_of.keys() <= {"title", "paper", "seeds", "settings", "columns", "rows", "after", "quick", "note"}
-    assert tables_of.get("quick", {}).keys() <= {"seeds", "rounds", "columns", "rows", "settings", "without"}
+    assert tables_of.keys() <= {
+        "title",
+        "paper",
+        "seeds",
+        "settings",
+        "columns",
+        "rows",
+        "after",
+        "quick",
+        "note",
+    }
+    assert tables_of.get("quick", {}).keys() <= {
+        "seeds",
+        "rounds",
+        "columns",
+        "rows",
+        "settings",
+        "without",
+    }
     for row in tables_of["rows"].values():
         assert set(row.get("columns", ())) <= tables_of["columns"].keys()
     assert set(tables_of["quick"].get("columns", ())) <= tables_of["columns"].keys()
@@ -118,7 +137,10 @@ def test_the_quick_version_needs_no_data_and_can_be_prepared(target, monkeypatch
 def test_no_class_runs_out_of_images(target):
     if "FEDPROTO_DATA" not in os.environ:
         pytest.skip("the data sets themselves are not here")
-    configs = {str((each.cell.config.partition, each.seed)): each.cell.config for each in planned_of(target)}
+    configs = {
+        str((each.cell.config.partition, each.seed)): each.cell.config
+        for each in planned_of(target)
+    }
     try:
         source_of(next(iter(configs.values())).dataset[0].name)
     except DataError as error:  # CIFAR-10 has to be unpacked first
@@ -132,7 +154,9 @@ def planned_of(target, **narrowed):
 
 
 def test_a_row_may_be_of_some_columns_and_seeds(weights_somewhere):
-    found = [(p.column, p.seed) for p in planned_of("table-cifar10") if p.row.name == "FedProto, batch 8"]
+    found = [
+        (p.column, p.seed) for p in planned_of("table-cifar10") if p.row.name == "FedProto, batch 8"
+    ]
     assert found == [("n = 3, stdev 1", 0)]
 
 
@@ -144,7 +168,9 @@ def test_data_that_is_not_there_is_one_sentence(monkeypatch, tmp_path):
     answer = fedproto("reproduce", "all", "--out", tmp_path / "out")
     assert answer.code == 2 and "was not found" in only_line(answer.err)
     assert not (tmp_path / "out").exists()  # refused before the first target is run
-    answer = fedproto("reproduce", "table-cifar10", "--finished", "--out", tmp_path / "out")  # which needs no data
+    answer = fedproto(
+        "reproduce", "table-cifar10", "--finished", "--out", tmp_path / "out"
+    )  # which needs no data
     assert answer.code == 2 and "holds no finished run of table-cifar10" in only_line(answer.err)
 
 
@@ -175,16 +201,22 @@ def test_a_few_of_the_papers_numbers_by_eye():
 
 @every_table
 def test_a_table_has_the_papers_methods_settings_and_rounds(target, weights_somewhere):
-    wanted = {(r["method"], r["n"], r["stdev"]): r["rounds"] for r in paper_rows() if r["dataset"] == TABLES[target]}
+    wanted = {
+        (r["method"], r["n"], r["stdev"]): r["rounds"]
+        for r in paper_rows()
+        if r["dataset"] == TABLES[target]
+    }
     assert len(wanted) == 48
     for n, stdev in {key[1:] for key in wanted}:
         assert wanted["Local", n, stdev] == 0  # the paper gives none: as many as FedProto
         wanted["Local", n, stdev] = wanted["FedProto", n, stdev]
     planned = [p for p in planned_of(target) if p.row.name in METHODS]
     found = {
-        (p.row.name, p.cell.config.partition.options["ways"], p.cell.config.partition.options["stdev"]): (
-            p.cell.config.rounds
-        )
+        (
+            p.row.name,
+            p.cell.config.partition.options["ways"],
+            p.cell.config.partition.options["stdev"],
+        ): (p.cell.config.rounds)
         for p in planned
     }
     assert found == wanted
@@ -194,9 +226,9 @@ def test_a_table_has_the_papers_methods_settings_and_rounds(target, weights_some
     for p in planned:
         options = p.cell.config.partition.options
         assert p.column == f"n = {options['ways']}, stdev {options['stdev']:g}"
-    assert {len({q.seed for q in planned if (q.row, q.column) == (p.row, p.column)}) for p in planned} == (
-        {3} if target == "table-cifar10" else {5}
-    )
+    assert {
+        len({q.seed for q in planned if (q.row, q.column) == (p.row, p.column)}) for p in planned
+    } == ({3} if target == "table-cifar10" else {5})
 
 
 @every_table
@@ -205,7 +237,12 @@ def test_hyper_parameters_are_the_papers(target, weights_somewhere):
     for p in planned_of(target):
         config, options = p.cell.config, p.cell.config.algorithm.options
         batch = 32 if target == "table-cifar10" and p.row.name != "FedProto, batch 8" else 8
-        assert (config.clients, config.participation, config.lost_uploads, config.stragglers) == (20, 1.0, 0.0, 0.0)
+        assert (config.clients, config.participation, config.lost_uploads, config.stragglers) == (
+            20,
+            1.0,
+            0.0,
+            0.0,
+        )
         assert (config.batch, config.lr, config.momentum, config.epochs) == (batch, 0.01, 0.5, 1)
         assert config.partition.options["shots"] == 100
         assert config.partition.options["noise"] == "uniform"
@@ -218,7 +255,11 @@ def test_hyper_parameters_are_the_papers(target, weights_somewhere):
         assert name != "fedprox" or options["mu"] == 0.1
         assert name != "fesem" or options["clusters"] == 3
         if name in ("fedper", "fedrep"):
-            (head,) = {"head"} if target == "table-cifar10" or p.row.name.endswith("personal") else {"fc1,fc2"}
+            (head,) = (
+                {"head"}
+                if target == "table-cifar10" or p.row.name.endswith("personal")
+                else {"fc1,fc2"}
+            )
             assert options["personal"] == head
         assert name != "fedrep" or (options["head_epochs"], options["body_epochs"]) == (1, 1)
         released = config.profile == "released"
@@ -226,7 +267,9 @@ def test_hyper_parameters_are_the_papers(target, weights_somewhere):
         shots = {"table-mnist": 40}.get(target, 15) if released else None
         assert config.partition.options["test_shots"] == shots
         if name.startswith("fedproto"):
-            expected = ("uniform", "during", "drop") if released else ("samples", "after", "remember")
+            expected = (
+                ("uniform", "during", "drop") if released else ("samples", "after", "remember")
+            )
             assert (options["weighting"], options["collect"], options["absent"]) == expected
 
 
@@ -278,7 +321,9 @@ def test_rows_whose_names_hold_commas_can_be_asked_for(weights_somewhere):
 
 @pytest.mark.parametrize("seeds", [1, 2, 5])
 def test_seeds_are_the_first_of_the_specs(seeds):
-    assert {tuple(row.seeds) for row in read_spec("table-mnist", Narrowed(seeds=seeds)).rows} == {tuple(range(seeds))}
+    assert {tuple(row.seeds) for row in read_spec("table-mnist", Narrowed(seeds=seeds)).rows} == {
+        tuple(range(seeds))
+    }
 
 
 def test_more_seeds_than_the_spec_has(weights_somewhere):
@@ -299,7 +344,10 @@ def test_rounds_are_of_every_run(target, weights_somewhere):
 @pytest.mark.parametrize("quick", [False, True])
 def test_narrowing_goes_together(quick):
     spec = read_spec("fig-tsne", Narrowed(quick=quick, seeds=2, rounds=4, methods=("fedper",)))
-    assert [(p.row.name, p.seed, p.cell.config.rounds, p.cell.config.checkpoint_every) for p in plan.plan(spec)] == [
+    assert [
+        (p.row.name, p.seed, p.cell.config.rounds, p.cell.config.checkpoint_every)
+        for p in plan.plan(spec)
+    ] == [
         ("FedPer", 0, 4, 4),
         ("FedPer", 1, 4, 4),
     ]
@@ -316,8 +364,14 @@ def test_how_it_is_computed_goes_to_every_cell(tmp_path):
     [
         (("table-mnis",), "unknown target 'table-mnis': did you mean 'table-mnist'?"),
         (("../specs/table-mnist",), "unknown target '../specs/table-mnist'"),
-        (("table-mnist", "--methods", "fedprot"), "unknown method 'fedprot': did you mean 'fedproto'?"),
-        (("table-mnist", "--methods", "local,fedavgg"), "unknown method 'fedavgg': did you mean 'fedavg'?"),
+        (
+            ("table-mnist", "--methods", "fedprot"),
+            "unknown method 'fedprot': did you mean 'fedproto'?",
+        ),
+        (
+            ("table-mnist", "--methods", "local,fedavgg"),
+            "unknown method 'fedavgg': did you mean 'fedavg'?",
+        ),
         (("fig-lambda", "--methods", "fedavg"), "unknown method 'fedavg'"),
         (("table-mnist", "--methods", "FedProto, batch 8"), "unknown method 'batch 8'"),
         (("table-mnist", "--device", "gpu"), "unknown value of device 'gpu'"),
@@ -348,8 +402,12 @@ def test_a_summary_by_hand():
     assert found == pytest.approx({"mean": 0.7, "std_clients": 0.15, "interval": 1.27062}, abs=1e-5)
     # t(0.975, 4) = 2.77645; means 1 to 5: standard deviation √2.5, over √5.
     found = tables.summary([[value] for value in (1.0, 2.0, 3.0, 4.0, 5.0)])
-    assert found == pytest.approx({"mean": 3, "std_clients": 0, "interval": 2.77645 * math.sqrt(0.5)}, abs=1e-4)
-    assert tables.summary([[0.5, 0.7]]) == pytest.approx({"mean": 0.6, "std_clients": 0.1})  # no interval of one seed
+    assert found == pytest.approx(
+        {"mean": 3, "std_clients": 0, "interval": 2.77645 * math.sqrt(0.5)}, abs=1e-4
+    )
+    assert tables.summary([[0.5, 0.7]]) == pytest.approx(
+        {"mean": 0.6, "std_clients": 0.1}
+    )  # no interval of one seed
     assert tables.summary([[0.5], [0.5]]) == {"mean": 0.5, "std_clients": 0.0, "interval": 0.0}
 
 
@@ -375,7 +433,11 @@ def test_a_summary_is_numpys(clients):
     ids=str,
 )
 def test_the_first_round_that_is_close_to_the_last(values, round):
-    curve = {"round": [10, 20, 30, 40][: len(values)], "head": [0.0] * len(values), "prototype": values}
+    curve = {
+        "round": [10, 20, 30, 40][: len(values)],
+        "head": [0.0] * len(values),
+        "prototype": values,
+    }
     assert tables.rounds_to_close(curve, "prototype") == round
 
 
@@ -511,7 +573,12 @@ def done(tmp_path_factory):
     return out, answer
 
 
-CELLS = [f"{method}-n={n}_stdev_2-seed={seed}" for method in ("Local", "FedProto") for n in (3, 4) for seed in (0, 1)]
+CELLS = [
+    f"{method}-n={n}_stdev_2-seed={seed}"
+    for method in ("Local", "FedProto")
+    for n in (3, 4)
+    for seed in (0, 1)
+]
 
 
 def test_the_command_line_writes_table_numbers_and_runs(done):
@@ -520,7 +587,12 @@ def test_the_command_line_writes_table_numbers_and_runs(done):
         f"written to {out / 'tiny.json'}",
         f"written to {out / 'tiny.md'}",
     ]
-    assert sorted(path.name for path in out.iterdir()) == ["cells.tgz", "runs", "tiny.json", "tiny.md"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "cells.tgz",
+        "runs",
+        "tiny.json",
+        "tiny.md",
+    ]
     assert sorted(path.name for path in (out / "runs" / "tiny").iterdir()) == sorted(CELLS)
     assert "4 federations together" in answer.out  # a row is one stack
 
@@ -537,7 +609,9 @@ def test_the_json_holds_what_the_runs_found(done):
         assert (cell["dataset"], cell["rounds"], cell["seeds"]) == ("digits", 3, [0, 1])
         assert cell["score"] == ("prototype" if cell["method"] == "FedProto" else "head")
         for run in cell["runs"]:
-            folder = RunFolder(out / "runs" / "tiny" / f"{cell['method']}-n={cell['n']}_stdev_2-seed={run['seed']}")
+            folder = RunFolder(
+                out / "runs" / "tiny" / f"{cell['method']}-n={cell['n']}_stdev_2-seed={run['seed']}"
+            )
             result, lines = folder.result(), folder.metrics()
             assert (run["partition"], run["rounds"]) == (result["partition"], 3)
             for key, values in run["accuracy"].items():
@@ -545,11 +619,17 @@ def test_the_json_holds_what_the_runs_found(done):
             assert run["accuracy"].keys() == result["accuracy"].keys()
             assert run["curve"]["round"] == [1, 2, 3]
             for key in set(run["curve"]) - {"round"}:
-                assert run["curve"][key] == [round(line["accuracy"][key]["mean"], 5) for line in lines]
-                assert run["curve"][key][-1] == pytest.approx(statistics.fmean(run["accuracy"][key]), abs=1e-5)
+                assert run["curve"][key] == [
+                    round(line["accuracy"][key]["mean"], 5) for line in lines
+                ]
+                assert run["curve"][key][-1] == pytest.approx(
+                    statistics.fmean(run["accuracy"][key]), abs=1e-5
+                )
             assert run["communication"] == result["communication"]
             assert run["communication"]["bytes_up"] == sum(line["bytes_up"] for line in lines)
-            assert run["loss"] == {name: round(value, 6) for name, value in lines[-1]["loss"].items()}
+            assert run["loss"] == {
+                name: round(value, 6) for name, value in lines[-1]["loss"].items()
+            }
     # The methods of a column had the same images.
     stamps = {}
     for cell in found["cells"]:
@@ -567,7 +647,10 @@ def read_markdown(text):
         if block.startswith("The same, "):
             heading = "own classes"
         if block.startswith("|"):
-            head, _, *lines = ([entry.strip() for entry in line.strip("|").split("|")] for line in block.splitlines())
+            head, _, *lines = (
+                [entry.strip() for entry in line.strip("|").split("|")]
+                for line in block.splitlines()
+            )
             found[heading] = [dict(zip(head, line, strict=True)) for line in lines]
     return found
 
@@ -582,10 +665,19 @@ def test_every_number_of_the_page_can_be_computed_from_the_json(done):
     page = (out / "tiny.md").read_text()
     shown = read_markdown(page)
     for column in ("n = 3, stdev 2", "n = 4, stdev 2"):
-        held = [run["classes"] for cell in found["cells"] if cell["column"] == column for run in cell["runs"]]
+        held = [
+            run["classes"]
+            for cell in found["cells"]
+            if cell["column"] == column
+            for run in cell["runs"]
+        ]
         shown[column] = shown.pop(f"{column} ({statistics.fmean(held):.1f} classes a client)")
     assert list(shown) == ["Tiny", "own classes", "n = 3, stdev 2", "n = 4, stdev 2"]
-    paper = {(row["method"], row["n"]): row for row in paper_rows() if (row["dataset"], row["stdev"]) == ("MNIST", 2)}
+    paper = {
+        (row["method"], row["n"]): row
+        for row in paper_rows()
+        if (row["dataset"], row["stdev"]) == ("MNIST", 2)
+    }
     for cell in found["cells"]:
         theirs = paper[cell["method"], cell["n"]]
         (line,) = [each for each in shown[cell["column"]] if each["method"] == cell["method"]]
@@ -596,17 +688,28 @@ def test_every_number_of_the_page_can_be_computed_from_the_json(done):
                 assert (cell["method"], entry) == ("Local", "–")
                 continue
             a, b = (100 * sum(each) / 4 for each in clients)
-            spread = [math.sqrt(sum((100 * v - m) ** 2 for v in each) / 4) for each, m in zip(clients, (a, b))]  # noqa: B905
+            spread = [
+                math.sqrt(sum((100 * v - m) ** 2 for v in each) / 4)
+                for each, m in zip(clients, (a, b), strict=True)
+            ]
             numbers = [float(number) for number in re.findall(r"\d+\.\d+", entry)]
             assert entry == "{:.2f} ± {:.2f} [± {:.2f}]".format(*numbers)
-            assert numbers == pytest.approx([(a + b) / 2, sum(spread) / 2, T1 * abs(a - b) / 2], abs=0.006)
+            assert numbers == pytest.approx(
+                [(a + b) / 2, sum(spread) / 2, T1 * abs(a - b) / 2], abs=0.006
+            )
             if key.startswith(cell["score"]):
                 table = shown["own classes" if key.endswith("_own") else "Tiny"]
                 (overview,) = [each for each in table if each["method"] == cell["method"]]
-                assert overview[cell["column"]] == (f"{numbers[0]:.2f} ± {numbers[2]:.2f} ({theirs['accuracy']:.2f})")
-            column = {cell["score"]: "difference", f"{cell['score']}_own": "difference, own"}.get(key)
+                assert overview[cell["column"]] == (
+                    f"{numbers[0]:.2f} ± {numbers[2]:.2f} ({theirs['accuracy']:.2f})"
+                )
+            column = {cell["score"]: "difference", f"{cell['score']}_own": "difference, own"}.get(
+                key
+            )
             if column:
-                assert float(line[column]) == pytest.approx((a + b) / 2 - theirs["accuracy"], abs=0.011)
+                assert float(line[column]) == pytest.approx(
+                    (a + b) / 2 - theirs["accuracy"], abs=0.011
+                )
         curves = [run["curve"][cell["score"]] for run in cell["runs"]]
         reached = [next(n for n, value in enumerate(c, 1) if value >= 0.99 * c[-1]) for c in curves]
         assert line["to 99%"] == f"{sum(reached) / 2:.0f}"
@@ -614,7 +717,9 @@ def test_every_number_of_the_page_can_be_computed_from_the_json(done):
         assert float(line["paper"]) == theirs["accuracy"]
         assert int(line["paper's"].replace(",", "")) == theirs["params_per_round"]
         values = [run["communication"]["values_per_round"] for run in cell["runs"]]
-        assert int(line["values a round"].replace(",", "")) == pytest.approx(sum(values) / 2, abs=0.5)
+        assert int(line["values a round"].replace(",", "")) == pytest.approx(
+            sum(values) / 2, abs=0.5
+        )
         sent = [run["communication"]["bytes_up"] / 3 for run in cell["runs"]]
         assert int(line["bytes a round"].replace(",", "")) == pytest.approx(sum(sent) / 2, abs=0.5)
         for run in cell["runs"]:
@@ -630,10 +735,14 @@ def test_values_a_round_are_the_prototypes_the_clients_hold(done):
     out, _ = done
     for cell in content(out)["cells"]:
         for run in cell["runs"]:
-            folder = out / "runs" / "tiny" / f"{cell['method']}-n={cell['n']}_stdev_2-seed={run['seed']}"
+            folder = (
+                out / "runs" / "tiny" / f"{cell['method']}-n={cell['n']}_stdev_2-seed={run['seed']}"
+            )
             clients = json.loads((folder / "partition.json").read_text())["clients"]
             held = sum(len(client["classes"]) for client in clients)
-            assert run["communication"]["values_per_round"] == (8 * held if cell["method"] == "FedProto" else 0)
+            assert run["communication"]["values_per_round"] == (
+                8 * held if cell["method"] == "FedProto" else 0
+            )
 
 
 @pytest.mark.parametrize("method", ["local", "fedproto"])
@@ -645,14 +754,24 @@ def test_a_cell_is_what_run_gives_with_the_same_settings(method, done, tmp_path)
         "test-shots": 5, "batch": 4, "lr": 0.05, "rounds": 3, "eval-every": 1, "ways": 4, "stdev": 2, "seed": 1,
     }  # fmt: skip
     given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    answer = fedproto("run", *given, "--set", "precision=float64", "--engine", "reference", "--out", tmp_path / "run")
+    answer = fedproto(
+        "run",
+        *given,
+        "--set",
+        "precision=float64",
+        "--engine",
+        "reference",
+        "--out",
+        tmp_path / "run",
+    )
     assert answer.code == 0, answer.err
     alone = json.loads((tmp_path / "run" / "result.json").read_text())
     (cell,) = [c for c in content(out)["cells"] if (c["method"].lower(), c["n"]) == (method, 4)]
     (run,) = [run for run in cell["runs"] if run["seed"] == 1]
     assert run["partition"] == alone["partition"]
     assert run["accuracy"] == {
-        key: [round(client["accuracy"][key], 5) for client in alone["clients"]] for key in alone["accuracy"]
+        key: [round(client["accuracy"][key], 5) for client in alone["clients"]]
+        for key in alone["accuracy"]
     }
     assert run["communication"] == alone["communication"]
 
@@ -672,11 +791,15 @@ def test_run_again_nothing_is_trained(done, specs, monkeypatch):
     monkeypatch.setattr(Experiment, "prepare_together", fail)
     answer = fedproto("reproduce", "tiny", "--out", out)
     assert answer.code == 0, answer.err
-    assert {name: (out / "runs" / name).stat().st_mtime_ns for name in files_in(out / "runs")} == before
+    assert {
+        name: (out / "runs" / name).stat().st_mtime_ns for name in files_in(out / "runs")
+    } == before
     assert [(out / name).read_bytes() for name in ("tiny.json", "tiny.md")] == pages
 
 
-@pytest.mark.parametrize("stop_at", [(2, 1), (2, 3), (1, 2)], ids=["row 2", "its last round", "row 1"])
+@pytest.mark.parametrize(
+    "stop_at", [(2, 1), (2, 3), (1, 2)], ids=["row 2", "its last round", "row 1"]
+)
 def test_what_was_stopped_goes_on(stop_at, done, specs, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(Killed):
@@ -694,9 +817,14 @@ def test_a_row_goes_on_from_its_checkpoint_and_keeps_none(done, specs, tmp_path)
     out = tmp_path / "out"
     with pytest.raises(Killed):
         made(out, stop_at=(2, 3))
-    assert [RunFolder(out / "runs" / "tiny" / name).checkpoint_round() for name in CELLS] == [0] * 4 + [3, 2, 2, 2]
+    assert [RunFolder(out / "runs" / "tiny" / name).checkpoint_round() for name in CELLS] == [
+        0
+    ] * 4 + [3, 2, 2, 2]
     teller, _ = made(out, archive=tmp_path / "cells.tgz")
-    assert sorted(zip(teller.done, teller.trained, strict=True)) == [(2, CELLS[5:]), (3, CELLS[4:5])]
+    assert sorted(zip(teller.done, teller.trained, strict=True)) == [
+        (2, CELLS[5:]),
+        (3, CELLS[4:5]),
+    ]
     assert not list(out.glob("runs/tiny/*/checkpoint/*"))
     assert content(out)["cells"] == content(done[0])["cells"]
     assert archives.unpack(tmp_path / "cells.tgz", tmp_path / "runs") == 8
@@ -714,36 +842,52 @@ def test_other_rounds_in_the_same_folder_are_refused(done, specs):
     out, _ = done
     answer = fedproto("reproduce", "tiny", "--rounds", "2", "--out", out)
     assert answer.code == 2
-    assert "holds a run with rounds 3, not 2: name another folder with --out" in only_line(answer.err)
+    assert "holds a run with rounds 3, not 2: name another folder with --out" in only_line(
+        answer.err
+    )
 
 
 def test_a_run_that_breaks_down_is_left_out_and_said(specs, tmp_path):
-    broken = TINY.replace('"n = 4, stdev 2" = { ways = 4, stdev = 2 }', '"wild" = { ways = 4, stdev = 2, lr = 1e300 }')
+    broken = TINY.replace(
+        '"n = 4, stdev 2" = { ways = 4, stdev = 2 }', '"wild" = { ways = 4, stdev = 2, lr = 1e300 }'
+    )
     (specs / "tiny.toml").write_text(broken)
     answer = fedproto("reproduce", "tiny", "--methods", "fedproto", "--out", tmp_path / "out")
     assert len(re.findall("seed=[01] broke down: round 1, client", answer.out)) == 2
     assert answer.code == 2
-    calm, wild = [cell for cell in content(tmp_path / "out")["cells"] if cell["method"] == "FedProto"]
+    calm, wild = [
+        cell for cell in content(tmp_path / "out")["cells"] if cell["method"] == "FedProto"
+    ]
     assert (calm["seeds"], wild["seeds"], wild["runs"]) == ([0, 1], [], [])
     assert calm["diverged"] == [] and [each["seed"] for each in wild["diverged"]] == [0, 1]
     assert all(each["reason"].startswith("round 1, client") for each in wild["diverged"])
     page = (tmp_path / "out" / "tiny.md").read_text()
     assert [heading.partition(" (")[0] for heading in read_markdown(page)] == ["n = 3, stdev 2"]
     assert "**Not run yet:** Local." in page
-    assert "**Diverged**, so the means below are of the other seeds: FedProto (wild), seed 0: round 1, client" in page
+    assert (
+        "**Diverged**, so the means below are of the other seeds: FedProto (wild), seed 0: round 1, client"
+        in page
+    )
 
 
 def test_less_asked_for_is_no_less_on_the_page(done, specs):
     """A page is made of all runs that are finished, whatever was narrowed this time."""
     out, _ = done
     before = (out / "tiny.json").read_bytes(), (out / "tiny.md").read_bytes()
-    assert fedproto("reproduce", "tiny", "--methods", "local", "--seeds", "1", "--finished", "--out", out).code == 0
+    assert (
+        fedproto(
+            "reproduce", "tiny", "--methods", "local", "--seeds", "1", "--finished", "--out", out
+        ).code
+        == 0
+    )
     assert ((out / "tiny.json").read_bytes(), (out / "tiny.md").read_bytes()) == before
 
 
 def test_all_targets_are_planned_before_the_first_is_run(specs, tmp_path):
     teller = Quiet()
-    with pytest.raises(ConfigError, match="unknown method 'local'"):  # which the first target, `seen`, lacks
+    with pytest.raises(
+        ConfigError, match="unknown method 'local'"
+    ):  # which the first target, `seen`, lacks
         list(make.make("all", Narrowed(methods=("local",)), tmp_path / "out", None, teller.bar))
     (specs / "seen.toml").rename(specs / "zzz.toml")
     with pytest.raises(ConfigError, match="unknown method 'local'"):
@@ -773,7 +917,9 @@ def test_cells_travel_in_an_archive(done, specs, tmp_path, monkeypatch):
     assert content(tmp_path / "out") == content(out)
     for cell in CELLS:
         for name in ("config.toml", "partition.json", "metrics.jsonl", "result.json"):
-            here, there = (folder / "runs" / "tiny" / cell / name for folder in (tmp_path / "out", out))
+            here, there = (
+                folder / "runs" / "tiny" / cell / name for folder in (tmp_path / "out", out)
+            )
             assert here.read_bytes() == there.read_bytes()
 
 
@@ -787,11 +933,16 @@ def test_cells_travel_in_an_archive(done, specs, tmp_path, monkeypatch):
         ("verdicts", "VERDICTS.md", "# What the jury said"),
     ],
 )
-def test_somebodys_file_in_the_way_is_refused_before_anything_is_run(target, name, content, tmp_path):
+def test_somebodys_file_in_the_way_is_refused_before_anything_is_run(
+    target, name, content, tmp_path
+):
     (tmp_path / name).write_text(content)
     answer = fedproto("reproduce", target, "--quick", "--out", tmp_path)
     assert answer.code == 2
-    assert f"{tmp_path / name} is there already and was not written by `fedproto reproduce`" in only_line(answer.err)
+    assert (
+        f"{tmp_path / name} is there already and was not written by `fedproto reproduce`"
+        in only_line(answer.err)
+    )
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == content
 
@@ -810,7 +961,9 @@ def test_an_archive_packed_again_holds_the_same(done, tmp_path):
     archives.unpack(out / "cells.tgz", tmp_path / "runs")
     archives.pack(tmp_path / "again.tgz", tmp_path / "runs")
     assert archives._files(tmp_path / "again.tgz") == archives._files(out / "cells.tgz")
-    partitions = [path for path in archives._files(out / "cells.tgz") if path.parts[0] == "partitions"]
+    partitions = [
+        path for path in archives._files(out / "cells.tgz") if path.parts[0] == "partitions"
+    ]
     assert len(partitions) == 4  # of eight cells: methods share them
 
 
@@ -842,7 +995,9 @@ def test_an_archive_does_not_overwrite_what_is_there(done, tmp_path):
     also.mkdir()
     (also / "result.json").write_text("mine")
     assert archives.unpack(out / "cells.tgz", tmp_path / "runs") == 6
-    assert files_in(newer) == ["config.toml"] and (newer / "config.toml").read_text() == "rounds = 4"
+    assert (
+        files_in(newer) == ["config.toml"] and (newer / "config.toml").read_text() == "rounds = 4"
+    )
     assert files_in(also) == ["result.json"] and (also / "result.json").read_text() == "mine"
 
 
@@ -943,7 +1098,9 @@ def test_the_smallest_archive(tmp_path):
     )
 
 
-@pytest.mark.parametrize("place", ["../a", "../../a", "tiny/..", "{}/a", "/a", "tiny/a/b", ".", "tiny/../.."], ids=str)
+@pytest.mark.parametrize(
+    "place", ["../a", "../../a", "tiny/..", "{}/a", "/a", "tiny/a/b", ".", "tiny/../.."], ids=str
+)
 def test_paths_that_lead_out_of_the_folder_are_not_followed(place, tmp_path):
     place = place.format(tmp_path / "elsewhere")
     files = {name.replace("tiny/a", place): text for name, text in WHOLE.items()}
@@ -957,7 +1114,10 @@ def test_a_single_absolute_folder_is_not_followed(tmp_path, monkeypatch):
     placed = []
     monkeypatch.setattr(archives, "_place", lambda target, *how: placed.append(target))
     archives.unpack(
-        packed(tmp_path / "cells.tgz", {name.replace("tiny/a", "/a"): text for name, text in WHOLE.items()}),
+        packed(
+            tmp_path / "cells.tgz",
+            {name.replace("tiny/a", "/a"): text for name, text in WHOLE.items()},
+        ),
         tmp_path / "runs",
     )
     assert placed == []
@@ -974,9 +1134,13 @@ def test_links_in_an_archive_are_not_followed(tmp_path):
     assert files_in(tmp_path) == ["cells.tgz"]
 
 
-@pytest.mark.parametrize("lost", ["tiny/a/config.toml", "tiny/a/metrics.jsonl", "partitions/x.json"])
+@pytest.mark.parametrize(
+    "lost", ["tiny/a/config.toml", "tiny/a/metrics.jsonl", "partitions/x.json"]
+)
 def test_an_archive_that_lacks_a_part_is_one_sentence(lost, tmp_path):
-    path = packed(tmp_path / "cells.tgz", {name: text for name, text in WHOLE.items() if name != lost})
+    path = packed(
+        tmp_path / "cells.tgz", {name: text for name, text in WHOLE.items() if name != lost}
+    )
     with pytest.raises(RunFolderError, match="does not hold all of tiny/a"):
         archives.unpack(path, tmp_path / "runs")
     assert [name for name in files_in(tmp_path / "runs") if name != "tiny"] == []
@@ -1032,7 +1196,11 @@ def features_of(folder):
     found = []
     for member in run.federation.members:
         start = f"client.{member.id}."
-        state = {name.removeprefix(start): value for name, value in stored.items() if name.startswith(start)}
+        state = {
+            name.removeprefix(start): value
+            for name, value in stored.items()
+            if name.startswith(start)
+        }
         pairs = []
         for part in (member.test, member.train):
             with torch.no_grad():
@@ -1051,7 +1219,9 @@ def nearest_own(x, prototypes):
 def test_travel_by_hand(cell, seen):
     folder = seen / "runs" / "seen" / cell
     found = json.loads((folder / "travel.json").read_text())["clients"]
-    tensors = {name: value.numpy() for name, value in load_file(folder / "prototypes.safetensors").items()}
+    tensors = {
+        name: value.numpy() for name, value in load_file(folder / "prototypes.safetensors").items()
+    }
     local, held = tensors["local"], tensors["held"]
     clients = json.loads((folder / "partition.json").read_text())["clients"]
     result = RunFolder(folder).result()
@@ -1064,19 +1234,27 @@ def test_travel_by_hand(cell, seen):
             assert [i for i in range(4) if held[i, label] > 0] == holders
             for kept, into in ((holders, with_own), ([i for i in holders if i != me], others)):
                 if kept:  # |D_ij|-weighted
-                    into[label] = sum(held[i, label] * local[i, label] for i in kept) / sum(held[kept, label])
+                    into[label] = sum(held[i, label] * local[i, label] for i in kept) / sum(
+                        held[kept, label]
+                    )
         for name, prototypes in (("with_own", with_own), ("without_own", others)):
-            right = [nearest_own(image, prototypes) == label for image, label in zip(x, y, strict=True)]
+            right = [
+                nearest_own(image, prototypes) == label for image, label in zip(x, y, strict=True)
+            ]
             assert found[me][name] == pytest.approx(sum(right) / len(right), abs=1e-12), (me, name)
         assert found[me]["covered"] == pytest.approx(len(others) / len(own), abs=1e-6)
-        assert found[me]["with_own"] == pytest.approx(result["clients"][me]["accuracy"]["prototype_own"], abs=1e-12)
+        assert found[me]["with_own"] == pytest.approx(
+            result["clients"][me]["accuracy"]["prototype_own"], abs=1e-12
+        )
     covered = [each["covered"] for each in found]
     assert min(covered) < 1 and max(covered) > 0  # some classes have one holder, some several
     assert any(each["with_own"] != each["without_own"] for each in found)
 
 
 def test_prototypes_without_one_by_hand():
-    sums = torch.tensor([[[2.0, 4.0], [0.0, 0.0]], [[3.0, 3.0], [5.0, 5.0]], [[1.0, 2.0], [0.0, 0.0]]])
+    sums = torch.tensor(
+        [[[2.0, 4.0], [0.0, 0.0]], [[3.0, 3.0], [5.0, 5.0]], [[1.0, 2.0], [0.0, 0.0]]]
+    )
     weights = torch.tensor([[2.0, 0.0], [3.0, 5.0], [1.0, 0.0]])
     rest = probes._without(sums, weights, 1)
     assert rest["prototypes"].tolist() == [[1.0, 2.0], [0.0, 0.0]]
@@ -1093,12 +1271,16 @@ def test_embeddings_by_hand(cell, seen):
     with np.load(folder / "embeddings.npz") as file:
         found = dict(file)
     clients = json.loads((folder / "partition.json").read_text())["clients"]
-    tensors = {name: value.numpy() for name, value in load_file(folder / "prototypes.safetensors").items()}
+    tensors = {
+        name: value.numpy() for name, value in load_file(folder / "prototypes.safetensors").items()
+    }
     expected = features_of(folder)
     position = held = 0
     for me, (x, y, trained, labels) in enumerate(expected):
         for label in map(int, clients[me]["classes"]):
-            some = np.roll(x[y == label], -me * probes.EACH, 0)[: probes.EACH]  # other images for each client
+            some = np.roll(x[y == label], -me * probes.EACH, 0)[
+                : probes.EACH
+            ]  # other images for each client
             here = slice(position, position + len(some))
             assert len(some) == min(probes.EACH, (y == label).sum()) > 0
             assert found["x"][here] == pytest.approx(some, abs=1e-12)
@@ -1112,7 +1294,9 @@ def test_embeddings_by_hand(cell, seen):
     assert len(found["x"]) == len(found["y"]) == len(found["client"]) == position
     assert len(found["local"]) == len(found["local_y"]) == len(found["local_client"]) == held
     assert found["x"].shape[1] == found["local"].shape[1] == 8
-    assert found["prototypes"] == pytest.approx(tensors["prototypes"]) and found["prototypes"].shape == (10, 8)
+    assert found["prototypes"] == pytest.approx(tensors["prototypes"]) and found[
+        "prototypes"
+    ].shape == (10, 8)
     assert found["known"].tolist() == tensors["known"].tolist()
 
 
@@ -1125,11 +1309,16 @@ def test_what_was_seen_is_in_the_json_and_travels(seen, specs, tmp_path, monkeyp
     assert teller.trained == []
     assert content(tmp_path / "out", "seen") == content(seen, "seen")
     for cell in LOOKED_AT:
-        here, there = (folder / "runs" / "seen" / cell / "embeddings.npz" for folder in (tmp_path / "out", seen))
+        here, there = (
+            folder / "runs" / "seen" / cell / "embeddings.npz"
+            for folder in (tmp_path / "out", seen)
+        )
         assert here.read_bytes() == there.read_bytes()
 
 
-def test_a_run_stopped_before_it_was_looked_at_is_looked_at_later(seen, specs, tmp_path, monkeypatch):
+def test_a_run_stopped_before_it_was_looked_at_is_looked_at_later(
+    seen, specs, tmp_path, monkeypatch
+):
     with monkeypatch.context() as patch:
         patch.setattr(make, "look", lambda *how: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
@@ -1147,7 +1336,11 @@ def test_a_finished_run_whose_models_are_gone_is_not_looked_at(seen, specs, tmp_
     made(tmp_path, "seen")
     for cell in LOOKED_AT:
         folder = tmp_path / "runs" / "seen" / cell
-        for path in (*(folder / "checkpoint").iterdir(), folder / "travel.json", folder / "embeddings.npz"):
+        for path in (
+            *(folder / "checkpoint").iterdir(),
+            folder / "travel.json",
+            folder / "embeddings.npz",
+        ):
             path.unlink()
     answer = fedproto("reproduce", "seen", "--out", tmp_path)
     assert answer.code == 2
@@ -1157,7 +1350,9 @@ def test_a_finished_run_whose_models_are_gone_is_not_looked_at(seen, specs, tmp_
 def test_models_are_looked_at_as_they_are_scored(specs, tmp_path):
     """A method that averages weights is scored with the server's, not with what each client trained last."""
     (specs / "seen.toml").write_text(
-        SEEN.replace("travel = true", "").replace('"fedproto"', '"fedavg"').replace('start = "own"', "")
+        SEEN.replace("travel = true", "")
+        .replace('"fedproto"', '"fedavg"')
+        .replace('start = "own"', "")
     )
     made(tmp_path, "seen")
     folder = tmp_path / "runs" / "seen" / LOOKED_AT[0]
@@ -1169,7 +1364,9 @@ def test_models_are_looked_at_as_they_are_scored(specs, tmp_path):
     state = run.progress.server  # FedAvg's is a model
     assert not equal(state, run.client_states()[0])
     with torch.no_grad():
-        features, _ = functional_call(member.module.eval(), state, (member.test.x[member.test.rows],))
+        features, _ = functional_call(
+            member.module.eval(), state, (member.test.x[member.test.rows],)
+        )
     labels = member.test.y[member.test.rows]
     some = torch.cat([features[labels == label][: probes.EACH] for label in member.classes])
     assert found["x"][found["client"] == 0] == pytest.approx(some.numpy(), abs=1e-12)
@@ -1202,7 +1399,9 @@ def test_own_initial_weights_depend_on_the_client_alone():
     """Not on how many others there are, on their models, or on torch's own generator."""
     few, many = (initial(start="own", clients=clients) for clients in (4, 5))
     torch.manual_seed(99)
-    mixed = initial(start="own", clients=4, model="mlp(hidden=5,width=8)*2,mlp(hidden=16,width=8)*2")
+    mixed = initial(
+        start="own", clients=4, model="mlp(hidden=5,width=8)*2,mlp(hidden=16,width=8)*2"
+    )
     assert all(equal(one, other) for one, other in zip(few, many, strict=False))
     assert equal(few[2], mixed[2]) and equal(few[3], mixed[3])
     assert not any(torch.equal(mixed[0][name], mixed[1][name]) for name in mixed[0])
@@ -1220,7 +1419,8 @@ def test_own_initial_weights_are_drawn_as_shared_ones_are():
 @pytest.mark.parametrize("algorithm", ["fedproto", "local"])
 def test_both_engines_start_from_own_initial_weights(algorithm):
     (one, first), (other, second) = (
-        finished(algorithm, start="own", engine=engine, participation=0.75) for engine in ("reference", "vectorised")
+        finished(algorithm, start="own", engine=engine, participation=0.75)
+        for engine in ("reference", "vectorised")
     )
     for a, b in zip(first.states, second.states, strict=True):
         assert all(float((a[name] - b[name]).abs().max()) <= 1e-8 for name in a)
@@ -1228,7 +1428,11 @@ def test_both_engines_start_from_own_initial_weights(algorithm):
         assert float((value - other.progress.server[name]).abs().max()) <= 1e-8
     assert first.clients == second.clients
     shared = finished(algorithm, participation=0.75)[1]
-    assert any(float((a[n] - b[n]).abs().max()) > 1e-3 for a, b in zip(first.states, shared.states) for n in a)  # noqa: B905
+    assert any(
+        float((a[n] - b[n]).abs().max()) > 1e-3
+        for a, b in zip(first.states, shared.states, strict=True)
+        for n in a
+    )
 
 
 def test_a_run_with_own_initial_weights_goes_on_from_its_checkpoint(tmp_path):
@@ -1246,15 +1450,23 @@ def test_a_run_with_own_initial_weights_goes_on_from_its_checkpoint(tmp_path):
     again, folder = reopen(RunFolder(tmp_path / "cut"))
     assert 'start = "own"' in (tmp_path / "cut" / "config.toml").read_text()
     assert again.progress.round in (1, 2)
-    assert all(equal(a, b) for a, b in zip(again.execute(folder).states, expected.states, strict=True))
+    assert all(
+        equal(a, b) for a, b in zip(again.execute(folder).states, expected.states, strict=True)
+    )
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fesem(clusters=2)", "fedper", "fedrep"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "fedprox", "fesem(clusters=2)", "fedper", "fedrep"]
+)
 def test_own_initial_weights_are_refused_where_weights_travel(algorithm, tmp_path):
     """Clients adopt the server's weights before their first step, so own ones would change nothing."""
-    with pytest.raises(ConfigError, match=r"start=own has no meaning for fe\w+: every client begins with"):
+    with pytest.raises(
+        ConfigError, match=r"start=own has no meaning for fe\w+: every client begins with"
+    ):
         experiment(algorithm, start="own")
-    answer = fedproto("run", "--algorithm", algorithm, "--set", "start=own", "--out", tmp_path / "run")
+    answer = fedproto(
+        "run", "--algorithm", algorithm, "--set", "start=own", "--out", tmp_path / "run"
+    )
     assert answer.code == 2 and "start=own has no meaning for" in only_line(answer.err)
     assert not (tmp_path / "run").exists()
 

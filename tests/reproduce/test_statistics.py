@@ -59,7 +59,9 @@ def test_the_test_of_equivalence_is_statsmodels_tost(pairs, margin):
     if np.ptp(ours - theirs) < 1e-6:
         return
     theirs_p, _, _ = ttost_paired(ours, theirs, -margin, margin)
-    assert compare(seeds(ours), seeds(theirs), margin=margin).p_equivalence == pytest.approx(theirs_p, abs=1e-9)
+    assert compare(seeds(ours), seeds(theirs), margin=margin).p_equivalence == pytest.approx(
+        theirs_p, abs=1e-9
+    )
 
 
 def test_tost_of_ten_differences_by_hand():
@@ -117,7 +119,9 @@ def test_outcomes(mean, spread, expected):
 
 
 def test_less_may_be_better():
-    found = compare(seeds([1.0, 1.1, 0.9]), seeds([5.0, 5.0, 5.0]), margin=0.3, smaller_is_better=True)
+    found = compare(
+        seeds([1.0, 1.1, 0.9]), seeds([5.0, 5.0, 5.0]), margin=0.3, smaller_is_better=True
+    )
     assert outcome(found) is Outcome.BETTER and found.effect == pytest.approx(-4)
 
 
@@ -131,7 +135,10 @@ def test_one_seed_and_equal_differences_are_undecided(values):
 
 
 def test_without_a_margin_nothing_is_equivalent():
-    assert outcome(compare(seeds([90.01, 90.0, 89.99]), seeds([90.0] * 3), margin=None)) is Outcome.UNDECIDED
+    assert (
+        outcome(compare(seeds([90.01, 90.0, 89.99]), seeds([90.0] * 3), margin=None))
+        is Outcome.UNDECIDED
+    )
 
 
 @given(samples, st.floats(0.01, 50))
@@ -152,10 +159,16 @@ def test_a_wider_margin_never_makes_equivalence_harder(pairs, margin, more):
 
 def test_settings_of_a_seed_are_one_number():
     """Thirty federations of five seeds are five numbers, whatever the settings share."""
-    ours = {(column, seed): 90 + seed + shift for seed in range(4) for column, shift in (("a", 0), ("b", 2))}
+    ours = {
+        (column, seed): 90 + seed + shift
+        for seed in range(4)
+        for column, shift in (("a", 0), ("b", 2))
+    }
     theirs = {key: 89 + 0.5 * key[1] ** 2 for key in ours}
     found = compare(exact(ours), exact(theirs), margin=0.3)
-    test = stats.ttest_rel([91 + seed for seed in range(4)], [89 + 0.5 * seed**2 for seed in range(4)])
+    test = stats.ttest_rel(
+        [91 + seed for seed in range(4)], [89 + 0.5 * seed**2 for seed in range(4)]
+    )
     assert found.p_difference == pytest.approx(test.pvalue)
     assert (found.higher, found.federations, found.seeds) == (7, 8, 4)
 
@@ -237,7 +250,10 @@ def test_a_diverged_run_counts_as_badly_as_the_worst():
 
 def test_a_method_that_diverged_is_neither_better_nor_equivalent():
     good = seeds([99.0, 98.9, 99.1, 99.2, 0.0]) | {("a", 4): Measurement(None)}
-    assert outcome(compare(good, seeds([95.0, 95.1, 94.9, 95.0, 95.0]), margin=0.3)) is Outcome.UNDECIDED
+    assert (
+        outcome(compare(good, seeds([95.0, 95.1, 94.9, 95.0, 95.0]), margin=0.3))
+        is Outcome.UNDECIDED
+    )
     close = seeds([95.0, 95.01, 94.99, 95.0, 0.0]) | {("a", 4): Measurement(None)}
     assert outcome(compare(close, seeds([95.0] * 5), margin=0.3)) is Outcome.UNDECIDED
 

@@ -29,7 +29,12 @@ from fedproto.reproduce.verdicts import (
 
 RESULTS = Path(__file__).parents[2] / "results"
 COLUMNS = ("n = 3, stdev 2", "n = 4, stdev 2")
-BETTER, WORSE, EQUIVALENT, UNDECIDED = Outcome.BETTER, Outcome.WORSE, Outcome.EQUIVALENT, Outcome.UNDECIDED
+BETTER, WORSE, EQUIVALENT, UNDECIDED = (
+    Outcome.BETTER,
+    Outcome.WORSE,
+    Outcome.EQUIVALENT,
+    Outcome.UNDECIDED,
+)
 
 
 def cell(method, column, means, score="head", values=4000.0, own=0.0, diverged=(), **more):
@@ -122,7 +127,9 @@ def test_a_family_is_all_methods_and_data_sets_of_a_claim():
     rest = dict.fromkeys(("FeSEM", "FedProx", "FedPer", "FedAvg", "FedRep"), noise)
     together = more_accurate(mnist(FedProto=ours, Local=local, **rest))
     assert outcomes(together)["Local"] is UNDECIDED
-    assert together.answers[0].decision.p_difference == pytest.approx(6 * alone.answers[0].decision.p_difference)
+    assert together.answers[0].decision.p_difference == pytest.approx(
+        6 * alone.answers[0].decision.p_difference
+    )
 
 
 def test_settings_are_a_family_of_their_own():
@@ -139,8 +146,14 @@ def test_settings_are_a_family_of_their_own():
     ("mixed", "verdict"),
     [
         ([95.02, 95.99, 97.0, 94.01, 93.0], "holds"),  # within 0.3 points
-        ([94.2, 95.2, 96.3, 93.2, 92.2], "does not hold"),  # 0.8 points less, which was once as good
-        ([95.9, 95.2, 97.6, 93.1, 93.1], "undecided"),  # the mean is within the margin, its interval is not
+        (
+            [94.2, 95.2, 96.3, 93.2, 92.2],
+            "does not hold",
+        ),  # 0.8 points less, which was once as good
+        (
+            [95.9, 95.2, 97.6, 93.1, 93.1],
+            "undecided",
+        ),  # the mean is within the margin, its interval is not
         ([96.0, 97.1, 98.0, 95.0, 94.1], "holds"),  # better
     ],
 )
@@ -190,7 +203,9 @@ def test_traffic_is_judged_at_four_classes(sent, holds):
     cells = [cell("FedProto", "n = 3, stdev 2", [95], "prototype", values=3000.0)]
     cells.append(cell("FedProto", "n = 4, stdev 2", [95], "prototype", values=float(sent)))
     claim = little_traffic({"table-mnist": Results.of(cells)})
-    assert claim.verdict.startswith("holds" if holds else "does not") and f"{sent:,}" in claim.figures
+    assert (
+        claim.verdict.startswith("holds" if holds else "does not") and f"{sent:,}" in claim.figures
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +218,10 @@ def test_traffic_is_judged_at_four_classes(sent, holds):
     ],
 )
 def test_the_best_lambda(at_two, verdict):
-    cells = [cell("lambda = 1", "c", [95, 95.1, 96.9], "prototype"), cell("lambda = 2", "c", at_two, "prototype")]
+    cells = [
+        cell("lambda = 1", "c", [95, 95.1, 96.9], "prototype"),
+        cell("lambda = 2", "c", at_two, "prototype"),
+    ]
     assert best_lambda({"fig-lambda": Results.of(cells)}).verdict == verdict
 
 
@@ -234,11 +252,17 @@ def test_the_distance_is_the_regulariser_without_lambda():
 
 def test_knowledge_travels_where_a_clients_own_share_is_not_missed():
     cells = []
-    for name, level in (("FedProto, own initial weights", 0.85), ("lambda = 0, own initial weights", 0.35)):
+    for name, level in (
+        ("FedProto, own initial weights", 0.85),
+        ("lambda = 0, own initial weights", 0.35),
+    ):
         made = cell(name, "c", [95, 95, 95], "prototype")
         for run in made["runs"]:
             shift = 0.001 * run["seed"] * level
-            run["travel"] = [{"id": 0, "without_own": level + shift}, {"id": 1, "without_own": level - 0.1}]
+            run["travel"] = [
+                {"id": 0, "without_own": level + shift},
+                {"id": 1, "without_own": level - 0.1},
+            ]
         cells.append(made)
     claim = travel({"study-travel": Results.of(cells)})
     assert claim.verdict == "holds" and "80.0% against 30.0% from own starts" in claim.figures
@@ -259,7 +283,10 @@ def test_the_start_of_the_paper_is_near_or_far():
     for run, value in zip(made["runs"], (0.27, 0.275, 0.28), strict=True):
         run["before"] = [{"id": 0, "head": value}]
     claim = before_training({"study-before": Results.of([made])})
-    assert claim.verdict == "holds" and claim.figures == "Nearest to it: as in the paper; head, -0.05 ± 1.24 points."
+    assert (
+        claim.verdict == "holds"
+        and claim.figures == "Nearest to it: as in the paper; head, -0.05 ± 1.24 points."
+    )
 
 
 # --- seeds that diverged
@@ -271,7 +298,9 @@ def test_a_diverged_seed_counts_against_its_method():
     claim = options({"study-options": Results.of([default, broken])})
     (answer,) = claim.answers
     assert (answer.comparison.seeds, answer.comparison.diverged_first) == (5, 1)
-    assert answer.outcome is WORSE and "Diverged: distance l1 in 1 of 5 federations." in page([], [claim])
+    assert answer.outcome is WORSE and "Diverged: distance l1 in 1 of 5 federations." in page(
+        [], [claim]
+    )
 
 
 def test_a_method_that_always_diverged_is_undecided_and_not_forgotten():
@@ -282,7 +311,13 @@ def test_a_method_that_always_diverged_is_undecided_and_not_forgotten():
 
 
 def test_the_committed_study_knows_its_diverged_seed():
-    claim = options({"study-options": Results.of(json.loads((RESULTS / "study-options.json").read_text())["cells"])})
+    claim = options(
+        {
+            "study-options": Results.of(
+                json.loads((RESULTS / "study-options.json").read_text())["cells"]
+            )
+        }
+    )
     by_name = {answer.first: answer for answer in claim.answers}
     assert by_name["distance sql2, lambda 1"].comparison.seeds == 5
     assert by_name["distance sql2, lambda 1"].comparison.diverged_first == 1
@@ -325,7 +360,9 @@ def test_the_summary_is_one_screen():
 def test_every_comparison_of_the_page_is_in_the_csv(committed):
     papers, further = committed
     rows = list(csv.DictReader(table([*papers, *further]).splitlines()))
-    assert len(rows) == sum(len(claim.answers) + len(claim.details) for claim in (*papers, *further))
+    assert len(rows) == sum(
+        len(claim.answers) + len(claim.details) for claim in (*papers, *further)
+    )
     families = {row["family"] for row in rows}
     assert {"accuracy", "accuracy, by setting", "own classes", "rounds", "options"} <= families
     assert not any("averaging" in row["claim"].lower() for row in rows)

@@ -30,7 +30,10 @@ def _no_files(tmp_path, monkeypatch):
 
 def source():
     rng = np.random.default_rng(0)
-    splits = [Split(rng.integers(0, 256, (count, 8, 8), dtype=np.uint8), np.arange(count) % 10) for count in (60, 20)]
+    splits = [
+        Split(rng.integers(0, 256, (count, 8, 8), dtype=np.uint8), np.arange(count) % 10)
+        for count in (60, 20)
+    ]
     return Source("noise", DIGITS, *splits)
 
 
@@ -44,7 +47,17 @@ def assert_measured(row):
 
 def test_every_contender_is_measured_and_written(tmp_path):
     answer = fedproto(
-        "bench", "--clients", "3", "--model", "mlp", "--rounds", "1", "--device", "cpu", "--json", tmp_path / "b.json"
+        "bench",
+        "--clients",
+        "3",
+        "--model",
+        "mlp",
+        "--rounds",
+        "1",
+        "--device",
+        "cpu",
+        "--json",
+        tmp_path / "b.json",
     )
     assert answer.code == 0, answer.err
     found = json.loads((tmp_path / "b.json").read_text())
@@ -102,7 +115,9 @@ def test_an_unknown_model_is_refused_in_one_line():
 
 
 @pytest.mark.parametrize(
-    "wrong", [("--clients", "3x"), ("--clients", "0"), ("--device", "tpu"), ("--precision", "double")], ids=str
+    "wrong",
+    [("--clients", "3x"), ("--clients", "0"), ("--device", "tpu"), ("--precision", "double")],
+    ids=str,
 )
 def test_other_mistakes_are_refused_in_one_line_too(wrong):
     flags = {"--clients": "2", "--model": "mlp", "--device": "cpu", "--rounds": "1"} | dict([wrong])
@@ -133,7 +148,10 @@ class Linear(nn.Module):
 
 def clients_of(plain, lr):
     torch.manual_seed(0)
-    shards = [(torch.randn(7, 6), torch.tensor([0, 0, 1, 1, 1, 3, 0])), (torch.randn(4, 6), torch.tensor([1, 1, 2, 2]))]
+    shards = [
+        (torch.randn(7, 6), torch.tensor([0, 0, 1, 1, 1, 3, 0])),
+        (torch.randn(4, 6), torch.tensor([1, 1, 2, 2])),
+    ]
     return [plain.Client(x, y, Linear(), lr, 0.5) for x, y in shards]
 
 
@@ -161,7 +179,9 @@ def test_the_plain_loop_trains_towards_the_prototypes_it_knows():
     far = torch.full((5, 4), 20.0)
     ends = []
     for lam in (0.0, 1.0):
-        prototypes, _ = plain.round_of(clients_of(plain, lr=0.05), far, torch.ones(5), lam=lam, batch=3)
+        prototypes, _ = plain.round_of(
+            clients_of(plain, lr=0.05), far, torch.ones(5), lam=lam, batch=3
+        )
         ends.append(float((prototypes[:4] - far[:4]).norm()))
     assert ends[1] < ends[0]
 
@@ -171,7 +191,9 @@ def test_the_plain_loops_network_is_the_papers():
     ours = bench._original("cnn", (1, 28, 28))
     count = sum(parameter.numel() for parameter in plain.CNN().parameters())
     assert count == sum(parameter.numel() for parameter in ours.parameters()) == 21_840
-    ours.load_state_dict(dict(zip(ours.state_dict(), plain.CNN().state_dict().values(), strict=True)))
+    ours.load_state_dict(
+        dict(zip(ours.state_dict(), plain.CNN().state_dict().values(), strict=True))
+    )
     theirs = plain.CNN()
     theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
     x = torch.rand(3, 1, 28, 28)

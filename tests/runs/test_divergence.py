@@ -37,7 +37,9 @@ def tally_with(run: Experiment) -> Any:
         number += 1
         everybody = torch.arange(len(run.federation.members))
         nobody = everybody[:0]
-        tally = rounds.RoundAccumulator(run.algorithm, run.federation_run(), number, Cohort(everybody, nobody, nobody))
+        tally = rounds.RoundAccumulator(
+            run.algorithm, run.federation_run(), number, Cohort(everybody, nobody, nobody)
+        )
         sizes = torch.zeros(len(everybody), 2, dtype=torch.int64)
         sound = torch.ones(len(everybody), dtype=torch.bool)
         loss = {name: torch.tensor(values, dtype=torch.float64) for name, values in losses.items()}
@@ -130,7 +132,9 @@ def test_a_resumed_run_remembers_what_exploded(tmp_path: Path) -> None:
 def test_a_run_whose_numbers_are_not_finite_leaves_a_record(tmp_path: Path) -> None:
     run = experiment(**INFINITE)
     folder = run.new_folder(tmp_path / "run")
-    with pytest.raises(DivergedError, match=r"^round 1, client \d, training: .*; the lr may be too high$") as raised:
+    with pytest.raises(
+        DivergedError, match=r"^round 1, client \d, training: .*; the lr may be too high$"
+    ) as raised:
         run.execute(folder)
     found = json.loads((folder.path / "diverged.json").read_text())
     assert found["diverged"] == [{"client": raised.value.client, "round": 1}]
@@ -142,7 +146,9 @@ def test_a_run_whose_numbers_are_not_finite_leaves_a_record(tmp_path: Path) -> N
 def test_a_sweep_says_which_federation_diverged(tmp_path: Path) -> None:
     config = tmp_path / "sweep.toml"
     both = {**SETTINGS, **EXPLODING, "engine": "vectorised"}
-    config.write_text(toml({k: v for k, v in both.items() if k != "lr"}) + "[sweep]\nlr = [0.05, 60.0, 1e200]\n")
+    config.write_text(
+        toml({k: v for k, v in both.items() if k != "lr"}) + "[sweep]\nlr = [0.05, 60.0, 1e200]\n"
+    )
     answer = fedproto("sweep", config, "--out", tmp_path / "out")
     assert answer.code == 2
     assert "warning: lr=60.0 diverged" in answer.out
@@ -160,15 +166,30 @@ def test_tables_keep_a_seed_that_diverged(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep.toml"
     rates = [0.05, EXPLODING["lr"], INFINITE["lr"]]
     for each, lr in zip(planned, rates, strict=True):
-        tiny = SETTINGS | EXPLODING | {"lr": lr, "rounds": each.cell.config.rounds, "eval_every": 10, "shots": 1}
+        tiny = (
+            SETTINGS
+            | EXPLODING
+            | {"lr": lr, "rounds": each.cell.config.rounds, "eval_every": 10, "shots": 1}
+        )
         sweep.write_text(toml(tiny) + f"[sweep]\nseed = [{each.seed}]\n")
         (cell,) = read_sweep(sweep)
-        run_sweep([cell._replace(name=each.cell.name)], tmp_path, lambda *how: lambda r: None, lambda *how: None)
+        run_sweep(
+            [cell._replace(name=each.cell.name)],
+            tmp_path,
+            lambda *how: lambda r: None,
+            lambda *how: None,
+        )
     found = gather(spec, planned, tmp_path, "fedproto reproduce")
     (cell,) = found["cells"]
     assert cell["seeds"] == [0, 1]
     assert [run.get("diverged", False) for run in cell["runs"]] == [False, True]
     assert [each["seed"] for each in cell["diverged"]] == [2]
     text = markdown(found)
-    assert "**The loss exploded**, but the run finished and counts: Local (n = 3, stdev 2), seed 1." in text
-    assert "the means below are of the other seeds: Local (n = 3, stdev 2), seed 2: round 1, client " in text
+    assert (
+        "**The loss exploded**, but the run finished and counts: Local (n = 3, stdev 2), seed 1."
+        in text
+    )
+    assert (
+        "the means below are of the other seeds: Local (n = 3, stdev 2), seed 2: round 1, client "
+        in text
+    )

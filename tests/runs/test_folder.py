@@ -33,7 +33,13 @@ from fedproto.runs.folder import RunFolder, is_taken
 from fedproto.runs.prototype_files import read_prototypes
 from fedproto.runs.sweep import read_sweep, run_sweep
 
-SMALL: dict[str, Any] = {"dataset": "digits", "clients": 3, "shots": 5, "rounds": 2, "model": "mlp(hidden=4)"}
+SMALL: dict[str, Any] = {
+    "dataset": "digits",
+    "clients": 3,
+    "shots": 5,
+    "rounds": 2,
+    "model": "mlp(hidden=4)",
+}
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +163,15 @@ def test_another_version_is_refused_by_name(run: Path) -> None:
     checkpoint = newest_checkpoint(run)
     tensors, _ = files.read_tensors(checkpoint, "checkpoint", 1)
     files.write_tensors(checkpoint, tensors, "checkpoint", 2, {})
-    with pytest.raises(RunFolderError, match=rf"{checkpoint.name} has version '2' of the format checkpoint"):
+    with pytest.raises(
+        RunFolderError, match=rf"{checkpoint.name} has version '2' of the format checkpoint"
+    ):
         RunFolder(run).load_checkpoint()
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(files.seal(result, 2)))
-    with pytest.raises(RunFolderError, match=r"result\.json has version '2'; this fedproto reads version 1"):
+    with pytest.raises(
+        RunFolderError, match=r"result\.json has version '2'; this fedproto reads version 1"
+    ):
         RunFolder(run).result()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (run / "metrics.jsonl").write_text(json.dumps(files.seal(lines[0], 2)) + "\n")
@@ -169,8 +179,12 @@ def test_another_version_is_refused_by_name(run: Path) -> None:
         RunFolder(run).metrics()
 
 
-@pytest.mark.parametrize(("version", "said"), [("version = 2\n", "has version '2'"), ("", "states no version")])
-def test_another_version_of_the_configuration_is_refused(version: str, said: str, run: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "said"), [("version = 2\n", "has version '2'"), ("", "states no version")]
+)
+def test_another_version_of_the_configuration_is_refused(
+    version: str, said: str, run: Path
+) -> None:
     config = run / "config.toml"
     config.write_text(config.read_text().replace("version = 1\n", version))
     (run / "result.json").unlink()
@@ -185,7 +199,9 @@ def test_settings_changed_before_the_first_checkpoint_are_refused(tmp_path: Path
     config = path / "config.toml"
     config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.02"))
     answer = fedproto("resume", path)
-    assert answer.code == 2 and "config.toml" in only_line(answer.err) and "was changed" in answer.err
+    assert (
+        answer.code == 2 and "config.toml" in only_line(answer.err) and "was changed" in answer.err
+    )
 
 
 # --- one writer
@@ -193,9 +209,23 @@ def test_settings_changed_before_the_first_checkpoint_are_refused(tmp_path: Path
 
 def test_a_second_process_is_refused_while_the_first_one_trains(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    flags = ("--dataset", "digits", "--clients", "3", "--rounds", "3000", "--eval-every", "3000", "--shots", "5")
+    flags = (
+        "--dataset",
+        "digits",
+        "--clients",
+        "3",
+        "--rounds",
+        "3000",
+        "--eval-every",
+        "3000",
+        "--shots",
+        "5",
+    )
     first = process("run", *flags, "--out", path)
-    wait_until(lambda: (path / ".lock-holder").exists() and bool((path / "metrics.jsonl").read_bytes()), first)
+    wait_until(
+        lambda: (path / ".lock-holder").exists() and bool((path / "metrics.jsonl").read_bytes()),
+        first,
+    )
     second = answer(process("resume", path))
     first.terminate()
     assert answer(first).code == 130
@@ -209,17 +239,35 @@ def test_a_second_process_is_refused_while_the_first_one_trains(tmp_path: Path) 
 def test_whoever_was_killed_holds_nothing(tmp_path: Path) -> None:
     """Also where it had worker processes, which are forked with all its open files."""
     path = tmp_path / "run"
-    flags = ("--dataset", "digits", "--clients", "3", "--rounds", "3000", "--eval-every", "3000", "--shots", "5")
+    flags = (
+        "--dataset",
+        "digits",
+        "--clients",
+        "3",
+        "--rounds",
+        "3000",
+        "--eval-every",
+        "3000",
+        "--shots",
+        "5",
+    )
     first = process("run", *flags, "--engine", "processes", "--set", "workers=2", "--out", path)
-    wait_until(lambda: (path / "metrics.jsonl").exists() and bool((path / "metrics.jsonl").read_bytes()), first)
+    wait_until(
+        lambda: (path / "metrics.jsonl").exists() and bool((path / "metrics.jsonl").read_bytes()),
+        first,
+    )
     first.kill()
     first.wait()
     with RunFolder(path).hold():
         pass
 
 
-def test_every_command_that_writes_into_a_run_folder_respects_its_holder(run: Path, tmp_path: Path) -> None:
-    unfinished = killed_run(tmp_path / "runs" / "seed=0", SMALL | {"rounds": 3, "checkpoint_every": 1}, round=1)
+def test_every_command_that_writes_into_a_run_folder_respects_its_holder(
+    run: Path, tmp_path: Path
+) -> None:
+    unfinished = killed_run(
+        tmp_path / "runs" / "seed=0", SMALL | {"rounds": 3, "checkpoint_every": 1}, round=1
+    )
     sweep = tmp_path / "runs.toml"
     settings = "\n".join(f"{key} = {json.dumps(value)}" for key, value in SMALL.items())
     sweep.write_text(f"{settings.replace('rounds = 2', 'rounds = 3')}\n[sweep]\nseed = [0]\n")
@@ -228,12 +276,20 @@ def test_every_command_that_writes_into_a_run_folder_respects_its_holder(run: Pa
         (unfinished, ("sweep", sweep, "--out", tmp_path / "runs")),
         (run, ("members", run, "--remove", "1")),
     ):
-        before = {name: (folder / name).read_bytes() for name in files_in(folder) if (folder / name).is_file()}
+        before = {
+            name: (folder / name).read_bytes()
+            for name in files_in(folder)
+            if (folder / name).is_file()
+        }
         with RunFolder(folder).hold():
             refused = fedproto(*command)
         assert refused.code == 2, command
         assert f"{folder} is in use by process {os.getpid()}" in refused.err
-        after = {name: (folder / name).read_bytes() for name in files_in(folder) if (folder / name).is_file()}
+        after = {
+            name: (folder / name).read_bytes()
+            for name in files_in(folder)
+            if (folder / name).is_file()
+        }
         assert after == before
     assert fedproto("members", run).code == 0  # who only looks needs no lock
 
@@ -264,7 +320,9 @@ def test_a_folder_of_which_only_a_lock_is_left_is_not_taken(tmp_path: Path) -> N
 # --- folders appear complete
 
 
-def test_an_extension_killed_at_any_step_goes_on_with_the_models_it_was_given(finished: Path, tmp_path: Path) -> None:
+def test_an_extension_killed_at_any_step_goes_on_with_the_models_it_was_given(
+    finished: Path, tmp_path: Path
+) -> None:
     """Killed between its folder and its first checkpoint, it trained random weights without a word."""
     experiment, folder = extend(finished, [], tmp_path / "whole", rounds=1)
     experiment.execute(folder)
@@ -299,7 +357,9 @@ def test_an_extension_without_its_models_is_refused(finished: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("checkpoint_every", [0, 10])
-def test_a_newcomer_never_goes_on_with_another_body(checkpoint_every: int, finished: Path, tmp_path: Path) -> None:
+def test_a_newcomer_never_goes_on_with_another_body(
+    checkpoint_every: int, finished: Path, tmp_path: Path
+) -> None:
     body = tmp_path / "body.safetensors"
     states = RunFolder(finished).load_checkpoint()[1]  # type: ignore[index]
     own = {name: value for name, value in states.items() if name.startswith("client.0.body.")}
@@ -329,7 +389,9 @@ def test_a_newcomer_never_goes_on_with_another_body(checkpoint_every: int, finis
     assert resumed(second) == whole
 
 
-def test_a_folder_that_was_never_finished_is_no_compared_run(finished: Path, tmp_path: Path) -> None:
+def test_a_folder_that_was_never_finished_is_no_compared_run(
+    finished: Path, tmp_path: Path
+) -> None:
     """A process that is killed while it makes a run folder leaves a hidden one."""
     shutil.copytree(finished, tmp_path / "compared" / "fedproto")
     shutil.copytree(finished, tmp_path / "compared" / ".local.x1y2z3")
@@ -383,7 +445,9 @@ def killed_sweep(folder: Path, every: int = 1) -> list[Any]:
     [({"seed": 1}, "other labels"), ({"shape": (7,)}, "inputs of other shapes")],
     ids=["labels", "shape"],
 )
-def test_a_sweep_is_not_continued_on_other_data(every: int, change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_sweep_is_not_continued_on_other_data(
+    every: int, change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     killed_sweep(tmp_path, every)
     write_data(tmp_path / "data.npz", **change)
     refused = fedproto("sweep", tmp_path / "sweep.toml", "--out", tmp_path / "out")
@@ -394,7 +458,12 @@ def test_a_sweep_is_not_continued_on_other_data(every: int, change: dict[str, An
 
 def test_resume_refuses_inputs_of_another_shape(tmp_path: Path) -> None:
     write_data(tmp_path / "data.npz")
-    settings = {"dataset": f"npz:{tmp_path / 'data.npz'}", "clients": 2, "rounds": 3, "checkpoint_every": 1}
+    settings = {
+        "dataset": f"npz:{tmp_path / 'data.npz'}",
+        "clients": 2,
+        "rounds": 3,
+        "checkpoint_every": 1,
+    }
     path = killed_run(tmp_path / "run", settings, round=2)
     write_data(tmp_path / "data.npz", shape=(7,))
     refused = fedproto("resume", path)
@@ -419,22 +488,36 @@ def test_the_configuration_states_what_the_data_set_filled_in(tmp_path: Path) ->
     package.run(**{key: value for key, value in SMALL.items() if key != "shots"}, out=path)
     stored = tomllib.loads((path / "config.toml").read_text())["partition"]
     assert stored["from_data"] == ["ways", "shots", "shots_stdev"]
-    assert (stored["ways"], stored["shots"], stored["shots_stdev"]) == (3, 8, 2)  # 8 are the usual shots of digits
+    assert (stored["ways"], stored["shots"], stored["shots_stdev"]) == (
+        3,
+        8,
+        2,
+    )  # 8 are the usual shots of digits
     assert stored["test_shots"] == "none"  # all of them: nothing was filled in
     again = fedproto("run", path / "config.toml", "--out", tmp_path / "again")
     assert again.code == 0
     for name in ("config.toml", "partition.json", "prototypes.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (path / name).read_bytes()
     explicit = "".join(f",{name}={stored[name]}" for name in ("ways", "shots", "shots_stdev"))[1:]
-    package.run(**SMALL | {"partition": f"nway({explicit})", "shots": None}, out=tmp_path / "explicit")
-    assert (tmp_path / "explicit" / "partition.json").read_bytes() == (path / "partition.json").read_bytes()
+    package.run(
+        **SMALL | {"partition": f"nway({explicit})", "shots": None}, out=tmp_path / "explicit"
+    )
+    assert (tmp_path / "explicit" / "partition.json").read_bytes() == (
+        path / "partition.json"
+    ).read_bytes()
     assert "from_data" not in (tmp_path / "explicit" / "config.toml").read_text()
 
 
 def test_what_data_sets_fill_in_differently_stays_open(tmp_path: Path) -> None:
     write_data(tmp_path / "data.npz")
-    settings = SMALL | {"dataset": f"digits*2,npz:{tmp_path / 'data.npz'}*2", "clients": 4, "dim": 5}
-    experiment = Experiment.prepare(configure({key: v for key, v in settings.items() if key != "shots"})[0])
+    settings = SMALL | {
+        "dataset": f"digits*2,npz:{tmp_path / 'data.npz'}*2",
+        "clients": 4,
+        "dim": 5,
+    }
+    experiment = Experiment.prepare(
+        configure({key: v for key, v in settings.items() if key != "shots"})[0]
+    )
     experiment.engine.close()
     assert experiment.federation.from_data == {"ways": 3}  # 8 ± 2 images per class, and 1 ± 0
     stored = tomllib.loads(experiment.config.toml(experiment.federation.from_data))["partition"]
@@ -455,7 +538,9 @@ def test_a_sweep_knows_what_was_left_to_the_data_set(tmp_path: Path) -> None:
 
 
 def test_a_run_that_left_options_open_resumes_to_the_same_folder(tmp_path: Path) -> None:
-    settings = {key: value for key, value in SMALL.items() if key != "shots"} | {"checkpoint_every": 1}
+    settings = {key: value for key, value in SMALL.items() if key != "shots"} | {
+        "checkpoint_every": 1
+    }
     experiment = Experiment.prepare(configure(settings)[0])
     experiment.execute(experiment.new_folder(tmp_path / "whole"))
     killed_run(tmp_path / "killed", settings, round=1)

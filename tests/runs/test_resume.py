@@ -25,18 +25,35 @@ from fedproto.runs.folder import RunFolder
 
 Files = dict[str, Any]
 
-DIGITS = {"dataset": "digits", "clients": 6, "shots": 5, "rounds": 9, "checkpoint_every": 3, "eval_every": 4}
+DIGITS = {
+    "dataset": "digits",
+    "clients": 6,
+    "shots": 5,
+    "rounds": 9,
+    "checkpoint_every": 3,
+    "eval_every": 4,
+}
 SETUPS: dict[str, dict[str, Any]] = {
     # Who was absent, and what each said last, is part of the state.
     "fedproto": DIGITS | {"participation": 0.5, "lost_uploads": 0.3, "stragglers": 0.3},
     "fesem": DIGITS | {"algorithm": "fesem"},
     "fedavg": DIGITS | {"algorithm": "fedavg", "participation": 0.5},
     # Heads that live on at the client, and dropout inside the model, whose draws must repeat.
-    "fedrep": DIGITS | {"algorithm": "fedrep", "dataset": "mnist5k", "clients": 2, "rounds": 5, "checkpoint_every": 2},
+    "fedrep": DIGITS
+    | {
+        "algorithm": "fedrep",
+        "dataset": "mnist5k",
+        "clients": 2,
+        "rounds": 5,
+        "checkpoint_every": 2,
+    },
     # Most have not trained when the first checkpoint is written, so that their models are one and the same tensors.
-    "rarely present": DIGITS | {"algorithm": "fedavg", "participation": 0.2, "checkpoint_every": 1, "rounds": 4},
-    "never heard": DIGITS | {"algorithm": "fedavg", "lost_uploads": 1, "checkpoint_every": 1, "rounds": 2},
-    "mixed": DIGITS | {"algorithm": "fedproto-mh", "dataset": "digits*4,mnist5k*2", "dim": 20, "rounds": 4},
+    "rarely present": DIGITS
+    | {"algorithm": "fedavg", "participation": 0.2, "checkpoint_every": 1, "rounds": 4},
+    "never heard": DIGITS
+    | {"algorithm": "fedavg", "lost_uploads": 1, "checkpoint_every": 1, "rounds": 2},
+    "mixed": DIGITS
+    | {"algorithm": "fedproto-mh", "dataset": "digits*4,mnist5k*2", "dim": 20, "rounds": 4},
     # Long enough to be hit by a signal, and small enough to be killed at every step it takes.
     "long": DIGITS | {"participation": 0.5, "lost_uploads": 0.3, "stragglers": 0.3, "rounds": 30},
     "short": DIGITS | {"rounds": 4, "checkpoint_every": 2, "clients": 3},
@@ -89,16 +106,22 @@ def left_behind(path: Path) -> Files:
     old = sorted(name for name in names if name.startswith("checkpoint/round-"))[:-1]
     files: Files = {name: (path / name).read_bytes() for name in names if name not in old}
     files["metrics.jsonl"] = [_timeless(line) for line in files["metrics.jsonl"].splitlines()]
-    return files | ({"result.json": _timeless(files["result.json"])} if "result.json" in files else {})
+    return files | (
+        {"result.json": _timeless(files["result.json"])} if "result.json" in files else {}
+    )
 
 
 def _timeless(text: bytes) -> dict[str, Any]:
     """Without the seconds, and the checksum, which depends on them."""
-    return {key: value for key, value in json.loads(text).items() if key not in ("seconds", "checksum")}
+    return {
+        key: value for key, value in json.loads(text).items() if key not in ("seconds", "checksum")
+    }
 
 
 def resume(path: Path) -> Files:
-    torch.manual_seed(2)  # another process than in `begin`: nothing may hang on what that one had drawn
+    torch.manual_seed(
+        2
+    )  # another process than in `begin`: nothing may hang on what that one had drawn
     result = fedproto("resume", path)
     assert result.code == 0, result.err
     return left_behind(path)
@@ -110,7 +133,14 @@ def resume(path: Path) -> Files:
 @pytest.mark.parametrize(
     ("name", "round"),
     [(name, round) for name in ("fedproto", "fesem", "fedavg") for round in range(1, 10)]
-    + [("fedrep", 1), ("fedrep", 2), ("fedrep", 3), ("fedrep", 5), ("rarely present", 2), ("never heard", 1)]
+    + [
+        ("fedrep", 1),
+        ("fedrep", 2),
+        ("fedrep", 3),
+        ("fedrep", 5),
+        ("rarely present", 2),
+        ("never heard", 1),
+    ]
     + [("mixed", 3)],
 )
 def test_a_run_killed_after_any_round_resumes_to_the_same_folder(
@@ -130,7 +160,9 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_result_writes_the_resu
     assert resume(path)["result.json"] == undisturbed("fedproto")["result.json"]
 
 
-def test_a_run_may_be_killed_again_and_again(tmp_path: Path, undisturbed: Callable[[str], Files]) -> None:
+def test_a_run_may_be_killed_again_and_again(
+    tmp_path: Path, undisturbed: Callable[[str], Files]
+) -> None:
     path = killed_run(tmp_path / "run", SETUPS["fedproto"], round=1)
     for round in (2, 4, 5, 8):
         experiment, folder = reopen(RunFolder(path))
@@ -138,7 +170,9 @@ def test_a_run_may_be_killed_again_and_again(tmp_path: Path, undisturbed: Callab
     assert resume(path) == undisturbed("fedproto")
 
 
-def test_without_checkpoints_a_run_resumes_from_the_start(tmp_path: Path, undisturbed: Callable[[str], Files]) -> None:
+def test_without_checkpoints_a_run_resumes_from_the_start(
+    tmp_path: Path, undisturbed: Callable[[str], Files]
+) -> None:
     path = killed_run(tmp_path / "run", SETUPS["fedproto"] | {"checkpoint_every": 0}, round=7)
     assert files_in(path / "checkpoint") == []
     files, expected = resume(path), undisturbed("fedproto")
@@ -188,7 +222,9 @@ def test_a_run_killed_at_any_step_of_its_writing_resumes_to_the_same_folder(
             except Killed:
                 pass
         assert resume(folder.path) == undisturbed("short"), folder.path
-    assert step > 10  # two checkpoints of three steps or more, the metrics, the prototypes, the result
+    assert (
+        step > 10
+    )  # two checkpoints of three steps or more, the metrics, the prototypes, the result
 
 
 def test_a_folder_is_there_completely_or_not_at_all(tmp_path: Path) -> None:
@@ -247,7 +283,9 @@ def test_half_a_line_of_metrics_is_forgotten_wherever_it_was_cut(tmp_path: Path)
         assert [line["round"] for line in folder.metrics()] == [1, 2], last[:cut]
 
 
-def test_a_run_with_half_a_line_of_metrics_resumes(tmp_path: Path, undisturbed: Callable[[str], Files]) -> None:
+def test_a_run_with_half_a_line_of_metrics_resumes(
+    tmp_path: Path, undisturbed: Callable[[str], Files]
+) -> None:
     path = killed_run(tmp_path / "run", SETUPS["short"], round=3)
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 4, "loss": {"supervised": 1.0}')
@@ -353,10 +391,14 @@ def newest_checkpoint(path: Path) -> Path:
 
 def refused(path: Path) -> str:
     """The one line that resuming is refused with, having changed nothing."""
-    before = {name: (path / name).read_bytes() for name in files_in(path) if (path / name).is_file()}
+    before = {
+        name: (path / name).read_bytes() for name in files_in(path) if (path / name).is_file()
+    }
     result = fedproto("resume", path)
     assert result.code == 2
-    assert {name: (path / name).read_bytes() for name in files_in(path) if (path / name).is_file()} == before
+    assert {
+        name: (path / name).read_bytes() for name in files_in(path) if (path / name).is_file()
+    } == before
     return only_line(result.err)
 
 

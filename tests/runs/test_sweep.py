@@ -34,7 +34,9 @@ def toml(settings):
 
 def written(path: Path, swept: dict, **settings) -> Path:
     """A sweep file over the tiny federation."""
-    path.write_text(f"{toml(ALL | settings)}[sweep]\n{toml({repr_key(key): value for key, value in swept.items()})}")
+    path.write_text(
+        f"{toml(ALL | settings)}[sweep]\n{toml({repr_key(key): value for key, value in swept.items()})}"
+    )
     return path
 
 
@@ -80,8 +82,13 @@ def test_all_combinations_the_last_list_changing_fastest(tmp_path):
         for seed in (0, 1)
         for ways in (2, 3)
     ]
-    assert [(c.config.algorithm.name, c.config.seed, c.config.partition.options["ways"]) for c in cells] == [
-        (algorithm, seed, ways) for algorithm in ("local", "fedproto") for seed in (0, 1) for ways in (2, 3)
+    assert [
+        (c.config.algorithm.name, c.config.seed, c.config.partition.options["ways"]) for c in cells
+    ] == [
+        (algorithm, seed, ways)
+        for algorithm in ("local", "fedproto")
+        for seed in (0, 1)
+        for ways in (2, 3)
     ]
     assert cells[3].varied == {"algorithm": "local", "seed": 1, "ways": 3}
 
@@ -91,7 +98,10 @@ def test_folders_are_named_by_all_that_is_swept(tmp_path):
     cells = cells_of(tmp_path, {"seed": [4], "lr": [0.1, 1e-30]})
     assert [cell.name for cell in cells] == ["seed=4-lr=0.1", "seed=4-lr=1e-30"]
     assert {cell.config.seed for cell in cells} == {4}
-    cells = cells_of(tmp_path, {"algorithm": ["fedproto(lam=0.1, distance=l1)", "fedavg"], "partition.ways": [2, 3]})
+    cells = cells_of(
+        tmp_path,
+        {"algorithm": ["fedproto(lam=0.1, distance=l1)", "fedavg"], "partition.ways": [2, 3]},
+    )
     assert [cell.name for cell in cells] == [
         "fedproto_lam=0.1__distance=l1_-ways=2",
         "fedproto_lam=0.1__distance=l1_-ways=3",
@@ -107,12 +117,16 @@ def test_a_file_without_a_sweep_is_refused(tmp_path):
 
 def test_options_of_plug_ins_in_tables_of_their_own(tmp_path):
     path = tmp_path / "sweep.toml"
-    path.write_text(f"{toml(ALL)}[partition]\nstdev = 0\n[sweep]\nseed = [0, 1]\n[sweep.partition]\nways = [2, 3]\n")
+    path.write_text(
+        f"{toml(ALL)}[partition]\nstdev = 0\n[sweep]\nseed = [0, 1]\n[sweep.partition]\nways = [2, 3]\n"
+    )
     cells = read_sweep(path)
     assert [(cell.config.seed, cell.config.partition.options["ways"]) for cell in cells] == [
         (0, 2), (0, 3), (1, 2), (1, 3)
     ]  # fmt: skip
-    assert [cell.name for cell in cells] == [f"seed={seed}-ways={ways}" for seed in (0, 1) for ways in (2, 3)]
+    assert [cell.name for cell in cells] == [
+        f"seed={seed}-ways={ways}" for seed in (0, 1) for ways in (2, 3)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +213,9 @@ def test_what_can_be_trained_together_is(swept, sizes, tmp_path):
         cells = cells_of(tmp_path, swept, **{k: v for k, v in settings.items() if k not in swept})
     found = batches(cells, tmp_path / "out")
     assert [len(batch) for batch in found] == sizes
-    assert sorted(cell.name for batch in found for cell, _ in batch) == sorted(cell.name for cell in cells)
+    assert sorted(cell.name for batch in found for cell, _ in batch) == sorted(
+        cell.name for cell in cells
+    )
     assert all(folder is None for batch in found for _, folder in batch)
 
 
@@ -213,7 +229,11 @@ STACKS = {
     "fesem(clusters=2)": {"seed": [0, 7], "ways": [2, 4], "stragglers": [0.0, 0.5]},
     "local": {"seed": [0, 7], "momentum": [0.0, 0.9], "ways": [2, 4]},
     "fedrep(head_epochs=2)": {"seed": [0, 7], "lr": [0.05, 0.02], "lost_uploads": [0.0, 0.5]},
-    "fedproto(absent=drop,collect=during)": {"seed": [0, 7], "participation": [0.5, 1.0], "stdev": [0, 2]},
+    "fedproto(absent=drop,collect=during)": {
+        "seed": [0, 7],
+        "participation": [0.5, 1.0],
+        "stdev": [0, 2],
+    },
 }
 
 
@@ -224,7 +244,9 @@ def test_each_federation_is_what_it_is_alone(algorithm, tmp_path):
     results = run_sweep(cells, tmp_path / "out", quietly)
     for cell, result in zip(cells, results, strict=True):
         folder = tmp_path / "out" / cell.name
-        alone = Experiment.prepare(configure({**ALL, "algorithm": algorithm, "eval_every": 2, **cell.varied})[0])
+        alone = Experiment.prepare(
+            configure({**ALL, "algorithm": algorithm, "eval_every": 2, **cell.varied})[0]
+        )
         assert isinstance(alone.engine, VectorisedEngine)
         expected = alone.execute(alone.new_folder(tmp_path / "alone" / cell.name))
         ours, theirs = states_in(folder), states_in(tmp_path / "alone" / cell.name)
@@ -243,10 +265,18 @@ def test_each_federation_is_what_it_is_alone(algorithm, tmp_path):
 
 
 def test_methods_and_models_come_one_after_the_other(tmp_path):
-    swept = {"algorithm": ["local", "fedproto"], "model": ["mlp(hidden=4)", "mlp-mh"], "seed": [0, 1]}
+    swept = {
+        "algorithm": ["local", "fedproto"],
+        "model": ["mlp(hidden=4)", "mlp-mh"],
+        "seed": [0, 1],
+    }
     seen = []
     cells = cells_of(tmp_path, swept, rounds=1, clients=3)
-    results = run_sweep(cells, tmp_path / "out", lambda batch, done, notices: seen.append((len(batch), done)) or ignore)
+    results = run_sweep(
+        cells,
+        tmp_path / "out",
+        lambda batch, done, notices: seen.append((len(batch), done)) or ignore,
+    )
     assert seen == [(2, 0)] * 4
     assert [(r["algorithm"], r["clients"][0]["model"], r["seed"]) for r in results] == [
         (algorithm, model, seed)
@@ -261,7 +291,9 @@ def test_the_reference_engine_runs_a_sweep_to_the_same_numbers(tmp_path):
     for engine in ("vectorised", "reference"):
         run_sweep(cells_of(tmp_path, swept, engine=engine), tmp_path / engine, quietly)
     for cell in cells_of(tmp_path, swept):
-        one, other = (states_in(tmp_path / engine / cell.name) for engine in ("vectorised", "reference"))
+        one, other = (
+            states_in(tmp_path / engine / cell.name) for engine in ("vectorised", "reference")
+        )
         assert all(torch.allclose(one[name], other[name], rtol=0, atol=1e-8) for name in one)
 
 
@@ -306,7 +338,9 @@ def test_more_cells_are_run_beside_those_that_are_finished(tmp_path):
     seen = []
     cells = cells_of(tmp_path, {"seed": [0, 1, 2]}, rounds=2)
     results = run_sweep(
-        cells, tmp_path / "out", lambda batch, done, notices: seen.extend(c.name for c in batch) or ignore
+        cells,
+        tmp_path / "out",
+        lambda batch, done, notices: seen.extend(c.name for c in batch) or ignore,
     )
     assert seen == ["seed=2"]
     assert [result["seed"] for result in results] == [0, 1, 2]
@@ -324,7 +358,9 @@ def test_what_was_interrupted_is_continued_to_the_same_bits(cell, tmp_path):
     assert len(list((tmp_path / "out").glob("*/config.toml"))) == 2
     seen = []
     results = run_sweep(
-        cells, tmp_path / "out", lambda batch, done, notices: seen.append(([c.name for c in batch], done)) or ignore
+        cells,
+        tmp_path / "out",
+        lambda batch, done, notices: seen.append(([c.name for c in batch], done)) or ignore,
     )
     local, fedavg = (["local-seed=0", "local-seed=1"], ["fedavg-seed=0", "fedavg-seed=1"])
     apart = [(local[:1], 2), (local[1:], 1)]  # not equally far, so not together
@@ -364,7 +400,11 @@ def test_ctrl_c_leaves_a_sweep_that_goes_on(tmp_path, monkeypatch):
 
             def interrupting(cells, done, notices):
                 on_batch(cells, done, notices)
-                return lambda result: os.kill(os.getpid(), signal.SIGINT) if result.round == 2 and not sent() else None
+                return lambda result: (
+                    os.kill(os.getpid(), signal.SIGINT)
+                    if result.round == 2 and not sent()
+                    else None
+                )
 
             teller.batch = interrupting
             return teller
@@ -397,7 +437,9 @@ def test_an_unfinished_run_with_other_settings_is_refused(tmp_path):
     before = times_of(tmp_path / "out")
     for other in ({"rounds": 4}, {"lr": 0.5}, {"algorithm": "local"}, {"ways": 2}):
         cells = cells_of(tmp_path, {"seed": [0, 1]}, **{"rounds": 3, **other})
-        with pytest.raises(RunFolderError, match=r"seed=0 holds a run with \w+ .*, not .*: name another"):
+        with pytest.raises(
+            RunFolderError, match=r"seed=0 holds a run with \w+ .*, not .*: name another"
+        ):
             run_sweep(cells, tmp_path / "out", quietly)
     assert times_of(tmp_path / "out") == before
 
@@ -434,7 +476,9 @@ def test_a_federation_of_a_sweep_can_be_resumed_alone(tmp_path):
     assert answer.code == 0, answer.err
     seen = []
     results = run_sweep(
-        cells, tmp_path / "out", lambda batch, done, notices: seen.extend(c.name for c in batch) or ignore
+        cells,
+        tmp_path / "out",
+        lambda batch, done, notices: seen.extend(c.name for c in batch) or ignore,
     )
     assert seen == ["seed=0-ways=2", "seed=0-ways=3", "seed=1-ways=3"]
     whole = run_sweep(cells, tmp_path / "whole", quietly)
@@ -456,14 +500,23 @@ def test_the_command_says_what_it_found(tmp_path):
     assert "mean test accuracy over clients, %" in answer.out
     assert lines[-1] == f"written to {tmp_path / 'out'}"
     rows = [line.split() for line in lines if line.split()[:1] in (["local"], ["fedavg"])]
-    assert [row[:2] for row in rows] == [["local", "0"], ["local", "1"], ["fedavg", "0"], ["fedavg", "1"]]
+    assert [row[:2] for row in rows] == [
+        ["local", "0"],
+        ["local", "1"],
+        ["fedavg", "0"],
+        ["fedavg", "1"],
+    ]
     for row, cell in zip(rows, read_sweep(path), strict=True):
         accuracy = RunFolder(tmp_path / "out" / cell.name).result()["accuracy"]
         assert row[2:4] == [f"{100 * accuracy[key]['mean']:.1f}" for key in ("head", "head_own")]
     again = fedproto("sweep", path, "--out", tmp_path / "out")
     assert again.code == 0
     assert "together" not in again.out
-    assert [line.split() for line in again.out.splitlines() if line.split()[:1] in (["local"], ["fedavg"])] == rows
+    assert [
+        line.split()
+        for line in again.out.splitlines()
+        if line.split()[:1] in (["local"], ["fedavg"])
+    ] == rows
 
 
 def test_the_folder_is_named_by_the_file_where_none_is_named(tmp_path, monkeypatch):
@@ -471,7 +524,10 @@ def test_the_folder_is_named_by_the_file_where_none_is_named(tmp_path, monkeypat
     path = written(tmp_path / "mine.toml", {"seed": [0, 1]}, rounds=1)
     answer = fedproto("sweep", path)
     assert answer.code == 0, answer.err
-    assert sorted(each.name for each in (tmp_path / "runs" / "mine").iterdir()) == ["seed=0", "seed=1"]
+    assert sorted(each.name for each in (tmp_path / "runs" / "mine").iterdir()) == [
+        "seed=0",
+        "seed=1",
+    ]
     assert answer.out.splitlines()[-1] == "written to runs/mine"
 
 
@@ -500,17 +556,27 @@ def test_a_batch_too_large_for_the_memory_is_halved(error, tmp_path, monkeypatch
     assert [len(each) for each in told] == [0, 1, 0, 1, 0]
     for many, (notice,) in zip((5, 3), filter(None, told), strict=True):
         assert notice.startswith("the GPU's memory is full")
-        assert notice.endswith(f": {many} federations together broke down, so half of them are tried at a time")
+        assert notice.endswith(
+            f": {many} federations together broke down, so half of them are tried at a time"
+        )
     monkeypatch.undo()
-    assert [r["accuracy"] for r in results] == [r["accuracy"] for r in run_sweep(cells, tmp_path / "again", quietly)]
+    assert [r["accuracy"] for r in results] == [
+        r["accuracy"] for r in run_sweep(cells, tmp_path / "again", quietly)
+    ]
 
 
 def test_a_federation_that_diverges_takes_no_other_with_it(tmp_path):
-    path = written(tmp_path / "sweep.toml", {"lr": [0.01, 1e300], "algorithm": ["local", "fedproto"]})
+    path = written(
+        tmp_path / "sweep.toml", {"lr": [0.01, 1e300], "algorithm": ["local", "fedproto"]}
+    )
     answer = fedproto("sweep", path, "--out", tmp_path / "out")
     assert answer.code == 2
     assert "lr=1e+300-local broke down: round 1, client" in answer.out
-    finished = [(tmp_path / "out" / cell.name / "result.json").exists() for cell in read_sweep(path)]
+    finished = [
+        (tmp_path / "out" / cell.name / "result.json").exists() for cell in read_sweep(path)
+    ]
     assert finished == [True, True, False, False]
-    (alone,) = run_sweep(cells_of(tmp_path, {"lr": [0.01], "algorithm": ["local"]}), tmp_path / "alone", quietly)
+    (alone,) = run_sweep(
+        cells_of(tmp_path, {"lr": [0.01], "algorithm": ["local"]}), tmp_path / "alone", quietly
+    )
     assert alone["accuracy"] == RunFolder(tmp_path / "out" / "lr=0.01-local").result()["accuracy"]

@@ -21,7 +21,14 @@ from fedproto.runs import tracking
 from fedproto.runs.experiment import Experiment, Interrupted
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SMALL = {"dataset": "digits", "clients": 4, "rounds": 5, "shots": 5, "eval_every": 2, "checkpoint_every": 100}
+SMALL = {
+    "dataset": "digits",
+    "clients": 4,
+    "rounds": 5,
+    "shots": 5,
+    "eval_every": 2,
+    "checkpoint_every": 100,
+}
 
 
 def timeless(found):
@@ -99,7 +106,9 @@ def test_a_used_folder_is_refused(tmp_path):
 def whole(folder):
     """All that a finished run left, but for the seconds and the older checkpoints."""
     result = json.loads((folder / "result.json").read_text())
-    lines = [timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
     checkpoint = (folder / "checkpoint" / "round-00000005.safetensors").read_bytes()
     return timeless(result), lines, checkpoint, (folder / "prototypes.safetensors").read_bytes()
 
@@ -115,7 +124,9 @@ def test_a_loop_left_early_leaves_a_run_that_resumes_where_it_stopped(tmp_path, 
     del found
     assert (torch.get_num_threads(), signal.getsignal(signal.SIGINT)) == (threads, handler)
     assert not multiprocessing.active_children()
-    assert [path.name for path in (tmp_path / "left" / "checkpoint").iterdir()] == ["round-00000003.safetensors"]
+    assert [path.name for path in (tmp_path / "left" / "checkpoint").iterdir()] == [
+        "round-00000003.safetensors"
+    ]
     assert not (tmp_path / "left" / "result.json").exists()
     answer = command("resume", tmp_path / "left")
     assert answer.code == 0, answer.err
@@ -146,14 +157,18 @@ def test_an_error_in_the_loop_ends_the_run_and_is_not_swallowed(tmp_path):
     ):
         for found in stream:
             1 / (2 - found.round)
-    assert [path.name for path in (tmp_path / "left" / "checkpoint").iterdir()] == ["round-00000002.safetensors"]
+    assert [path.name for path in (tmp_path / "left" / "checkpoint").iterdir()] == [
+        "round-00000002.safetensors"
+    ]
 
 
 def test_two_streams_may_be_walked_at_once():
     """Neither ends with the other's settings."""
     before = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
     alone = [each.loss for each in list(fedproto.stream(**SMALL))[:-1]]
-    pairs = list(zip(fedproto.stream(**SMALL), fedproto.stream(**SMALL, algorithm="local"), strict=True))
+    pairs = list(
+        zip(fedproto.stream(**SMALL), fedproto.stream(**SMALL, algorithm="local"), strict=True)
+    )
     assert [first.loss for first, _ in pairs[:-1]] == alone
     assert [second.data["algorithm"] for _, second in pairs[-1:]] == ["local"]
     assert (torch.get_num_threads(), signal.getsignal(signal.SIGINT)) == before
@@ -180,7 +195,9 @@ def test_ctrl_c_in_a_round_finishes_it_and_leaves_a_checkpoint(tmp_path, monkeyp
     monkeypatch.setattr(Experiment, "_write_round", write_and_interrupt)
     with pytest.raises(Interrupted):
         rounds.extend(found.round for found in fedproto.stream(**SMALL, out=tmp_path / "run"))
-    assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == ["round-00000002.safetensors"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == [
+        "round-00000002.safetensors"
+    ]
     monkeypatch.undo()
     assert command("resume", tmp_path / "run").code == 0
 
@@ -194,7 +211,9 @@ def test_ctrl_c_in_the_callers_own_code_is_pythons_and_leaves_a_checkpoint(tmp_p
             if found.round == 2:
                 os.kill(os.getpid(), signal.SIGINT)
     assert caught.type is KeyboardInterrupt
-    assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == ["round-00000002.safetensors"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == [
+        "round-00000002.safetensors"
+    ]
 
 
 SCRIPT = """
@@ -211,7 +230,9 @@ def test_a_script_that_dies_in_its_loop_takes_its_processes_with_it(tmp_path):
     script = [sys.executable, "-c", SCRIPT.format(out=str(tmp_path / "run"))]
     ended = subprocess.run(script, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1 and ended.stderr.strip().endswith("OSError: the tracker is down")
-    assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == ["round-00000002.safetensors"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == [
+        "round-00000002.safetensors"
+    ]
 
 
 # --- numbers by name
@@ -220,13 +241,27 @@ def test_a_script_that_dies_in_its_loop_takes_its_processes_with_it(tmp_path):
 def test_scalars_of_a_round_and_of_a_result():
     *rounds, result = fedproto.stream(**SMALL)
     first, second = map(tracking.scalars, rounds[:2])
-    assert set(first) == {"round", "loss/supervised", "loss/regulariser", "bytes_up", "bytes_down", "seconds"}
+    assert set(first) == {
+        "round",
+        "loss/supervised",
+        "loss/regulariser",
+        "bytes_up",
+        "bytes_down",
+        "seconds",
+    }
     assert second["accuracy/head"] == result.metrics[1]["accuracy"]["head"]["mean"]
     assert second["bytes_up"] == result.metrics[1]["bytes_up"]
     final = tracking.scalars(result)
-    assert final["round"] == 5 and final["final/accuracy/prototype"] == result.accuracy["prototype"]["mean"]
+    assert (
+        final["round"] == 5
+        and final["final/accuracy/prototype"] == result.accuracy["prototype"]["mean"]
+    )
     assert final["final/bytes_up"] == sum(line["bytes_up"] for line in result.metrics)
-    assert all(type(value) in (int, float) for numbers in (first, second, final) for value in numbers.values())
+    assert all(
+        type(value) in (int, float)
+        for numbers in (first, second, final)
+        for value in numbers.values()
+    )
 
 
 def test_tensorboard_that_is_not_there_is_named(monkeypatch, tmp_path):
@@ -246,7 +281,12 @@ def run_example(monkeypatch, name, *arguments):
 
 def test_no_example_is_called_like_a_package():
     """`python examples/wandb.py` would import itself."""
-    assert not {path.stem for path in EXAMPLES.glob("*.py")} & {"tensorboard", "wandb", "mlflow", "torch"}
+    assert not {path.stem for path in EXAMPLES.glob("*.py")} & {
+        "tensorboard",
+        "wandb",
+        "mlflow",
+        "torch",
+    }
 
 
 def test_the_tensorboard_example_with_a_writer_that_remembers(monkeypatch, tmp_path, capsys):
@@ -281,7 +321,9 @@ def test_the_tensorboard_example_for_real(monkeypatch, tmp_path, capsys):
     run_example(monkeypatch, "with_tensorboard.py", tmp_path, 5)
     events = reading.EventAccumulator(str(tmp_path))
     events.Reload()
-    assert {"loss/supervised", "loss/regulariser", "accuracy/head", "bytes_up"} <= set(events.Tags()["scalars"])
+    assert {"loss/supervised", "loss/regulariser", "accuracy/head", "bytes_up"} <= set(
+        events.Tags()["scalars"]
+    )
     assert [event.step for event in events.Scalars("bytes_up")] == [1, 2, 3, 4, 5]
     (accuracy,) = events.Scalars("accuracy/head")
     assert f"head {accuracy.value:.2%}" in capsys.readouterr().out
@@ -341,6 +383,10 @@ def test_a_stream_that_a_script_still_holds_when_it_ends_leaves_a_checkpoint(tmp
         "    if found.round == 2:\n"
         "        break\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == ["round-00000002.safetensors"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == [
+        "round-00000002.safetensors"
+    ]

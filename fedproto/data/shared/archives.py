@@ -36,9 +36,13 @@ def unpack(archive: Path, into: Path, pattern: str) -> None:
     aside = into / f".{archive.name}.unpacked"
     shutil.rmtree(aside, ignore_errors=True)  # what a killed run left
     try:
-        names = [name for name, _ in _members(archive)]  # all names are looked at before anything is written
+        names = [
+            name for name, _ in _members(archive)
+        ]  # all names are looked at before anything is written
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise DataError(f"{archive} holds no {pattern}: it is not the archive that was expected")
+            raise DataError(
+                f"{archive} holds no {pattern}: it is not the archive that was expected"
+            )
         for name, opened in _members(archive):
             if fnmatchcase(name, pattern):
                 _write(aside / name, opened)
@@ -70,7 +74,9 @@ def _move(aside: Path, into: Path) -> None:
         target = into / path.name
         if path.is_dir() and target.is_dir():
             _move(path, target)
-        elif not target.exists():  # a file of the user's own stays; whoever checks it says if it is wrong
+        elif (
+            not target.exists()
+        ):  # a file of the user's own stays; whoever checks it says if it is wrong
             path.replace(target)
 
 
@@ -79,9 +85,13 @@ def _members(archive: Path) -> Iterator[Member]:
     for name, kind, opened in _entries(archive):
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
-            raise DataError(f"{archive} is refused: its member {name!r} would be written outside its folder")
+            raise DataError(
+                f"{archive} is refused: its member {name!r} would be written outside its folder"
+            )
         if kind == "other":
-            raise DataError(f"{archive} is refused: its member {name!r} is a link or a device, not a file")
+            raise DataError(
+                f"{archive} is refused: its member {name!r} is a link or a device, not a file"
+            )
         if kind == "file":
             yield str(path), opened
 
@@ -90,7 +100,13 @@ def _entries(archive: Path) -> Iterator[tuple[str, str, Callable[[], IO[bytes] |
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for info in zipped.infolist():
-                kind = "other" if stat.S_ISLNK(info.external_attr >> 16) else "folder" if info.is_dir() else "file"
+                kind = (
+                    "other"
+                    if stat.S_ISLNK(info.external_attr >> 16)
+                    else "folder"
+                    if info.is_dir()
+                    else "file"
+                )
                 yield info.filename, kind, lambda info=info: zipped.open(info)  # type: ignore[misc]
         return
     with tarfile.open(archive) as tar:
@@ -110,7 +126,9 @@ def pack_fonts(archive: Path, into: Path) -> None:
     except (*DAMAGED, OSError) as error:
         raise _damaged(archive, error) from error
     if {label for label, _, _ in rows} != set(range(62)):
-        raise DataError(f"{archive} does not hold Sample001 to Sample062: it is not Chars74K's EnglishFnt.tgz")
+        raise DataError(
+            f"{archive} does not hold Sample001 to Sample062: it is not Chars74K's EnglishFnt.tgz"
+        )
     _save(into / "chars74k_fnt_28.npz", sorted(rows, key=lambda row: row[:2]))
 
 

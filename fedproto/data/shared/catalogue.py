@@ -35,7 +35,9 @@ class DataSet:
     folders: tuple[str, ...]  # where the loader looks
     licence: str
     source: str
-    opened: Callable[[Path, Path], None] | None = None  # archive, folder: makes what the loader wants
+    opened: Callable[[Path, Path], None] | None = (
+        None  # archive, folder: makes what the loader wants
+    )
     inside: tuple[File, ...] = ()  # what that is
 
     @property
@@ -51,11 +53,17 @@ def _plain(path: Path) -> bytes:
 def _rows(path: Path) -> bytes:
     """A CIFAR-10 batch as the binary edition has it, whose checksums are known too: label, pixels, label, ..."""
     batch = cifar10.read_batch(path)
-    return np.concatenate([batch.y[:, None].astype(np.uint8), batch.x[:].reshape(-1, 3072)], 1).tobytes()
+    return np.concatenate(
+        [batch.y[:, None].astype(np.uint8), batch.x[:].reshape(-1, 3072)], 1
+    ).tobytes()
 
 
 def _idx(*rows: tuple[str, int, str]) -> tuple[File, ...]:
-    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    names = [
+        f"{part}-{kind}-ubyte.gz"
+        for part in ("train", "t10k")
+        for kind in ("images-idx3", "labels-idx1")
+    ]
     return tuple(File(name, *row, _plain) for name, row in zip(names, rows, strict=True))
 
 
@@ -100,12 +108,34 @@ CATALOGUE = {
         source="https://www.cs.toronto.edu/~kriz/cifar.html",
         opened=partial(unpack, pattern="cifar-10-batches-py/*"),
         inside=(
-            _batch("data_batch_1", "c99cafc152244af753f735de768cd75f", "5dd7e06a14cb22eb9f671a540d1b7c25"),
-            _batch("data_batch_2", "d4bba439e000b95fd0a9bffe97cbabec", "5ea93a67294ea407fff1d09f752e9692"),
-            _batch("data_batch_3", "54ebc095f3ab1f0389bbae665268c751", "942cd6a4bcdd0dd3c604fbe906cb4421"),
-            _batch("data_batch_4", "634d18415352ddfa80567beed471001a", "ae636b3ba5c66a11e91e8cb52e771fcb"),
-            _batch("data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb", "53f37980c15c3d472c316c40844f3f0d"),
-            _batch("test_batch", "40351d587109b95175f43aff81a1287e", "803d5f7f4d78ea53de84dbe85f74fb6d"),
+            _batch(
+                "data_batch_1",
+                "c99cafc152244af753f735de768cd75f",
+                "5dd7e06a14cb22eb9f671a540d1b7c25",
+            ),
+            _batch(
+                "data_batch_2",
+                "d4bba439e000b95fd0a9bffe97cbabec",
+                "5ea93a67294ea407fff1d09f752e9692",
+            ),
+            _batch(
+                "data_batch_3",
+                "54ebc095f3ab1f0389bbae665268c751",
+                "942cd6a4bcdd0dd3c604fbe906cb4421",
+            ),
+            _batch(
+                "data_batch_4",
+                "634d18415352ddfa80567beed471001a",
+                "ae636b3ba5c66a11e91e8cb52e771fcb",
+            ),
+            _batch(
+                "data_batch_5",
+                "482c414d41f54cd18b22e5b47cb7c3cb",
+                "53f37980c15c3d472c316c40844f3f0d",
+            ),
+            _batch(
+                "test_batch", "40351d587109b95175f43aff81a1287e", "803d5f7f4d78ea53de84dbe85f74fb6d"
+            ),
         ),
     ),
     "cifar100": DataSet(

@@ -58,13 +58,18 @@ def check(name: str, places: DataFolders) -> list[Finding]:
     """A finding for each file that the loader wants."""
     data = named(name)
     found = [(file, find(data, file, places)) for file in data.wanted]
-    return [compare(path, file) if path else Finding(Path(file.name), MISSING, False) for file, path in found]
+    return [
+        compare(path, file) if path else Finding(Path(file.name), MISSING, False)
+        for file, path in found
+    ]
 
 
 def check_all(name: str | None, places: DataFolders) -> list[tuple[str, Finding]]:
     """Findings with their data set: of one, which must be there, or of all of which something is."""
     findings = {each: check(each, places) for each in ([name] if name else CATALOGUE)}
-    there = {each for each, some in findings.items() if any(finding.state != MISSING for finding in some)}
+    there = {
+        each for each, some in findings.items() if any(finding.state != MISSING for finding in some)
+    }
     if name and not there:
         looked = ", ".join(map(str, places.folders()))
         raise DataError(f"{name} was not found in {looked}: `fedproto data get {name}` gets it")
@@ -76,7 +81,11 @@ def overview(places: DataFolders) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, data in CATALOGUE.items():
         paths = [path for file in data.wanted if (path := find(data, file, places))]
-        whole = "" if len(paths) == len(data.wanted) else f"{len(paths)} of {len(data.wanted)} files in "
+        whole = (
+            ""
+            if len(paths) == len(data.wanted)
+            else f"{len(paths)} of {len(data.wanted)} files in "
+        )
         there = f"{whole}{paths[0].parent}" if paths else "no"
         sizes = [file.size for file in data.files]
         download = "not known" if None in sizes else f"{sum(filter(None, sizes)) / 1e6:.1f} MB"
@@ -106,10 +115,14 @@ def _md5(path: Path) -> str:
 # --- getting what is not
 
 
-def get(name: str, places: DataFolders, mirror: str | None = None, told: Told = lambda *_: None) -> Path:
+def get(
+    name: str, places: DataFolders, mirror: str | None = None, told: Told = lambda *_: None
+) -> Path:
     """Download what is missing of a data set; the folder that holds it."""
     data = named(name)
-    if mirror is not None and not (mirror.isascii() and re.fullmatch(r"https?://[^/[\]\s]\S*", mirror)):
+    if mirror is not None and not (
+        mirror.isascii() and re.fullmatch(r"https?://[^/[\]\s]\S*", mirror)
+    ):
         raise ConfigError(f"--mirror {mirror} is no address: it starts with http:// or https://")
     folder, url = places.folders()[0] / data.into, f"{mirror.rstrip('/')}/" if mirror else data.url
     missing = [file for file in data.wanted if find(data, file, places) is None]
@@ -125,7 +138,9 @@ def get(name: str, places: DataFolders, mirror: str | None = None, told: Told = 
         else:
             _open_archive(data, url, folder, told)
     except OSError as error:
-        raise DataError(f"{folder} cannot be written: {error}; name another folder with --data-dir") from error
+        raise DataError(
+            f"{folder} cannot be written: {error}; name another folder with --data-dir"
+        ) from error
     _refuse_wrong(name, places)
     return folder
 
@@ -133,9 +148,13 @@ def get(name: str, places: DataFolders, mirror: str | None = None, told: Told = 
 def _refuse_wrong(name: str, places: DataFolders) -> None:
     for finding in check(name, places):
         if finding.state == MISSING:
-            raise DataError(f"{finding.path} is not in what was downloaded for {name}: it is not what was expected")
+            raise DataError(
+                f"{finding.path} is not in what was downloaded for {name}: it is not what was expected"
+            )
         if not finding.good:
-            raise DataError(f"{finding.path} is {finding.state}: remove it, and `fedproto data get {name}` gets it")
+            raise DataError(
+                f"{finding.path} is {finding.state}: remove it, and `fedproto data get {name}` gets it"
+            )
 
 
 def _open_archive(data: DataSet, url: str, folder: Path, told: Told) -> None:
@@ -144,7 +163,9 @@ def _open_archive(data: DataSet, url: str, folder: Path, told: Told) -> None:
     archive = folder / file.name
     given = archive.exists()
     if given and not compare(archive, file).good:
-        raise DataError(f"{archive} is not the published file: remove it, or put the right one there")
+        raise DataError(
+            f"{archive} is not the published file: remove it, or put the right one there"
+        )
     if not given:
         _obtain(url, folder, file, told)
     assert data.opened is not None
@@ -166,7 +187,9 @@ def _obtain(url: str, folder: Path, file: File, told: Told) -> None:
     tag.unlink(missing_ok=True)
     if file.md5 is not None and (found := _md5(part)) != file.md5:
         part.unlink()
-        raise DataError(f"{url}{file.name} is not the published file (md5 {found}, not {file.md5}): nothing was kept")
+        raise DataError(
+            f"{url}{file.name} is not the published file (md5 {found}, not {file.md5}): nothing was kept"
+        )
     part.replace(target)
 
 
@@ -211,7 +234,9 @@ def _continue(url: str, part: Path, tag: Path, file: File, told: Told) -> None:
                 told(file.name, here, total or file.size)
                 if file.size is not None and here > file.size:
                     _forget(part, tag)
-                    raise _refusal(url, part, f"sends more than the {file.size} bytes that {file.name} has")
+                    raise _refusal(
+                        url, part, f"sends more than the {file.size} bytes that {file.name} has"
+                    )
     if here != (total or here) or here != (file.size or here):
         raise HTTPException(f"it broke off after {here} of {total or file.size} bytes")
 
@@ -221,7 +246,9 @@ def _ask(url: str, part: Path, tag: Path) -> HTTPResponse:
     if here:
         headers["Range"] = f"bytes={here}-"
         if tag.exists() and (mark := tag.read_text()):
-            headers["If-Range"] = mark  # if the file has changed, the server starts from its beginning
+            headers["If-Range"] = (
+                mark  # if the file has changed, the server starts from its beginning
+            )
     try:
         return urlopen(Request(url, headers=headers), timeout=TIMEOUT)
     except HTTPError as error:

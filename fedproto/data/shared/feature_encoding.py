@@ -49,7 +49,9 @@ class Number:
                 "leave empty what is missing, or write NA"
             )
         with np.errstate(over="ignore"):
-            x = np.nan_to_num((found - self.mean) / self.std, posinf=np.inf, neginf=-np.inf).astype(np.float32)
+            x = np.nan_to_num((found - self.mean) / self.std, posinf=np.inf, neginf=-np.inf).astype(
+                np.float32
+            )
         beyond = np.flatnonzero(~np.isfinite(x))
         if len(beyond):
             raise DataError(
@@ -91,8 +93,12 @@ class Columns:
 
     def strangers(self, table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The columns with texts that no training row holds, and the rows of those."""
-        kept = {column.name: column.values for column in self.columns if isinstance(column, Category)}
-        rows = {name: np.flatnonzero(~np.isin(table[name], values)) for name, values in kept.items()}
+        kept = {
+            column.name: column.values for column in self.columns if isinstance(column, Category)
+        }
+        rows = {
+            name: np.flatnonzero(~np.isin(table[name], values)) for name, values in kept.items()
+        }
         return {name: each for name, each in rows.items() if len(each)}
 
     @property
@@ -203,7 +209,9 @@ def _are_columns(given: Any) -> bool:
     if not isinstance(given, list) or not given:
         return False
     number, category = {"mean": _is_number, "std": _is_deviation}, {"values": _are_ordered}
-    each_is = [_is(each, name=_is_text, **number) or _is(each, name=_is_text, **category) for each in given]
+    each_is = [
+        _is(each, name=_is_text, **number) or _is(each, name=_is_text, **category) for each in given
+    ]
     return all(each_is) and len({each["name"] for each in given}) == len(given)
 
 
@@ -213,7 +221,9 @@ def _is_text(given: Any) -> bool:
 
 def _are_texts(given: Any) -> bool:
     """Different ones, and one at least."""
-    return isinstance(given, list) and all(map(_is_text, given)) and 0 < len(set(given)) == len(given)
+    return (
+        isinstance(given, list) and all(map(_is_text, given)) and 0 < len(set(given)) == len(given)
+    )
 
 
 def _are_ordered(given: Any) -> bool:

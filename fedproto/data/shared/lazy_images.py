@@ -18,13 +18,22 @@ WIDE = ("I", "F")  # how its names for more than 8 bits a channel begin
 class Lazy:
     """Rows that a function of their numbers reads; what `Split.x` needs of an array, and no more."""
 
-    def __init__(self, shape: tuple[int, ...], read: Callable[[np.ndarray], np.ndarray], dtype: Any = np.uint8) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        read: Callable[[np.ndarray], np.ndarray],
+        dtype: Any = np.uint8,
+    ) -> None:
         self.shape, self.dtype, self._read = shape, np.dtype(dtype), read
 
     @staticmethod
     def over(array: Lazy | np.ndarray) -> Lazy:
         """A lazy array as it is, and one mapped from a file as a lazy one."""
-        return array if isinstance(array, Lazy) else Lazy(array.shape, lambda rows: array[rows], array.dtype)
+        return (
+            array
+            if isinstance(array, Lazy)
+            else Lazy(array.shape, lambda rows: array[rows], array.dtype)
+        )
 
     @property
     def ndim(self) -> int:
@@ -42,13 +51,17 @@ class Lazy:
     def subset(self, index: np.ndarray) -> Lazy:
         """Some of the rows, still unread."""
         rows = np.arange(len(self))[index]
-        return Lazy((len(rows), *self.shape[1:]), lambda wanted: self._read(rows[wanted]), self.dtype)
+        return Lazy(
+            (len(rows), *self.shape[1:]), lambda wanted: self._read(rows[wanted]), self.dtype
+        )
 
 
 class Images(Lazy):
     """Image files: (n, height, width) in mode "L", (n, 3, height, width) in mode "RGB"; `shape` is (height, width)."""
 
-    def __init__(self, paths: Sequence[str | Path], shape: tuple[int, int], mode: str, resize: bool = False) -> None:
+    def __init__(
+        self, paths: Sequence[str | Path], shape: tuple[int, int], mode: str, resize: bool = False
+    ) -> None:
         def read(rows: np.ndarray) -> np.ndarray:
             return decode([(paths[row], str(paths[row])) for row in rows], shape, mode, resize)
 
@@ -87,14 +100,20 @@ def opened(file: str | Path | BinaryIO, where: str) -> Image.Image:
     try:
         image = Image.open(file)
     except Exception as error:
-        why = "it cannot be identified" if isinstance(error, Image.UnidentifiedImageError) else error
+        why = (
+            "it cannot be identified" if isinstance(error, Image.UnidentifiedImageError) else error
+        )
         raise DataError(f"{where} is damaged or no image: {why}") from error
     if image.mode.startswith(WIDE):  # pillow would cut them off at 255
-        raise DataError(f"{where} has more than 8 bits a channel (mode {image.mode}), and no more are accepted")
+        raise DataError(
+            f"{where} has more than 8 bits a channel (mode {image.mode}), and no more are accepted"
+        )
     return image
 
 
-def agreed(files: Iterable[Named], size: int | None, grey: bool | None) -> tuple[tuple[int, int], str]:
+def agreed(
+    files: Iterable[Named], size: int | None, grey: bool | None
+) -> tuple[tuple[int, int], str]:
     """(height, width) and mode of all images: as the options say, else what the files agree on.
 
     Where both options are given, no file is opened.
@@ -113,4 +132,6 @@ def agreed(files: Iterable[Named], size: int | None, grey: bool | None) -> tuple
 
 def _another_size(where: str, found: tuple[int, ...], others: tuple[int, ...]) -> DataError:
     one, other = (f"{height}x{width}" for height, width in (found, others))
-    return DataError(f"{where} has {one} pixels but others have {other}: with size=N every image is resized to NxN")
+    return DataError(
+        f"{where} has {one} pixels but others have {other}: with size=N every image is resized to NxN"
+    )

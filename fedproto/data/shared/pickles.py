@@ -84,7 +84,9 @@ class _DataType:
 
     def numpy_type(self) -> np.dtype:
         if self.is_object:
-            raise pickle.UnpicklingError("its array holds raw bytes as objects, and numbers are wanted")
+            raise pickle.UnpicklingError(
+                "its array holds raw bytes as objects, and numbers are wanted"
+            )
         return np.dtype(self.code)
 
 
@@ -106,7 +108,9 @@ class _ArraysOnly(pickle._Unpickler):
             return stand_ins[name]
         if (module, name) == ("_codecs", "encode"):  # how protocol 2 writes bytes
             return self._encode
-        raise pickle.UnpicklingError(f"it wants {module}.{name}, which a data file has no business with")
+        raise pickle.UnpicklingError(
+            f"it wants {module}.{name}, which a data file has no business with"
+        )
 
     # Bound methods, since a pickle can set attributes of what `find_class` returns, but not of these.
 
@@ -137,7 +141,9 @@ def _numbers_of(content: Any, dtype: _DataType, shape: Any, order: Any) -> np.nd
     sides = _checked_shape(shape)
     kind = dtype.numpy_type()
     if math.prod(sides) * kind.itemsize != len(content):
-        raise pickle.UnpicklingError(f"an array of shape {sides} and type {kind} has {len(content)} bytes")
+        raise pickle.UnpicklingError(
+            f"an array of shape {sides} and type {kind} has {len(content)} bytes"
+        )
     return np.frombuffer(bytes(content), kind).reshape(sides, order=order)
 
 

@@ -21,7 +21,9 @@ class Preparation:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     scale: float = 1.0
-    encoding: Encoding | None = None  # of rows of a table, or texts: how they become numbers, before all this
+    encoding: Encoding | None = (
+        None  # of rows of a table, or texts: how they become numbers, before all this
+    )
 
     def __call__(self, x: np.ndarray) -> Tensor:
         """Of inputs that anybody may have given."""
@@ -38,15 +40,25 @@ class Preparation:
         x = np.asarray(x)
         self._refuse(x)
         n, flat = len(x), math.prod(self.shape)
-        if x.shape[1:] == (*self.shape[1:], self.shape[0]) != self.shape:  # as pillow and most files have images
+        if (
+            x.shape[1:] == (*self.shape[1:], self.shape[0]) != self.shape
+        ):  # as pillow and most files have images
             x = np.moveaxis(x, -1, 1)
-        if x.shape[1:] not in (self.shape, (flat,), self.shape[1:] if self.shape[0] == 1 else self.shape):
-            raise DataError(f"inputs of shape {x.shape[1:]} were given, where {self.shape} is wanted")
+        if x.shape[1:] not in (
+            self.shape,
+            (flat,),
+            self.shape[1:] if self.shape[0] == 1 else self.shape,
+        ):
+            raise DataError(
+                f"inputs of shape {x.shape[1:]} were given, where {self.shape} is wanted"
+            )
         return np.array(x, np.float32, order="C").reshape(n, *self.shape)
 
     def _refuse(self, x: np.ndarray) -> None:
         if x.ndim < 2 or x.dtype.kind not in "fiub":
-            raise DataError(f"inputs must be numbers with one row a sample, not {x.dtype} of shape {x.shape}")
+            raise DataError(
+                f"inputs must be numbers with one row a sample, not {x.dtype} of shape {x.shape}"
+            )
         with np.errstate(over="ignore"):
             finite = x.dtype.kind != "f" or np.isfinite(x.astype(np.float32, copy=False)).all()
         if not finite:

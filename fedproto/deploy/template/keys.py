@@ -30,9 +30,15 @@ def called(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def certificate(name: str, key: ec.EllipticCurvePrivateKey, issuer: x509.Name, days: int) -> x509.CertificateBuilder:
-    builder = x509.CertificateBuilder(issuer, called(name), key.public_key(), x509.random_serial_number())
-    return builder.not_valid_before(NOW - datetime.timedelta(minutes=5)).not_valid_after(NOW + datetime.timedelta(days))
+def certificate(
+    name: str, key: ec.EllipticCurvePrivateKey, issuer: x509.Name, days: int
+) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder(
+        issuer, called(name), key.public_key(), x509.random_serial_number()
+    )
+    return builder.not_valid_before(NOW - datetime.timedelta(minutes=5)).not_valid_after(
+        NOW + datetime.timedelta(days)
+    )
 
 
 def host(name: str) -> x509.GeneralName:
@@ -46,29 +52,41 @@ def authority_and_server(hosts: list[str]) -> None:
     root, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     issuer = called("federation CA")
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    ca = certificate("federation CA", root, issuer, 3650).add_extension(x509.BasicConstraints(True, 0), True)
+    ca = certificate("federation CA", root, issuer, 3650).add_extension(
+        x509.BasicConstraints(True, 0), True
+    )
     ca = ca.add_extension(usage, True)
     ca = ca.add_extension(x509.SubjectKeyIdentifier.from_public_key(root.public_key()), False)
     write("ca.crt", ca.sign(root, hashes.SHA256()).public_bytes(PEM))
-    server = certificate("federation server", own, issuer, 825).add_extension(x509.BasicConstraints(False, None), True)
+    server = certificate("federation server", own, issuer, 825).add_extension(
+        x509.BasicConstraints(False, None), True
+    )
     server = server.add_extension(x509.SubjectAlternativeName(list(map(host, hosts))), False)
     server = server.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
-    server = server.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key()), False)
+    server = server.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key()), False
+    )
     write("server.pem", server.sign(root, hashes.SHA256()).public_bytes(PEM))
     plain = serialization.NoEncryption()
-    write("server.key", own.private_bytes(PEM, serialization.PrivateFormat.PKCS8, plain), secret=True)
+    write(
+        "server.key", own.private_bytes(PEM, serialization.PrivateFormat.PKCS8, plain), secret=True
+    )
 
 
 def member(name: str) -> None:
     key, plain = ec.generate_private_key(ec.SECP384R1()), serialization.NoEncryption()
     write(name, key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, plain), secret=True)
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     write(f"{name}.pub", public)
 
 
 def main(words: list[str]) -> None:
     hosts, _, members = (
-        (words[: words.index("--")], None, words[words.index("--") + 1 :]) if "--" in words else (words, None, [])
+        (words[: words.index("--")], None, words[words.index("--") + 1 :])
+        if "--" in words
+        else (words, None, [])
     )
     KEYS.mkdir(mode=0o700, exist_ok=True)
     if not (KEYS / "ca.crt").exists():

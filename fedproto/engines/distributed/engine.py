@@ -51,7 +51,9 @@ Build = Callable[[Shard], Engine]  # the inner engine of the clients a rank hold
 
 def _build(build: Build) -> Engine:
     """This rank's inner engine, once every rank has its own."""
-    return _in_step(lambda: build(Shard(dist.get_rank(), dist.get_world_size())), lambda inner: None)[0]
+    return _in_step(
+        lambda: build(Shard(dist.get_rank(), dist.get_world_size())), lambda inner: None
+    )[0]
 
 
 def _train(
@@ -64,23 +66,34 @@ def _train(
         return shares
 
     shares, reports = _in_step(work, lambda shares: [share.report() for share in shares])
-    chunks, layouts = ([[report[kind] for report in each] for each in zip(*reports, strict=True)] for kind in (0, 1))
+    chunks, layouts = (
+        [[report[kind] for report in each] for each in zip(*reports, strict=True)]
+        for kind in (0, 1)
+    )
     combine = _add_up if algorithm.additive else _stack_up
     trees = [combine(each, share.tree) for each, share in zip(layouts, shares, strict=True)]
     if dist.get_rank():
         return []
-    return [_in_order(each, tree, algorithm.additive) for each, tree in zip(chunks, trees, strict=True)]
+    return [
+        _in_order(each, tree, algorithm.additive) for each, tree in zip(chunks, trees, strict=True)
+    ]
 
 
 def _evaluate(inner: Engine, algorithm: Algorithm, servers: list[Tree]) -> list[Tree]:
-    tables, layouts = _in_step(lambda: inner.evaluate(servers), lambda tables: [_layout(table) for table in tables])
-    return [_add_up(each, table) for table, each in zip(tables, zip(*layouts, strict=True), strict=True)]
+    tables, layouts = _in_step(
+        lambda: inner.evaluate(servers), lambda tables: [_layout(table) for table in tables]
+    )
+    return [
+        _add_up(each, table) for table, each in zip(tables, zip(*layouts, strict=True), strict=True)
+    ]
 
 
 def _export(inner: Engine, algorithm: Algorithm, trees: list[Tree], federation: int) -> Tree:
     own, layouts = _in_step(lambda: inner.export(federation), _layout)
     entries = [entry for tree in _bring_together(layouts, own) for entry in tree.items()]
-    return dict(sorted(entries, key=lambda entry: int(entry[0].partition(".")[0])))  # a state's own order stays
+    return dict(
+        sorted(entries, key=lambda entry: int(entry[0].partition(".")[0]))
+    )  # a state's own order stays
 
 
 def _restore(inner: Engine, algorithm: Algorithm, trees: list[Tree], federation: int) -> None:
@@ -107,7 +120,9 @@ class _Share:
         self.chunks.append(chunk._replace(uploads=Upload({}, {})))
         if len(chunk.speakers) and chunk.uploads.sums:
             self.uploads.append(chunk.uploads)
-            self.uploads = [sum_uploads(join_uploads(self.uploads))] if self.additive else self.uploads
+            self.uploads = (
+                [sum_uploads(join_uploads(self.uploads))] if self.additive else self.uploads
+            )
 
     @cached_property
     def tree(self) -> Tree:
@@ -115,11 +130,15 @@ class _Share:
         if not self.uploads:
             return {}
         sums, weights = join_uploads(self.uploads)
-        return {f"sums.{name}": v for name, v in sums.items()} | {f"weights.{name}": v for name, v in weights.items()}
+        return {f"sums.{name}": v for name, v in sums.items()} | {
+            f"weights.{name}": v for name, v in weights.items()
+        }
 
     def report(self) -> tuple[Chunk, Layout]:
         nobody = torch.zeros(0, dtype=torch.int64)
-        none = Chunk(self.federation, nobody, nobody.reshape(0, 2), {}, nobody.bool(), nobody, Upload({}, {}))
+        none = Chunk(
+            self.federation, nobody, nobody.reshape(0, 2), {}, nobody.bool(), nobody, Upload({}, {})
+        )
         return _one([none, *map(_on_cpu, self.chunks)]), _layout(self.tree)
 
 
@@ -131,7 +150,8 @@ def _on_cpu(chunk: Chunk) -> Chunk:
 def _one(chunks: Sequence[Chunk]) -> Chunk:
     """Chunks of one federation as one, but for their uploads."""
     clients, sizes, sound, speakers = (
-        torch.cat([getattr(chunk, name) for chunk in chunks]) for name in ("clients", "sizes", "sound", "speakers")
+        torch.cat([getattr(chunk, name) for chunk in chunks])
+        for name in ("clients", "sizes", "sound", "speakers")
     )
     loss = concatenate_rows([chunk.loss for chunk in chunks])
     return Chunk(chunks[0].federation, clients, sizes, loss, sound, speakers, Upload({}, {}))
@@ -143,10 +163,15 @@ def _in_order(chunks: Sequence[Chunk], tree: Tree, additive: bool) -> Chunk:
     order, spoken = whole.clients.argsort(), whole.speakers.argsort()
     if not additive:
         tree = {name: value[spoken.to(value.device)] for name, value in tree.items()}
-    sums, weights = ({n.removeprefix(p): v for n, v in tree.items() if n.startswith(p)} for p in ("sums.", "weights."))
+    sums, weights = (
+        {n.removeprefix(p): v for n, v in tree.items() if n.startswith(p)}
+        for p in ("sums.", "weights.")
+    )
     loss = {name: value[order] for name, value in whole.loss.items()}
     clients, sizes, sound = whole.clients[order], whole.sizes[order], whole.sound[order]
-    return Chunk(whole.federation, clients, sizes, loss, sound, whole.speakers[spoken], Upload(sums, weights))
+    return Chunk(
+        whole.federation, clients, sizes, loss, sound, whole.speakers[spoken], Upload(sums, weights)
+    )
 
 
 def serve(build: Build, algorithm: Algorithm) -> None:
@@ -189,11 +214,15 @@ class DistributedEngine:
     def __init__(self, build: Build, algorithm: Algorithm, group: Group) -> None:
         self.build, self.algorithm, self.group = build, algorithm, group
         self.inner: Engine | None = None  # while the processes run
-        self.states: dict[int, Tree] = {}  # while they do not: of the federations that have left their start
+        self.states: dict[
+            int, Tree
+        ] = {}  # while they do not: of the federations that have left their start
         self.federations = 0
         self.in_step = True  # all processes live and wait for orders
 
-    def train(self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]) -> Iterator[Chunk]:
+    def train(
+        self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]
+    ) -> Iterator[Chunk]:
         """Train the sampled clients; gives one chunk a federation, when all ranks are done."""
         self._start(len(servers))
         return iter(self._order("train", servers, round, list(cohorts)))
@@ -208,7 +237,11 @@ class DistributedEngine:
         self._refuse_if_lost()
         if self.inner is not None:
             return self._order("export", [], federation)
-        return self.states[federation] if federation in self.states else self.build(Shard()).export(federation)
+        return (
+            self.states[federation]
+            if federation in self.states
+            else self.build(Shard()).export(federation)
+        )
 
     def restore(self, federation: int, tree: Tree) -> None:
         """Take up what `export` gave; before the start it is kept, once an engine for all clients found it fitting."""
@@ -280,7 +313,9 @@ class DistributedEngine:
         """Have all ranks do something. Until all have, they are not in step: Ctrl-C may end this one's part in it."""
         self.in_step = False
         _announce(order)
-        same = [_send_to_all(layout, tree) for layout, tree in zip(order.layouts, trees, strict=True)]
+        same = [
+            _send_to_all(layout, tree) for layout, tree in zip(order.layouts, trees, strict=True)
+        ]
         try:
             done = PARTS[order.method](self.inner, self.algorithm, same, *order.arguments)
         except KnownToAllError:

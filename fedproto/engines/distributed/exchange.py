@@ -18,7 +18,9 @@ from fedproto.core.tensors import concatenate_rows
 from fedproto.core.types import Tree
 from fedproto.errors import KnownToAllError, LostProcessError, TrainingError
 
-Layout = tuple[tuple[str, tuple[int, ...], torch.dtype, str], ...]  # names, shapes, types and devices of a tree
+Layout = tuple[
+    tuple[str, tuple[int, ...], torch.dtype, str], ...
+]  # names, shapes, types and devices of a tree
 
 
 Did = TypeVar("Did")
@@ -54,7 +56,9 @@ class Order(NamedTuple):
 
 
 def _layout(tree: Tree) -> Layout:
-    return tuple((name, tuple(value.shape), value.dtype, value.device.type) for name, value in tree.items())
+    return tuple(
+        (name, tuple(value.shape), value.dtype, value.device.type) for name, value in tree.items()
+    )
 
 
 def _union(layouts: Sequence[Layout]) -> Layout:

@@ -51,7 +51,9 @@ class _Forked:
 
     def open(self) -> None:
         _refuse_to_fork()
-        atexit.register(self.kill)  # before multiprocessing sends SIGTERM, which they ignore, and waits for them
+        atexit.register(
+            self.kill
+        )  # before multiprocessing sends SIGTERM, which they ignore, and waits for them
         folder = tempfile.mkdtemp(prefix="fedproto-")
         _rest_threads()
         gc.collect()  # process groups of earlier runs: their threads do not live on in a fork
@@ -65,8 +67,18 @@ class _Forked:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _fork(self, rank: int, path: str) -> None:
-        arguments = self.build, self.algorithm, path, rank, self.size, torch.get_num_threads(), os.getpid()
-        worker = multiprocessing.get_context("fork").Process(target=_work, args=arguments, daemon=True)
+        arguments = (
+            self.build,
+            self.algorithm,
+            path,
+            rank,
+            self.size,
+            torch.get_num_threads(),
+            os.getpid(),
+        )
+        worker = multiprocessing.get_context("fork").Process(
+            target=_work, args=arguments, daemon=True
+        )
         with held_back():
             worker.start()
         self.workers.append(worker)
@@ -106,15 +118,21 @@ def is_daemon() -> bool:
 
 def _refuse_to_fork() -> None:
     if "fork" not in multiprocessing.get_all_start_methods():
-        raise ConfigError("engine processes needs an operating system that can fork: use another engine, or torchrun")
+        raise ConfigError(
+            "engine processes needs an operating system that can fork: use another engine, or torchrun"
+        )
     if torch.cuda.is_initialized():
         raise ConfigError(
             "engine processes forks, but this process uses CUDA: take device cpu, or torchrun with a process a GPU"
         )
     if is_daemon():
-        raise ConfigError("engine processes cannot start processes inside a daemonic one, as of a pool: use vectorised")
+        raise ConfigError(
+            "engine processes cannot start processes inside a daemonic one, as of a pool: use vectorised"
+        )
     if dist.is_initialized():
-        raise ConfigError("engine processes needs torch.distributed for itself, but this process is in a group already")
+        raise ConfigError(
+            "engine processes needs torch.distributed for itself, but this process is in a group already"
+        )
 
 
 def _rest_threads() -> None:
@@ -126,7 +144,9 @@ def _rest_threads() -> None:
                 ctypes.CDLL(library).omp_pause_resource_all(2)  # hard: they start anew when needed
 
 
-def _work(build: Build, algorithm: Algorithm, path: str, rank: int, size: int, threads: int, parent: int) -> None:
+def _work(
+    build: Build, algorithm: Algorithm, path: str, rank: int, size: int, threads: int, parent: int
+) -> None:
     """The life of a forked process."""
     gc.freeze()  # what it inherits is the parent's to clean up: the end of a process group waits for its threads
     _die_with(parent)

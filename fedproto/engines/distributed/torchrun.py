@@ -27,7 +27,9 @@ def under_torchrun() -> bool:
 
 def refuse_torchrun(command: str) -> None:
     if under_torchrun():
-        raise ConfigError(f"fedproto {command} does not share its work out over ranks: torchrun takes run and resume")
+        raise ConfigError(
+            f"fedproto {command} does not share its work out over ranks: torchrun takes run and resume"
+        )
 
 
 def ranks() -> int:
@@ -60,7 +62,11 @@ def take_device() -> None:
 def join(build: Build, algorithm: Algorithm, device: torch.device) -> DistributedEngine | Follower:
     """The engine of this process among those that torchrun started: rank 0's, or one that can only `serve`."""
     group = _Torchrun(device)
-    return Follower(build, algorithm, group) if follows() else DistributedEngine(build, algorithm, group)
+    return (
+        Follower(build, algorithm, group)
+        if follows()
+        else DistributedEngine(build, algorithm, group)
+    )
 
 
 class _Torchrun:
@@ -99,7 +105,9 @@ class Follower:
     def close(self) -> None:
         pass
 
-    def train(self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]) -> Iterator[Chunk]:
+    def train(
+        self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]
+    ) -> Iterator[Chunk]:
         raise self._refusal()
 
     def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:

@@ -91,7 +91,11 @@ def _normalise_back_kernel(
         row, at, there = _row_tile(rows, start, M, ROWS, BLOCK)
         slope = tl.load(dy + at, mask=there, other=0).to(WIDE)
         plain += slope
-        scaled += slope * (tl.load(x + at, mask=there, other=0).to(WIDE) - mean[:, None]) * factor[:, None]
+        scaled += (
+            slope
+            * (tl.load(x + at, mask=there, other=0).to(WIDE) - mean[:, None])
+            * factor[:, None]
+        )
     shift = tl.sum(plain, 1)
     scale = tl.sum(scaled, 1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -122,9 +126,13 @@ def _descend_kernel(
     at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     there = at < size
     place = client * size + at
-    new = tl.load(momentum + client) * tl.load(speed + place, mask=there) + tl.load(gradient + place, mask=there)
+    new = tl.load(momentum + client) * tl.load(speed + place, mask=there) + tl.load(
+        gradient + place, mask=there
+    )
     tl.store(speed + place, new, mask=there)
-    tl.store(value + place, tl.load(value + place, mask=there) - tl.load(rate + client) * new, mask=there)
+    tl.store(
+        value + place, tl.load(value + place, mask=there) - tl.load(rate + client) * new, mask=there
+    )
 
 
 def _tile(rows: int, values: int) -> tuple[int, int]:
@@ -137,7 +145,9 @@ def _wide(x: Tensor) -> Any:
     return tl.float64 if x.dtype == torch.float64 else tl.float32
 
 
-def _normalise(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _normalise(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, values = x.shape
     y, mean, variance = torch.empty_like(x), weight.new_empty(rows), weight.new_empty(rows)
     tile = _tile(rows, values)
@@ -156,7 +166,20 @@ def _normalise_back(
     tile = _tile(rows, values)
     with torch.cuda.device_of(x):
         _normalise_back_kernel[(-(-rows // tile[0]),)](
-            dy.contiguous(), x, weight, mean, variance, dx, dw, db, rows, eps, values, _wide(x), *tile, num_warps=4
+            dy.contiguous(),
+            x,
+            weight,
+            mean,
+            variance,
+            dx,
+            dw,
+            db,
+            rows,
+            eps,
+            values,
+            _wide(x),
+            *tile,
+            num_warps=4,
         )
     return dx, dw, db
 
@@ -174,9 +197,15 @@ def descend(value: Tensor, speed: Tensor, gradient: Tensor, momentum: Tensor, ra
 # The same on a CPU, for tests -----------------------------------------------------------------------------------------
 
 
-def _normalise_plain(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _normalise_plain(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     variance, mean = torch.var_mean(x, 1, correction=0)
-    return (x - mean[:, None]) * (weight / (variance + eps).sqrt())[:, None] + bias[:, None], mean, variance
+    return (
+        (x - mean[:, None]) * (weight / (variance + eps).sqrt())[:, None] + bias[:, None],
+        mean,
+        variance,
+    )
 
 
 def _normalise_back_plain(
@@ -185,7 +214,9 @@ def _normalise_back_plain(
     factor = (variance + eps).rsqrt()
     normal = (x - mean[:, None]) * factor[:, None]
     dw, db = (dy * normal).sum(1), dy.sum(1)
-    dx = (weight * factor)[:, None] * (dy - dy.mean(1, keepdim=True) - normal * (dw / x.shape[1])[:, None])
+    dx = (weight * factor)[:, None] * (
+        dy - dy.mean(1, keepdim=True) - normal * (dw / x.shape[1])[:, None]
+    )
     return dx, dw, db
 
 
@@ -194,7 +225,11 @@ normalise = operation(
     "(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
     _normalise,
     _normalise_plain,
-    lambda x, weight, bias, eps: (torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)),
+    lambda x, weight, bias, eps: (
+        torch.empty_like(x),
+        torch.empty_like(weight),
+        torch.empty_like(weight),
+    ),
 )
 normalise_back = operation(
     "normalise_back",
@@ -213,7 +248,9 @@ class Normalised(Function):
     """BatchNorm of each row of x (rows, values) in training, and the rows' means and variances, without a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         x = x.contiguous()  # a row's values are read one after the other
         y, mean, variance = normalise(x, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, variance)

@@ -94,7 +94,9 @@ def fused(function: Callable[[Tree], Any], example: Tree) -> Callable[[Tree], An
     with fusing(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = make_fx(flat)(*(value.clone() for value in example.values()))
-    compiled = torch.compile(program, fullgraph=True, dynamic=False, options={"triton.cudagraphs": False})
+    compiled = torch.compile(
+        program, fullgraph=True, dynamic=False, options={"triton.cudagraphs": False}
+    )
 
     def call(tensors: Tree) -> Any:
         with torch.no_grad(), warnings.catch_warnings():

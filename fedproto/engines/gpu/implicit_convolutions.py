@@ -36,7 +36,8 @@ def usable(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and channels * outputs <= 1024
         and rows * columns <= 64
-        and x[:1].numel() * max(1, outputs / channels) < 2**31  # addresses within a client are 32 bits wide
+        and x[:1].numel() * max(1, outputs / channels)
+        < 2**31  # addresses within a client are 32 bits wide
     )
 
 
@@ -44,7 +45,9 @@ def usable(x: Tensor, weight: Tensor) -> bool:
 
 
 @jit
-def _places(start: Value, places: Value, BLOCK: constexpr, HEIGHT: constexpr, WIDTH: constexpr) -> Value:
+def _places(
+    start: Value, places: Value, BLOCK: constexpr, HEIGHT: constexpr, WIDTH: constexpr
+) -> Value:
     """Image, row and column of BLOCK positions from `start` on, and which of them there are; the others are clamped."""
     place = start + tl.arange(0, BLOCK)
     there = place < places
@@ -105,7 +108,9 @@ def _convolution_kernel(
                 o = first + t
                 if CO % CHANNELS != 0:
                     o = tl.minimum(o, CO - 1)
-                more += (sums[t] + value * tl.load(taps + o * (KH * KW if ADJOINT else CI * KH * KW)),)
+                more += (
+                    sums[t] + value * tl.load(taps + o * (KH * KW if ADJOINT else CI * KH * KW)),
+                )
             sums = more
     lanes = target + client * batch * (CO * HO * WO) + (image * (CO * HO * WO) + row * WO + column)
     for t in tl.static_range(CHANNELS):
@@ -180,14 +185,25 @@ def _power(a: int) -> int:
     return 1 << (a - 1).bit_length()
 
 
-def _convolve(source: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, adjoint: bool) -> None:
+def _convolve(
+    source: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, adjoint: bool
+) -> None:
     """Fills target (n, b, co, ho, wo) from source (n, b, ci, hi, wi)."""
     n, batch, outputs, height, width = target.shape
     places = batch * height * width
     if not places or not n or not outputs:
         return
     shape = (*source.shape[2:], outputs, height, width, *weight.shape[3:])
-    arguments = (source, weight, target if bias is None else bias, target, batch, *shape, adjoint, bias is not None)
+    arguments = (
+        source,
+        weight,
+        target if bias is None else bias,
+        target,
+        batch,
+        *shape,
+        adjoint,
+        bias is not None,
+    )
     channels, block, warps = _blocks(n, places, outputs)
     grid = n * _cdiv(places, block), _cdiv(outputs, channels)
     with torch.cuda.device_of(target):
@@ -217,7 +233,13 @@ def _blocks(n: int, places: int, outputs: int) -> tuple[int, int, int]:
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     y = x.new_empty(_output_shape(x, weight))
-    _convolve(x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous(), y, adjoint=False)
+    _convolve(
+        x.contiguous(),
+        weight.contiguous(),
+        None if bias is None else bias.contiguous(),
+        y,
+        adjoint=False,
+    )
     return y
 
 
@@ -227,7 +249,9 @@ def _input_gradient(dy: Tensor, weight: Tensor, height: int, width: int) -> Tens
     return dx
 
 
-def _weight_gradient(dy: Tensor, x: Tensor, rows: int, columns: int, tf32: bool) -> tuple[Tensor, Tensor]:
+def _weight_gradient(
+    dy: Tensor, x: Tensor, rows: int, columns: int, tf32: bool
+) -> tuple[Tensor, Tensor]:
     n, batch, outputs, height, width = dy.shape
     inputs = x.shape[2]
     places = batch * height * width
@@ -243,9 +267,22 @@ def _weight_gradient(dy: Tensor, x: Tensor, rows: int, columns: int, tf32: bool)
     db = dy.new_empty((n, splits, outputs))
     grid = (n * splits, *blocks)
     shape = (*x.shape[2:], outputs, height, width, rows, columns)
-    arguments = (dy.contiguous(), x.contiguous(), dw, db, batch, splits, chunk, *shape, channels, taps)
+    arguments = (
+        dy.contiguous(),
+        x.contiguous(),
+        dw,
+        db,
+        batch,
+        splits,
+        chunk,
+        *shape,
+        channels,
+        taps,
+    )
     with torch.cuda.device_of(dy):
-        _weights_kernel[grid](*arguments, 64, "tf32" if tf32 else "tf32x3", num_warps=4, num_stages=3)
+        _weights_kernel[grid](
+            *arguments, 64, "tf32" if tf32 else "tf32x3", num_warps=4, num_stages=3
+        )
     return (dw[:, 0], db[:, 0]) if splits == 1 else (dw.sum(1), db.sum(1))
 
 
@@ -265,10 +302,14 @@ def _forward_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _input_gradient_plain(dy: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
     rows, columns = weight.shape[3:]
     padded = torch.nn.functional.pad(dy, (columns - 1, columns - 1, rows - 1, rows - 1))
-    return torch.einsum("nboyxij,nocij->nbcyx", _columns(padded, rows, columns), weight.flip(3, 4)).contiguous()
+    return torch.einsum(
+        "nboyxij,nocij->nbcyx", _columns(padded, rows, columns), weight.flip(3, 4)
+    ).contiguous()
 
 
-def _weight_gradient_plain(dy: Tensor, x: Tensor, rows: int, columns: int, tf32: bool) -> tuple[Tensor, Tensor]:
+def _weight_gradient_plain(
+    dy: Tensor, x: Tensor, rows: int, columns: int, tf32: bool
+) -> tuple[Tensor, Tensor]:
     dw = torch.einsum("nbcyxij,nboyx->nocij", _columns(x, rows, columns), dy)
     return dw.contiguous(), dy.sum((1, 3, 4))
 
@@ -277,7 +318,12 @@ def _weight_gradient_plain(dy: Tensor, x: Tensor, rows: int, columns: int, tf32:
 
 
 def _output_shape(x: Tensor, weight: Tensor) -> tuple[int, ...]:
-    return (*x.shape[:2], weight.shape[1], x.shape[3] - weight.shape[3] + 1, x.shape[4] - weight.shape[4] + 1)
+    return (
+        *x.shape[:2],
+        weight.shape[1],
+        x.shape[3] - weight.shape[3] + 1,
+        x.shape[4] - weight.shape[4] + 1,
+    )
 
 
 def _register() -> SimpleNamespace:
@@ -305,7 +351,9 @@ def _register() -> SimpleNamespace:
             "(Tensor dy, Tensor weight, int height, int width) -> Tensor",
             _input_gradient,
             _input_gradient_plain,
-            lambda dy, weight, height, width: dy.new_empty((*dy.shape[:2], weight.shape[2], height, width)),
+            lambda dy, weight, height, width: dy.new_empty(
+                (*dy.shape[:2], weight.shape[2], height, width)
+            ),
         ),
     )
 
@@ -318,7 +366,9 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return operations.forward(x, weight, bias)
 
 
-def weight_gradient(dy: Tensor, x: Tensor, rows: int, columns: int, tf32: bool) -> tuple[Tensor, Tensor]:
+def weight_gradient(
+    dy: Tensor, x: Tensor, rows: int, columns: int, tf32: bool
+) -> tuple[Tensor, Tensor]:
     """dW[n,o,c,i,j] = Σ_{b,y,x} dy[n,b,o,y,x] x[n,b,c,y+i,x+j], and db[n,o] = Σ_{b,y,x} dy[n,b,o,y,x]."""
     return operations.weight_gradient(dy, x, rows, columns, tf32)
 

@@ -29,7 +29,9 @@ def jit(function: Callable[..., Any]) -> Any:
 
 def operation(name: str, schema: str, kernel: Any, plain: Any, fake: Any) -> Any:
     """An operation that a tracer records and a compiler leaves alone: on CUDA, on a CPU, and of shapes only."""
-    made = torch.library.custom_op(f"fedproto::{name}", kernel, mutates_args=(), device_types="cuda", schema=schema)
+    made = torch.library.custom_op(
+        f"fedproto::{name}", kernel, mutates_args=(), device_types="cuda", schema=schema
+    )
     made.register_kernel("cpu")(plain)
     made.register_fake(fake)
     return made

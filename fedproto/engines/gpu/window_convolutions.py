@@ -81,7 +81,9 @@ def _unfold_kernel(
     inside = there & (y >= 0) & (y < H) & (x >= 0) & (x < W)
     image = place // (ROWS * COLUMNS)
     value = tl.load(
-        source + client * client_apart + (image * image_apart + channel * channel_apart + y * W + x),
+        source
+        + client * client_apart
+        + (image * image_apart + channel * channel_apart + y * W + x),
         mask=inside,
         other=0,
     )
@@ -142,7 +144,9 @@ def _unfold(x: Tensor, shape: list[int]) -> Tensor:
     blocks = -(-count // BLOCK)
     far = max(count, batch * strides[1] + how.channels * strides[2]) >= NEAR
     with torch.cuda.device_of(x):
-        _unfold_kernel[(blocks * clients,)](x, out, count, blocks, *strides, *how, far, BLOCK, num_warps=8)
+        _unfold_kernel[(blocks * clients,)](
+            x, out, count, blocks, *strides, *how, far, BLOCK, num_warps=8
+        )
     return out
 
 
@@ -160,7 +164,11 @@ def _fold(windows: Tensor, batch: int, shape: list[int]) -> Tensor:
 
 
 def _unfolded(x: Tensor, how: Shape) -> tuple[int, ...]:
-    return len(x), x.shape[1] * how.rows * how.columns, how.channels * how.taps_down * how.taps_right
+    return (
+        len(x),
+        x.shape[1] * how.rows * how.columns,
+        how.channels * how.taps_down * how.taps_right,
+    )
 
 
 def _folded(windows: Tensor, batch: int, how: Shape) -> tuple[int, ...]:
@@ -190,7 +198,11 @@ def _unfold_plain(x: Tensor, shape: list[int]) -> Tensor:
     how = Shape(*shape)
     bordered, image = _bordered(x, how, *x.shape[:3])
     image.copy_(x)
-    taps = [bordered[..., *_seen(how, i, j)] for i in range(how.taps_down) for j in range(how.taps_right)]
+    taps = [
+        bordered[..., *_seen(how, i, j)]
+        for i in range(how.taps_down)
+        for j in range(how.taps_right)
+    ]
     return torch.stack(taps, -1).permute(0, 1, 3, 4, 2, 5).reshape(_unfolded(x, how))
 
 
@@ -233,7 +245,11 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, paddin
     how = [weight.shape[2], height, width, rows, columns, *taps, *stride, *padding]  # a Shape
     if torch.is_autocast_enabled(x.device.type):
         x, weight = (value.to(torch.get_autocast_dtype(x.device.type)) for value in (x, weight))
-    out = _Product.apply(x, weight.flatten(2), how).unflatten(2, (x.shape[1], rows, columns)).transpose(1, 2)
+    out = (
+        _Product.apply(x, weight.flatten(2), how)
+        .unflatten(2, (x.shape[1], rows, columns))
+        .transpose(1, 2)
+    )
     return out if bias is None else out + bias[:, None, :, None, None].to(out.dtype)
 
 

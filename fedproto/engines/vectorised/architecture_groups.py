@@ -60,7 +60,9 @@ def build_groups(
     federations: Sequence[Federation], trainings: Sequence[Training], place: Place, shard: Shard
 ) -> list[ArchitectureGroup]:
     """The shard's members of all federations as architecture groups; the order of federations and clients stays."""
-    return [build_group(group, federations, trainings, place) for group in grouped(federations, shard)]
+    return [
+        build_group(group, federations, trainings, place) for group in grouped(federations, shard)
+    ]
 
 
 def grouped(federations: Sequence[Federation], shard: Shard) -> list[list[tuple[int, Member]]]:
@@ -98,8 +100,12 @@ def _blueprint(module: nn.Module) -> list[Any]:
     parts += [(name, value.tolist()) for name, value in module.named_buffers() if name not in state]
     for name, layer in module.named_modules():
         settings = {key: value for key, value in vars(layer).items() if key not in _KEPT_BY_TORCH}
-        parts.append((name, type(layer), {key: value for key, value in settings.items() if _is_plain(value)}))
-        parts += [id(value) for value in settings.values() if not _is_plain(value)]  # equal only to itself
+        parts.append(
+            (name, type(layer), {key: value for key, value in settings.items() if _is_plain(value)})
+        )
+        parts += [
+            id(value) for value in settings.values() if not _is_plain(value)
+        ]  # equal only to itself
         parts += [id(hook) for key in _HOOKS for hook in vars(layer)[key].values()]
     return parts
 
@@ -109,7 +115,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def build_group(
-    group: list[tuple[int, Member]], federations: Sequence[Federation], trainings: Sequence[Training], place: Place
+    group: list[tuple[int, Member]],
+    federations: Sequence[Federation],
+    trainings: Sequence[Training],
+    place: Place,
 ) -> ArchitectureGroup:
     members = [member for _, member in group]
     trained = [trainings[number] for number, _ in group]
@@ -126,7 +135,9 @@ def build_group(
         seed=torch.tensor([training.seed for training in trained]),
         lr=like.new_tensor([training.lr for training in trained]),
         momentum=like.new_tensor([training.momentum for training in trained]),
-        per_epoch=torch.tensor([steps_per_epoch(m, t) for m, t in zip(members, trained, strict=True)]),
+        per_epoch=torch.tensor(
+            [steps_per_epoch(m, t) for m, t in zip(members, trained, strict=True)]
+        ),
         own=own.to(like.dtype),
         border=torch.stack(borders) if borders else None,
         train=_data([member.train for member in members]),
@@ -142,11 +153,18 @@ def _data(examples: Sequence[Examples]) -> Data:
     for key, pool in pools.items():
         starts[key], end = end, end + len(pool.x)
     lengths = torch.tensor([len(each) for each in examples], device=examples[0].x.device)
-    rows = nn.utils.rnn.pad_sequence([each.rows + starts[id(each.x)] for each in examples], batch_first=True)
+    rows = nn.utils.rnn.pad_sequence(
+        [each.rows + starts[id(each.x)] for each in examples], batch_first=True
+    )
     first = next(iter(pools.values()))
     if len(pools) == 1:
         return Data(first.x, first.y, rows, lengths)
-    return Data(torch.cat([p.x for p in pools.values()]), torch.cat([p.y for p in pools.values()]), rows, lengths)
+    return Data(
+        torch.cat([p.x for p in pools.values()]),
+        torch.cat([p.y for p in pools.values()]),
+        rows,
+        lengths,
+    )
 
 
 class Store:
@@ -154,7 +172,9 @@ class Store:
 
     SPARE = 0.75  # of the free memory; the rest is for training
 
-    def __init__(self, initial: Sequence[Tree], device: torch.device, place: Place = "auto") -> None:
+    def __init__(
+        self, initial: Sequence[Tree], device: torch.device, place: Place = "auto"
+    ) -> None:
         self.device = device
         bytes_needed = len(initial) * sum(value.nbytes for value in initial[0].values())
         self.place = _place(bytes_needed, device) if place == "auto" else place
@@ -172,10 +192,14 @@ class Store:
             return torch.empty(shape, dtype=like.dtype, device=self.device)
         if self.place == "host":
             return torch.empty(shape, dtype=like.dtype, pin_memory=self.device.type == "cuda")
-        with tempfile.NamedTemporaryFile(prefix="fedproto-states-") as file:  # the mapping outlives the name
+        with tempfile.NamedTemporaryFile(
+            prefix="fedproto-states-"
+        ) as file:  # the mapping outlives the name
             size = clients * like.numel()
             _reserve(file.fileno(), size * like.element_size())
-            return torch.from_file(file.name, shared=True, size=size, dtype=like.dtype).reshape(shape)
+            return torch.from_file(file.name, shared=True, size=size, dtype=like.dtype).reshape(
+                shape
+            )
 
     def take(self, who: Tensor) -> Tree:
         """The states of some clients, on the device."""

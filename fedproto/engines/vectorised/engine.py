@@ -15,7 +15,13 @@ from fedproto.core.federation import Federation, Member
 from fedproto.core.local_training import Training, has_batch_norm, steps_per_epoch
 from fedproto.core.tensors import move_index
 from fedproto.core.types import Algorithm, Tree, Upload
-from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, Data, build_group, build_groups, grouped
+from fedproto.engines.vectorised.architecture_groups import (
+    ArchitectureGroup,
+    Data,
+    build_group,
+    build_groups,
+    grouped,
+)
 from fedproto.engines.vectorised.layers import TABLE
 from fedproto.engines.vectorised.stacks import Plan, Stack
 
@@ -37,7 +43,9 @@ class VectorisedEngine:
     def groups(self) -> list[ArchitectureGroup]:
         return [stack.group for stack in self.stacks]
 
-    def train(self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]) -> Iterator[Chunk]:
+    def train(
+        self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]
+    ) -> Iterator[Chunk]:
         """Train the sampled clients, group by group, in chunks that fit; keep their new states."""
         sampled = _marks(self.sizes, [cohort.sampled for cohort in cohorts])
         slow = _marks(self.sizes, [cohort.slow for cohort in cohorts])
@@ -62,7 +70,9 @@ class VectorisedEngine:
                 for key, values in accuracies.items():
                     for number, table in enumerate(tables):
                         mine = group.federation[who] == number
-                        column = table.setdefault(key, torch.zeros(self.sizes[number], dtype=torch.float64))
+                        column = table.setdefault(
+                            key, torch.zeros(self.sizes[number], dtype=torch.float64)
+                        )
                         column[group.number[who[mine]]] = values[mine]
         return tables
 
@@ -72,8 +82,14 @@ class VectorisedEngine:
         for group in self.groups:
             for position in (group.federation == federation).nonzero().flatten().tolist():
                 values = group.states.values.items()
-                states[int(group.number[position])] = {name: value[position] for name, value in values}
-        return {f"{number}.{name}": value for number in sorted(states) for name, value in states[number].items()}
+                states[int(group.number[position])] = {
+                    name: value[position] for name, value in values
+                }
+        return {
+            f"{number}.{name}": value
+            for number in sorted(states)
+            for name, value in states[number].items()
+        }
 
     def restore(self, federation: int, tree: Tree) -> None:
         for group in self.groups:
@@ -87,7 +103,10 @@ class VectorisedEngine:
 
 
 def obstacle(
-    federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training], plan: Plan
+    federations: Sequence[Federation],
+    algorithm: Algorithm,
+    trainings: Sequence[Training],
+    plan: Plan,
 ) -> str | None:
     """Why the clients cannot be trained in stacks, or None: a step of two clients of each architecture is tried."""
     for group in grouped(federations, Shard()):
@@ -99,20 +118,35 @@ def obstacle(
         if has_batch_norm(member.module) and any(_leaves_one(m, trainings[n]) for n, m in group):
             return f"{member.model} has BatchNorm, and a client's last batch has one image"
         try:
-            few = _shortened(build_group(group[:2], federations, trainings, "device"), trainings[number].batch)
-            _try(few, algorithm, algorithm.init(member.initial, federations[number].task), trainings[number], plan)
+            few = _shortened(
+                build_group(group[:2], federations, trainings, "device"), trainings[number].batch
+            )
+            _try(
+                few,
+                algorithm,
+                algorithm.init(member.initial, federations[number].task),
+                trainings[number],
+                plan,
+            )
         except Exception as error:  # whatever a module of somebody's own may do under vmap
             reason = str(error).strip().split(". ")[0].splitlines()[0]
             return f"{member.model} cannot be run for many clients at once ({type(error).__name__}: {reason})"
     return None
 
 
-def _try(few: ArchitectureGroup, algorithm: Algorithm, server: Tree, training: Training, plan: Plan) -> None:
+def _try(
+    few: ArchitectureGroup, algorithm: Algorithm, server: Tree, training: Training, plan: Plan
+) -> None:
     """A round of one batch, and an evaluation."""
     # Room for both, however little is free: the run itself will find out how many fit.
-    stack, who = Stack(few, algorithm, training, replace(plan, compile=False, stack=len(few))), torch.arange(len(few))
+    stack, who = (
+        Stack(few, algorithm, training, replace(plan, compile=False, stack=len(few))),
+        torch.arange(len(few)),
+    )
     servers = [server] * (1 + int(few.federation.max()))
-    stack.train(1, who, _received(algorithm, servers, few, who), torch.zeros(len(who), dtype=torch.bool))
+    stack.train(
+        1, who, _received(algorithm, servers, few, who), torch.zeros(len(who), dtype=torch.bool)
+    )
     stack.evaluate(who, _received(algorithm, servers, few, who, everything=True))
 
 
@@ -133,7 +167,9 @@ def _scores_alone(member: Member) -> bool:
     images = member.train.x[member.train.rows[:1]].repeat_interleave(3, 0)
     images[1:] = member.train.x[member.train.rows[-2:]][: len(images) - 1] * 0.5
     member.module.eval()
-    two, three = (functional_call(member.module, dict(member.initial), (images[:size],))[0] for size in (2, 3))
+    two, three = (
+        functional_call(member.module, dict(member.initial), (images[:size],))[0] for size in (2, 3)
+    )
     return torch.allclose(two, three[:2], rtol=1e-3, atol=1e-4)
 
 
@@ -166,7 +202,11 @@ def _marks(sizes: Sequence[int], clients: Sequence[Tensor]) -> Tensor:
 
 
 def _received(
-    algorithm: Algorithm, servers: Sequence[Tree], group: ArchitectureGroup, who: Tensor, everything: bool = False
+    algorithm: Algorithm,
+    servers: Sequence[Tree],
+    group: ArchitectureGroup,
+    who: Tensor,
+    everything: bool = False,
 ) -> Tree:
     """What each client of a chunk gets from the server of its federation."""
     own = group.own[move_index(who, group.device)]
@@ -174,12 +214,20 @@ def _received(
     if len(servers) == 1:  # no copy for each client of what all receive
         return vmap(algorithm.send, in_dims=(None, 0))(servers[0], classes)
     federation = move_index(group.federation[who], group.device)
-    server = {name: torch.stack([each[name] for each in servers]).to(group.device)[federation] for name in servers[0]}
+    server = {
+        name: torch.stack([each[name] for each in servers]).to(group.device)[federation]
+        for name in servers[0]
+    }
     return vmap(algorithm.send)(server, classes)
 
 
 def _by_federation(
-    group: ArchitectureGroup, who: Tensor, cohorts: Sequence[Cohort], uploads: Upload, loss: Tree, sound: Tensor
+    group: ArchitectureGroup,
+    who: Tensor,
+    cohorts: Sequence[Cohort],
+    uploads: Upload,
+    loss: Tree,
+    sound: Tensor,
 ) -> Iterator[Chunk]:
     """A trained chunk's outcome, cut by federation."""
     federations = group.federation[who]
@@ -190,4 +238,11 @@ def _by_federation(
             return
         here = move_index(rows, sound.device)
         sums, weights, some = ({n: v[here] for n, v in tree.items()} for tree in (*uploads, loss))
-        yield make_chunk(number, cohorts[number], group.number[who[rows]], Upload(sums, weights), some, sound[here])
+        yield make_chunk(
+            number,
+            cohorts[number],
+            group.number[who[rows]],
+            Upload(sums, weights),
+            some,
+            sound[here],
+        )

@@ -116,7 +116,9 @@ class _PerChannel(_Stacked):
         return function(x)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: Any, x: Tensor, function: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, int]:
         if x.device.type == "cpu" or in_dims[0] == 1:  # as a grouped convolution leaves it
             return function(_as_channels(x, in_dims[0])).unflatten(1, (info.batch_size, -1)), 1
         rows = x.movedim(in_dims[0], 0).transpose(1, 2)  # as our own convolutions leave it
@@ -129,7 +131,9 @@ class _Convolution(_Stacked):
         return F.conv2d(x, weight, bias, *how)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any
+    ) -> tuple[Tensor, int]:
         stride, padding, dilation, groups = how
         if in_dims[0] is None:
             x, in_dims = x.expand(info.batch_size, *x.shape), (0, *in_dims[1:])
@@ -139,7 +143,9 @@ class _Convolution(_Stacked):
             return way(x.movedim(in_dims[0], 0), weight, bias, stride, padding), 0
         flat = None if bias is None else bias.flatten()
         x = _as_channels(x, in_dims[0])
-        out = F.conv2d(x, weight.flatten(0, 1), flat, stride, padding, dilation, groups * info.batch_size)
+        out = F.conv2d(
+            x, weight.flatten(0, 1), flat, stride, padding, dilation, groups * info.batch_size
+        )
         return out.unflatten(1, (info.batch_size, -1)), 1
 
 
@@ -147,17 +153,27 @@ class _Normalisation(_Stacked):
     """BatchNorm in training on a GPU: the output, and mean and variance of each channel."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         rows = x.transpose(0, 1)
         out, mean, variance = Normalised.apply(rows.reshape(len(rows), -1), weight, bias, eps)
         return out.view_as(rows).transpose(0, 1), mean, variance
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Any, Any]:
+    def vmap(
+        info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Any, Any]:
         rows = x.movedim(in_dims[0], 0).transpose(1, 2)
         flat = weight.flatten(), bias.flatten()
-        out, mean, variance = Normalised.apply(rows.reshape(rows.shape[0] * rows.shape[1], -1), *flat, eps)
-        return (out.view_as(rows).transpose(1, 2), mean.view_as(weight), variance.view_as(weight)), (0, 0, 0)
+        out, mean, variance = Normalised.apply(
+            rows.reshape(rows.shape[0] * rows.shape[1], -1), *flat, eps
+        )
+        return (
+            out.view_as(rows).transpose(1, 2),
+            mean.view_as(weight),
+            variance.view_as(weight),
+        ), (0, 0, 0)
 
 
 def _as_channels(x: Tensor, clients: int) -> Tensor:
@@ -173,10 +189,18 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, paddin
         from fedproto.engines.gpu import implicit_convolutions
 
         if implicit_convolutions.usable(padded, weight):
-            return implicit_convolutions.StackedConvolution.apply(padded.contiguous(), weight.contiguous(), bias)
+            return implicit_convolutions.StackedConvolution.apply(
+                padded.contiguous(), weight.contiguous(), bias
+            )
     kernel = tuple(weight.shape[-2:])
-    height, width = ((size - k) // s + 1 for size, k, s in zip(padded.shape[-2:], kernel, stride, strict=True))
-    columns = _Columns.apply(padded, kernel) if _fusing and set(stride) == {1} else _columns(padded, kernel, stride)
+    height, width = (
+        (size - k) // s + 1 for size, k, s in zip(padded.shape[-2:], kernel, stride, strict=True)
+    )
+    columns = (
+        _Columns.apply(padded, kernel)
+        if _fusing and set(stride) == {1}
+        else _columns(padded, kernel, stride)
+    )
     out = torch.matmul(weight.flatten(2)[:, None], columns)
     if bias is not None:
         out = out + bias[:, None, :, None]
@@ -203,7 +227,9 @@ class _Columns(Function):
         places = height - rows + 1, width - columns + 1
         windows = gradient.unflatten(-1, places).unflatten(-3, (ctx.shape[-3], rows, columns))
         shifted = [
-            F.pad(windows[..., row, column, :, :], (column, columns - 1 - column, row, rows - 1 - row))
+            F.pad(
+                windows[..., row, column, :, :], (column, columns - 1 - column, row, rows - 1 - row)
+            )
             for row in range(rows)
             for column in range(columns)
         ]
@@ -216,12 +242,22 @@ class _MaskedNorm(_BatchNorm):
     rows: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.affine and x.dim() == 4 and on_gpu(x) and not (self.training and self.rows is not None):
+        if (
+            self.affine
+            and x.dim() == 4
+            and on_gpu(x)
+            and not (self.training and self.rows is not None)
+        ):
             return self._by_row(x) if self.training else self._by_statistics(x)
-        counting = self.momentum is None and self.running_mean is not None  # torch's would ask for the count's value
+        counting = (
+            self.momentum is None and self.running_mean is not None
+        )  # torch's would ask for the count's value
         if not self.training or (self.rows is None and not counting):
             return super().forward(x)
-        given, x = x.dtype, x.float() if x.dtype == torch.bfloat16 else x  # counts and means want more digits
+        given, x = (
+            x.dtype,
+            x.float() if x.dtype == torch.bfloat16 else x,
+        )  # counts and means want more digits
         axes = [axis for axis in range(x.dim()) if axis != 1]
         rows = x.new_ones(len(x)) if self.rows is None else self.rows
         weight = rows.reshape(-1, *(1 for _ in x.shape[1:])).expand_as(x[:, :1]).to(x.dtype)
@@ -255,7 +291,9 @@ class _MaskedNorm(_BatchNorm):
         if self.running_mean is None or self.running_var is None:
             return
         self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
-        share = 1 / self.num_batches_tracked.to(mean.dtype) if self.momentum is None else self.momentum  # type: ignore[union-attr]
+        share = (
+            1 / self.num_batches_tracked.to(mean.dtype) if self.momentum is None else self.momentum
+        )  # type: ignore[union-attr]
         self.running_mean.mul_(1 - share).add_(mean * share)
         self.running_var.mul_(1 - share).add_(variance * share)
 

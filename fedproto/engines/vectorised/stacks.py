@@ -25,7 +25,12 @@ from fedproto.core.tensors import align_axes, move_index
 from fedproto.core.types import Algorithm, Batch, Step, Tree, Upload
 from fedproto.engines.gpu.fused_passes import descend
 from fedproto.engines.gpu.graphs import STEP, Replay, fused
-from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, Data, Place, free_memory
+from fedproto.engines.vectorised.architecture_groups import (
+    ArchitectureGroup,
+    Data,
+    Place,
+    free_memory,
+)
 from fedproto.engines.vectorised.layers import stackable, whether_fusing
 from fedproto.engines.vectorised.timetable import Timetable
 
@@ -44,24 +49,38 @@ class Plan:
 
     stack: int | None = None  # clients trained at a time; None: as many as the device is good at
     place: Place = "auto"  # where the clients' states lie
-    compile: bool = False  # fuse the kernels of a step: seconds once, then up to twice as fast on a GPU
+    compile: bool = (
+        False  # fuse the kernels of a step: seconds once, then up to twice as fast on a GPU
+    )
     half: bool = False  # products in bfloat16
     stacked: bool = True  # at all; else one client after the other
-    tidy: bool = False  # layers leave each client's values in one piece: slower, but some modules want it
+    tidy: bool = (
+        False  # layers leave each client's values in one piece: slower, but some modules want it
+    )
 
 
 class Stack:
     """Room for some of an architecture group's clients, side by side, and what is done to them."""
 
-    def __init__(self, group: ArchitectureGroup, algorithm: Algorithm, training: Training, plan: Plan) -> None:
+    def __init__(
+        self, group: ArchitectureGroup, algorithm: Algorithm, training: Training, plan: Plan
+    ) -> None:
         self.group, self.algorithm, self.training, self.plan = group, algorithm, training, plan
         self.module, told = stackable(group.module, plan.tidy)
-        ragged = (group.per_epoch.to(group.train.lengths.device) * training.batch > group.train.lengths).any()
+        ragged = (
+            group.per_epoch.to(group.train.lengths.device) * training.batch > group.train.lengths
+        ).any()
         self.told = told if ragged else []  # which layers must know what pads a batch
-        self.parameters = [name for name, value in group.module.named_parameters() if value.requires_grad]
+        self.parameters = [
+            name for name, value in group.module.named_parameters() if value.requires_grad
+        ]
         self.buffers = [name for name, _ in group.module.named_buffers()]
-        self.phases = [phase for phase in algorithm.phases if any(map(phase.trains, self.parameters))]
-        self.timetable = Timetable(group, self.phases, training, collecting=algorithm.collects == "during")
+        self.phases = [
+            phase for phase in algorithm.phases if any(map(phase.trains, self.parameters))
+        ]
+        self.timetable = Timetable(
+            group, self.phases, training, collecting=algorithm.collects == "during"
+        )
         self.room = even_size(len(group), plan.stack or _room(group, training.batch))
         self.slots: dict[int, Tree] = {}
         self.steps: dict[tuple[int, int], Replay] = {}
@@ -86,7 +105,9 @@ class Stack:
 
     # --- training
 
-    def train(self, round: int, who: Tensor, received: Tree, slow: Tensor) -> tuple[Upload, Tree, Tensor]:
+    def train(
+        self, round: int, who: Tensor, received: Tree, slow: Tensor
+    ) -> tuple[Upload, Tree, Tensor]:
         """A round of local training of the clients `who`: uploads, losses, and whether all of it is finite."""
         state = vmap(self.algorithm.adopt)(self.group.states.take(who), received)
         tables = self._tables_for(round, who, slow)
@@ -97,8 +118,17 @@ class Stack:
             for number, phase in enumerate(self.phases):
                 todo = self.timetable.steps(who, phase, slow)
                 trained = self._run_phase(number, state, received, tables[number], todo)
-                state = {name: trained[f"state.{name}"] if phase.trains(name) else v for name, v in state.items()}
-                records.append({name: value for name, value in trained.items() if not name.startswith("state.")})
+                state = {
+                    name: trained[f"state.{name}"] if phase.trains(name) else v
+                    for name, v in state.items()
+                }
+                records.append(
+                    {
+                        name: value
+                        for name, value in trained.items()
+                        if not name.startswith("state.")
+                    }
+                )
         if self.group.device.type == "cuda" and len(who) == len(self.group) and not slow.any():
             # All will most likely train again. While the GPU is busy with this round, the next one's tables are made.
             self.ahead = {round + 1: (who, self.timetable.tables(round + 1, who, slow))}
@@ -114,7 +144,9 @@ class Stack:
             return tables
         return self.timetable.tables(round, who, slow)
 
-    def _run_phase(self, number: int, state: Tree, received: Tree, tables: Tree, todo: Tensor) -> Tree:
+    def _run_phase(
+        self, number: int, state: Tree, received: Tree, tables: Tree, todo: Tensor
+    ) -> Tree:
         """All steps of a phase on the clients that have some left, most first; gives what the steps wrote."""
         size = len(todo)
         slots = self._load(number, state, received, tables)
@@ -123,7 +155,9 @@ class Stack:
         for count in up_to.tolist():
             self._step(number, self._prefix(count))(slots)
         written = ("state.", "terms.", "count", "collected")
-        found = {name: value[:size].clone() for name, value in slots.items() if name.startswith(written)}
+        found = {
+            name: value[:size].clone() for name, value in slots.items() if name.startswith(written)
+        }
         return found | self.timetable.labels(tables)
 
     def _load(self, number: int, state: Tree, received: Tree, tables: Tree) -> Tree:
@@ -133,9 +167,15 @@ class Stack:
         self._start_anew_if_other({name: value.shape[1:] for name, value in received.items()})
         if self.group.device.type != "cuda":
             zeros = self._zeros(number, values, len(tables["at"]))
-            return values | zeros | {name: v.clone() for name, v in values.items() if name.startswith("state.")}
+            return (
+                values
+                | zeros
+                | {name: v.clone() for name, v in values.items() if name.startswith("state.")}
+            )
         if number not in self.slots:
-            self.slots[number] = {n: v.new_zeros(self.room, *v.shape[1:]) for n, v in values.items()}
+            self.slots[number] = {
+                n: v.new_zeros(self.room, *v.shape[1:]) for n, v in values.items()
+            }
             self.slots[number] |= self._zeros(number, values, self.room)
         slots = self.slots[number]
         for name, slot in slots.items():
@@ -158,9 +198,15 @@ class Stack:
         like = values["lr"]
         terms, width = self._outline(number, values)
         trained = [name for name in self.parameters if self.phases[number].trains(name)]
-        zeros = {f"velocity.{name}": like.new_zeros(size, *values[f"state.{name}"].shape[1:]) for name in trained}
+        zeros = {
+            f"velocity.{name}": like.new_zeros(size, *values[f"state.{name}"].shape[1:])
+            for name in trained
+        }
         zeros |= {f"terms.{name}": like.new_zeros(size) for name in terms}
-        zeros |= {"count": like.new_zeros(size), STEP: torch.zeros(1, dtype=torch.int64, device=like.device)}
+        zeros |= {
+            "count": like.new_zeros(size),
+            STEP: torch.zeros(1, dtype=torch.int64, device=like.device),
+        }
         if "slot" in values:
             zeros["collected"] = like.new_zeros(size, self.timetable.places + 1, width)
         return zeros
@@ -170,7 +216,9 @@ class Stack:
         if self.outline is None:
             one = {name: value[:1].clone() for name, value in values.items()}
             one[STEP] = torch.zeros(1, dtype=torch.int64, device=self.group.device)
-            with preserve_torch_generators(self.group.device):  # a look, not a step: it draws nothing
+            with preserve_torch_generators(
+                self.group.device
+            ):  # a look, not a step: it draws nothing
                 terms, seen, _ = self._forward(one, _part(one, "state."))
             self.outline = list(terms), seen.shape[-1]
         return self.outline
@@ -211,7 +259,9 @@ class Stack:
             slots["count"].add_(count)
             rate = (count > 0) * slots["lr"]
             for name, gradient in zip(trained, gradients, strict=True):
-                self._move(state[name], slots[f"velocity.{name}"], gradient, slots["momentum"], rate)
+                self._move(
+                    state[name], slots[f"velocity.{name}"], gradient, slots["momentum"], rate
+                )
             for name, value in buffers.items():
                 state[name].copy_(torch.where(align_axes(count > 0, value), value, state[name]))
             if "slot" in slots:
@@ -219,7 +269,9 @@ class Stack:
                 slots["collected"].scatter_(1, slot, seen.detach())
             slots[STEP].add_(1)
 
-    def _move(self, value: Tensor, speed: Tensor, gradient: Tensor, momentum: Tensor, rate: Tensor) -> None:
+    def _move(
+        self, value: Tensor, speed: Tensor, gradient: Tensor, momentum: Tensor, rate: Tensor
+    ) -> None:
         if value.is_cuda and not whether_fusing():
             descend(value, speed, gradient, momentum, rate)
         else:
@@ -236,11 +288,15 @@ class Stack:
         client = torch.arange(len(at), device=at.device)[:, None]
         if "crops" in slots:
             border = slots["border"][:, None].expand(-1, at.shape[1], -1).flatten(0, 1)
-            x = crop_and_flip(x.flatten(0, 1), border, slots["crops"][client, at].flatten(0, 1)).view_as(x)
+            x = crop_and_flip(
+                x.flatten(0, 1), border, slots["crops"][client, at].flatten(0, 1)
+            ).view_as(x)
         told = {name: value[client, at] for name, value in _part(slots, "keep.").items()}
         told |= dict.fromkeys(self.told, shown)
 
-        def client_loss(state: Tree, told: Tree, batch: Batch, received: Tree) -> tuple[Tree, Tensor]:
+        def client_loss(
+            state: Tree, told: Tree, batch: Batch, received: Tree
+        ) -> tuple[Tree, Tensor]:
             features, logits = functional_call(self.module, state | told, (batch.x,))
             terms = self.algorithm.loss(Step(state, features, logits, batch, received))
             return terms, torch.cat([features, logits], 1)
@@ -270,14 +326,22 @@ class Stack:
 
     def _collected_step(self, state: Tree, received: Tree, records: list[Tree]) -> Step:
         """What the phases collected; each place was taken in one of them, and is zero in the others."""
-        found = {name: torch.stack([r[name] for r in records]).sum(0)[:, :-1] for name in _COLLECTED}
+        found = {
+            name: torch.stack([r[name] for r in records]).sum(0)[:, :-1] for name in _COLLECTED
+        }
         seen, y, mask = (found[name] for name in _COLLECTED)
-        features, logits = seen.split([seen.shape[2] - self.group.own.shape[1], self.group.own.shape[1]], 2)
-        return Step(state, features, logits, Batch(self.group.lr.new_empty(len(y), 0), y, mask), received)
+        features, logits = seen.split(
+            [seen.shape[2] - self.group.own.shape[1], self.group.own.shape[1]], 2
+        )
+        return Step(
+            state, features, logits, Batch(self.group.lr.new_empty(len(y), 0), y, mask), received
+        )
 
     # --- evaluation
 
-    def _glances(self, state: Tree, data: Data, who: Tensor) -> Iterator[tuple[Tensor, Tensor, slice]]:
+    def _glances(
+        self, state: Tree, data: Data, who: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, slice]]:
         """Features and logits of the clients' examples in eval mode, as many a time as one look may take in."""
         rows = data.rows[move_index(who, data.x.device)]
         pieces = math.ceil(rows.numel() * data.x[0].numel() / _glance(data.x.device))
@@ -292,7 +356,9 @@ class Stack:
         """Features and logits of the clients' images `x` in eval mode; compiled, if the steps are."""
         shape = tuple(tensors["x"].shape)
         if shape not in self.looks:
-            self.looks[shape] = fused(self._plain_look, tensors) if self.plan.compile else self._plain_look
+            self.looks[shape] = (
+                fused(self._plain_look, tensors) if self.plan.compile else self._plain_look
+            )
         return self.looks[shape](tensors)
 
     def _plain_look(self, tensors: Tree) -> tuple[Tensor, Tensor]:
@@ -315,7 +381,10 @@ class Stack:
         y = data.y[data.rows[here]]
         correct: Tree = {}
         for features, logits, part in self._glances(state, data, who):
-            inside = torch.arange(part.start, part.start + features.shape[1], device=y.device) < lengths[:, None]
+            inside = (
+                torch.arange(part.start, part.start + features.shape[1], device=y.device)
+                < lengths[:, None]
+            )
             batch = Batch(features.new_empty(len(who), 0), y[:, part], inside.to(features.dtype))
             scores = vmap(self.algorithm.predict)(Step(state, features, logits, batch, received))
             for name, found in mark_correct(scores, y[:, part], own_classes).items():
@@ -324,7 +393,9 @@ class Stack:
 
 
 def _part(tree: Tree, prefix: str) -> Tree:
-    return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)
+    }
 
 
 def _mean_loss(records: Sequence[Tree]) -> Tree:
@@ -332,22 +403,26 @@ def _mean_loss(records: Sequence[Tree]) -> Tree:
     count = torch.stack([record["count"] for record in records]).sum(0)
     names = [name for name in records[0] if name.startswith("terms.")]
     return {
-        name.removeprefix("terms."): torch.stack([record[name] for record in records]).sum(0) / count for name in names
+        name.removeprefix("terms."): torch.stack([record[name] for record in records]).sum(0)
+        / count
+        for name in names
     }
 
 
 def _finite(tree: Tree) -> Tensor:
     """(m,) whether all of a client's values are finite: a sum is not where one of its parts is not."""
-    return torch.isfinite(torch.stack([value.reshape(len(value), -1).double().sum(1) for value in tree.values()])).all(
-        0
-    )
+    return torch.isfinite(
+        torch.stack([value.reshape(len(value), -1).double().sum(1) for value in tree.values()])
+    ).all(0)
 
 
 def _glance(device: torch.device) -> int:
     """Values of input for one look; a rule of the device, not of what is free, so that runs repeat."""
     most = GLANCE[device.type]
     return (
-        min(most, torch.cuda.get_device_properties(device).total_memory // WINDOWED) if device.type == "cuda" else most
+        min(most, torch.cuda.get_device_properties(device).total_memory // WINDOWED)
+        if device.type == "cuda"
+        else most
     )
 
 
@@ -358,10 +433,14 @@ def _room(group: ArchitectureGroup, batch: int) -> int:
         return 20
     model = sum(value[0].nbytes for value in group.states.values.values())
     image = group.train.x[0].nbytes
-    return max(1, free // training_memory(model, image, batch, group.dropped, group.train.rows.shape[1]))
+    return max(
+        1, free // training_memory(model, image, batch, group.dropped, group.train.rows.shape[1])
+    )
 
 
-def training_memory(model: int, image: int, batch: int, dropped: Sequence[Dropped], samples: int) -> int:
+def training_memory(
+    model: int, image: int, batch: int, dropped: Sequence[Dropped], samples: int
+) -> int:
     """The bytes of a GPU that a client in training is granted, from those of its model and of one input."""
     drawn = sum(math.prod(layer.shape) for layer in dropped) * samples
     # With gradients, momentum and copies; activations; what dropout keeps, of this round and the next.

@@ -26,8 +26,19 @@ class Timetable:
     slot    (m, steps, batch)   where the embeddings of a step are collected, if they are (`collecting`)
     """
 
-    def __init__(self, group: ArchitectureGroup, phases: Sequence[Phase], training: Training, collecting: bool) -> None:
-        self.group, self.phases, self.training, self.collecting = group, phases, training, collecting
+    def __init__(
+        self,
+        group: ArchitectureGroup,
+        phases: Sequence[Phase],
+        training: Training,
+        collecting: bool,
+    ) -> None:
+        self.group, self.phases, self.training, self.collecting = (
+            group,
+            phases,
+            training,
+            collecting,
+        )
         self.longest_epoch = int(group.per_epoch.max())
 
     @property
@@ -61,8 +72,12 @@ class Timetable:
         group, device = self.group, self.group.device
         longest, here = group.train.rows.shape[1], move_index(who, device)
         seed, client = group.seed[who, None], group.number[who, None]
-        shuffle, augment, drop = move_index(rng.keys(seed, PURPOSES, round, client, torch.tensor(epochs)), device)
-        order = rng.permutation(shuffle, longest, group.train.lengths[here, None].expand(-1, len(epochs)))
+        shuffle, augment, drop = move_index(
+            rng.keys(seed, PURPOSES, round, client, torch.tensor(epochs)), device
+        )
+        order = rng.permutation(
+            shuffle, longest, group.train.lengths[here, None].expand(-1, len(epochs))
+        )
         tree = {"rows": group.train.rows[here].gather(1, order.flatten(1))}
         if group.border is not None:
             tree["crops"] = rng.uniform(augment, 3 * longest).reshape(len(who), -1, 3)
@@ -74,20 +89,29 @@ class Timetable:
     def _steps_of(self, who: Tensor, epochs: int, todo: Tensor) -> Tree:
         """Each step's places in that order, for the steps there are to do."""
         group, device, batch = self.group, self.group.device, self.training.batch
-        per_epoch, todo = (move_index(numbers, device)[:, None] for numbers in (group.per_epoch[who], todo))
+        per_epoch, todo = (
+            move_index(numbers, device)[:, None] for numbers in (group.per_epoch[who], todo)
+        )
         step = torch.arange(epochs * self.longest_epoch, device=device)
         place = (step % per_epoch * batch)[..., None] + torch.arange(batch, device=device)
         lengths = group.train.lengths[move_index(who, device), None, None]
         inside = (place < lengths) & (step < todo)[..., None]
         start = step // per_epoch * group.train.rows.shape[1]
-        return {"at": torch.where(inside, start[..., None] + place, 0), "mask": inside.to(group.lr.dtype)}
+        return {
+            "at": torch.where(inside, start[..., None] + place, 0),
+            "mask": inside.to(group.lr.dtype),
+        }
 
     def _slots(self, who: Tensor, mask: Tensor, before: Tensor, done: Tensor) -> Tensor:
         """Where the last epoch's embeddings go, counted over all phases; all others to one place behind."""
         device, batch = self.group.device, self.training.batch
         numbers = (self.group.per_epoch[who], before, done)
         per_epoch, before, done = (move_index(each, device)[:, None] for each in numbers)
-        since = before + torch.arange(mask.shape[1], device=device) - (done - 1) // per_epoch * per_epoch
+        since = (
+            before
+            + torch.arange(mask.shape[1], device=device)
+            - (done - 1) // per_epoch * per_epoch
+        )
         slot = since[..., None] * batch + torch.arange(batch, device=device)
         return torch.where((mask > 0) & (slot >= 0), slot, self.places)
 
@@ -96,7 +120,10 @@ class Timetable:
         if "slot" not in tables:
             return {}
         slot, rows = tables["slot"].flatten(1), tables["rows"].gather(1, tables["at"].flatten(1))
-        labels, taken = slot.new_zeros(len(slot), self.places + 1), tables["mask"].new_zeros(len(slot), self.places + 1)
+        labels, taken = (
+            slot.new_zeros(len(slot), self.places + 1),
+            tables["mask"].new_zeros(len(slot), self.places + 1),
+        )
         return {
             "labels": labels.scatter(1, slot, self.group.train.y[rows]),
             "taken": taken.scatter(1, slot, tables["mask"].flatten(1)),

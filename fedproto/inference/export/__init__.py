@@ -44,7 +44,13 @@ from fedproto.inference.export.manifest import (
     sha256,
 )
 from fedproto.inference.export.models import built, close, tried, without_files
-from fedproto.inference.trained_client import WAYS, Trained, rows_needed, threshold, why_not_rejecting
+from fedproto.inference.trained_client import (
+    WAYS,
+    Trained,
+    rows_needed,
+    threshold,
+    why_not_rejecting,
+)
 from fedproto.models import Fit
 from fedproto.runs.folder import is_taken, whole_folder
 from fedproto.runs.prototype_files import PROTOTYPES, read_prototypes, write_prototypes
@@ -69,7 +75,9 @@ def write_member(member: Trained, folder: Path, onnx: bool = True) -> None:
         with whole_folder(folder) as temporary:
             _fill(temporary, rebuilt, graph)
     except OSError as error:
-        raise RunFolderError(f"{folder} cannot be made: {error}; name another folder with --to") from error
+        raise RunFolderError(
+            f"{folder} cannot be made: {error}; name another folder with --to"
+        ) from error
 
 
 def _fill(folder: Path, member: Trained, graph: bytes | None) -> None:
@@ -94,7 +102,9 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def _manifest(member: Trained, files: dict[str, str]) -> dict[str, Any]:
     prepared = member.preparation
-    thresholds = {way: threshold(values, SHOWN_REJECT) for way, values in member.calibration.items()}
+    thresholds = {
+        way: threshold(values, SHOWN_REJECT) for way, values in member.calibration.items()
+    }
     obstacle = why_not_rejecting_of(member)
     return {
         "fedproto": KIND,
@@ -110,10 +120,18 @@ def _manifest(member: Trained, files: dict[str, str]) -> dict[str, Any]:
         },
         "dim": tried(member)[0].shape[1],
         "distance": "l2",
-        "calibration": {way: len(values) for way, values in member.calibration.items()},  # held-out images
-        "thresholds": {way: v if math.isfinite(v) else None for way, v in thresholds.items()},  # JSON has no infinity
+        "calibration": {
+            way: len(values) for way, values in member.calibration.items()
+        },  # held-out images
+        "thresholds": {
+            way: v if math.isfinite(v) else None for way, v in thresholds.items()
+        },  # JSON has no infinity
         **({"cannot_reject": obstacle} if obstacle else {}),
-        **({"onnx": {"logits": list(member.classes), "distances": list(near(member))}} if ONNX in files else {}),
+        **(
+            {"onnx": {"logits": list(member.classes), "distances": list(near(member))}}
+            if ONNX in files
+            else {}
+        ),
         "about": member.about,
         "versions": {
             "fedproto": sys.modules["fedproto"].__version__,
@@ -129,7 +147,9 @@ def why_not_rejecting_of(member: Trained) -> str | None:
     rows = min((len(values) for values in member.calibration.values()), default=0)
     if rows >= rows_needed(SHOWN_REJECT):
         return None
-    return why_not_rejecting(f"client {member.about.get('client', 'of this folder')}", rows, SHOWN_REJECT)
+    return why_not_rejecting(
+        f"client {member.about.get('client', 'of this folder')}", rows, SHOWN_REJECT
+    )
 
 
 def _rebuilt_from_name(member: Trained) -> Trained:
@@ -147,8 +167,14 @@ def _rebuilt_from_name(member: Trained) -> Trained:
             f"cannot be exported: {error}"
         ) from error
     if not same:
-        raise ConfigError(f"the model {name!r}, built again from its name, gives other outputs: it cannot be exported")
-    dataset = {"dataset": _without_folder(str(member.about["dataset"]))} if "dataset" in member.about else {}
+        raise ConfigError(
+            f"the model {name!r}, built again from its name, gives other outputs: it cannot be exported"
+        )
+    dataset = (
+        {"dataset": _without_folder(str(member.about["dataset"]))}
+        if "dataset" in member.about
+        else {}
+    )
     return replace(again, about=member.about | {"model": model} | dataset)
 
 
@@ -157,7 +183,9 @@ def _refuse_broken(member: Trained, seen: tuple[Tensor, Tensor]) -> None:
     shared = [] if member.prototypes is None else [member.prototypes.values]
     finite = [bool(torch.isfinite(each).all()) for each in (*seen, *shared)]
     if not all(finite) or not all(np.isfinite(each).all() for each in member.calibration.values()):
-        raise DataError("the member's outputs or prototypes are not finite: its training diverged, export another")
+        raise DataError(
+            "the member's outputs or prototypes are not finite: its training diverged, export another"
+        )
 
 
 def _without_folder(dataset: str) -> str:
@@ -178,17 +206,23 @@ def read_member(folder: Path) -> Trained:
     plugins.refuse_plugins({"model": manifest["model"]}, folder / MANIFEST)
     check_files(folder, manifest["files"])
     shared = read_prototypes(folder / PROTOTYPES) if PROTOTYPES in manifest["files"] else None
-    calibration = _read_calibration(folder / CALIBRATION) if CALIBRATION in manifest["files"] else {}
+    calibration = (
+        _read_calibration(folder / CALIBRATION) if CALIBRATION in manifest["files"] else {}
+    )
     encoding = read_encoding(folder / ENCODING) if ENCODING in manifest["files"] else None
     classes, own = tuple(manifest["classes"]), tuple(manifest["own"])
     state, _ = read_tensors(folder / WEIGHTS, WEIGHTS_FORMAT, TENSORS_VERSION, DataError)
     try:
         preparation = _preparation(manifest["input"], encoding)
-        module = built(manifest["model"], Fit(preparation.shape, len(classes), manifest["dim"]), state)
+        module = built(
+            manifest["model"], Fit(preparation.shape, len(classes), manifest["dim"]), state
+        )
         member = Trained(module, preparation, classes, own, shared, calibration, manifest["about"])
         _refuse_other_sizes(member, manifest["dim"])
     except FedProtoError as error:
-        raise DataError(f"{folder / MANIFEST} and the files beside it do not go together: {error}") from error
+        raise DataError(
+            f"{folder / MANIFEST} and the files beside it do not go together: {error}"
+        ) from error
     return member
 
 
@@ -197,14 +231,22 @@ def _preparation(given: dict[str, Any], encoding: Encoding | None) -> Preparatio
         raise DataError(
             f"{ENCODING} makes inputs of shape ({encoding.width},), where {tuple(given['shape'])} is wanted"
         )
-    return Preparation(tuple(given["shape"]), tuple(given["mean"]), tuple(given["std"]), given["scale"], encoding)
+    return Preparation(
+        tuple(given["shape"]), tuple(given["mean"]), tuple(given["std"]), given["scale"], encoding
+    )
 
 
 def _read_calibration(path: Path) -> dict[str, np.ndarray]:
     tensors, _ = read_tensors(path, CALIBRATION_FORMAT, TENSORS_VERSION, DataError)
     for way, values in tensors.items():
-        if way not in WAYS or values.dim() != 1 or not (values.is_floating_point() and torch.isfinite(values).all()):
-            raise DataError(f"{path}: {way!r} must be one of {', '.join(WAYS)}, and a row of finite numbers")
+        if (
+            way not in WAYS
+            or values.dim() != 1
+            or not (values.is_floating_point() and torch.isfinite(values).all())
+        ):
+            raise DataError(
+                f"{path}: {way!r} must be one of {', '.join(WAYS)}, and a row of finite numbers"
+            )
     return {way: tensors[way].numpy() for way in WAYS if way in tensors}
 
 
@@ -216,6 +258,10 @@ def _refuse_other_sizes(member: Trained, dim: int) -> None:
     features, logits = (each.shape[1] for each in seen)
     if (features, logits) != (dim, len(member.classes)):
         wanted = f"{dim} and {len(member.classes)}"
-        raise DataError(f"the model gives {features} features and {logits} logits, where {wanted} are wanted")
+        raise DataError(
+            f"the model gives {features} features and {logits} logits, where {wanted} are wanted"
+        )
     if member.prototypes is not None and member.prototypes.values.shape[1] != dim:
-        raise DataError(f"the prototypes have {member.prototypes.values.shape[1]} values, and the features {dim}")
+        raise DataError(
+            f"the prototypes have {member.prototypes.values.shape[1]} values, and the features {dim}"
+        )

@@ -19,7 +19,10 @@ from fedproto.inference.export.manifest import ONNX
 from fedproto.inference.export.models import first_line
 from fedproto.inference.trained_client import Trained
 
-OPSET, IR = 18, 8  # of ONNX, late 2022: newer ones have nothing our models need, and older runtimes read these
+OPSET, IR = (
+    18,
+    8,
+)  # of ONNX, late 2022: newer ones have nothing our models need, and older runtimes read these
 
 
 class _Graph(nn.Module):
@@ -31,12 +34,17 @@ class _Graph(nn.Module):
 
     def __init__(self, member: Trained) -> None:
         super().__init__()
-        self.module, self.scale = copy.deepcopy(member.module).float(), float(member.preparation.scale)
+        self.module, self.scale = (
+            copy.deepcopy(member.module).float(),
+            float(member.preparation.scale),
+        )
         shape = (-1,) + (1,) * (len(member.preparation.shape) - 1)
         self.register_buffer("mean", torch.tensor(member.preparation.mean).reshape(shape))
         self.register_buffer("std", torch.tensor(member.preparation.std).reshape(shape))
         names = near(member)
-        self.register_buffer("near", member.prototypes.over(names).values.float() if names else None)  # type: ignore[union-attr]
+        self.register_buffer(
+            "near", member.prototypes.over(names).values.float() if names else None
+        )  # type: ignore[union-attr]
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         features, logits = self.module((x / self.scale - self.mean) / self.std)
@@ -91,7 +99,9 @@ def _forget_origin(graph: Any) -> None:
     for each in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         del each.metadata_props[:]
     for attribute in (attribute for node in graph.node for attribute in node.attribute):
-        for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:  # of a branch
+        for inner in (
+            (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
+        ):  # of a branch
             _forget_origin(inner)
 
 
@@ -101,7 +111,11 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -14,20 +14,31 @@ from fedproto.data.shared.feature_encoding import ENCODING, is_count, read_json
 from fedproto.errors import DataError, shown
 from fedproto.runs.prototype_files import PROTOTYPES
 
-MANIFEST, WEIGHTS, CALIBRATION, ONNX = "manifest.json", "model.safetensors", "calibration.safetensors", "model.onnx"
+MANIFEST, WEIGHTS, CALIBRATION, ONNX = (
+    "manifest.json",
+    "model.safetensors",
+    "calibration.safetensors",
+    "model.onnx",
+)
 FILES = (WEIGHTS, PROTOTYPES, CALIBRATION, ENCODING, ONNX)
 KIND, VERSION = "member", 1
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     if not path.exists():
-        raise DataError(f"{path.parent} is no exported member: it holds no {MANIFEST}, as `fedproto export` writes it")
+        raise DataError(
+            f"{path.parent} is no exported member: it holds no {MANIFEST}, as `fedproto export` writes it"
+        )
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("fedproto") != KIND:
-        raise DataError(f"{path} is not the manifest of an exported member: its 'fedproto' must be {KIND!r}")
+        raise DataError(
+            f"{path} is not the manifest of an exported member: its 'fedproto' must be {KIND!r}"
+        )
     version = manifest.get("version")
     if version != VERSION:
-        raise DataError(f"{path} is of version {_shown(version)}, and this fedproto reads version {VERSION} only")
+        raise DataError(
+            f"{path} is of version {_shown(version)}, and this fedproto reads version {VERSION} only"
+        )
     return checked(manifest, str(path))
 
 
@@ -36,9 +47,13 @@ def check_files(folder: Path, files: dict[str, str]) -> None:
         try:
             found = sha256(folder / name)
         except OSError as error:
-            raise DataError(f"{folder / name}, which {MANIFEST} names, cannot be read: {error.strerror}") from error
+            raise DataError(
+                f"{folder / name}, which {MANIFEST} names, cannot be read: {error.strerror}"
+            ) from error
         if found != digest:
-            raise DataError(f"{folder / name} is damaged or of another export: its SHA-256 is not that in {MANIFEST}")
+            raise DataError(
+                f"{folder / name} is damaged or of another export: its SHA-256 is not that in {MANIFEST}"
+            )
 
 
 def sha256(path: Path) -> str:
@@ -47,7 +62,9 @@ def sha256(path: Path) -> str:
 
 
 def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value != "" and "\n" not in value  # prototypes.safetensors has one a line
+    return (
+        isinstance(value, str) and value != "" and "\n" not in value
+    )  # prototypes.safetensors has one a line
 
 
 def _is_class(value: Any) -> bool:
@@ -55,15 +72,26 @@ def _is_class(value: Any) -> bool:
 
 
 def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_class, value)) and len(set(value)) == len(value)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(map(_is_class, value))
+        and len(set(value)) == len(value)
+    )
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < sys.float_info.max
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and abs(value) < sys.float_info.max
+    )
 
 
 def _is_input(value: Any) -> bool:
-    if not isinstance(value, dict) or not all(isinstance(value.get(key), list) for key in ("shape", "mean", "std")):
+    if not isinstance(value, dict) or not all(
+        isinstance(value.get(key), list) for key in ("shape", "mean", "std")
+    ):
         return False
     shape, sides = value["shape"], (value["mean"], value["std"])
     return (
@@ -88,11 +116,17 @@ _WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "classes": (_is_names, "a list of different names of one line each"),
     "own": (_is_names, "a list of some of the classes"),
     "model": (_is_name, "a model's name and options, such as 'cnn(channels=18)'"),
-    "input": (_is_input, "the inputs' `shape`, and `mean`, `std` and `scale`, which make x (x / scale - mean) / std"),
+    "input": (
+        _is_input,
+        "the inputs' `shape`, and `mean`, `std` and `scale`, which make x (x / scale - mean) / std",
+    ),
     "dim": (is_count, "the number of features"),
     "distance": (lambda value: value == "l2", "'l2'"),
     "about": (lambda value: isinstance(value, dict), "an object"),
-    "files": (_is_files, f"the SHA-256 of {WEIGHTS} and of what else there is of {', '.join(FILES[1:])}"),
+    "files": (
+        _is_files,
+        f"the SHA-256 of {WEIGHTS} and of what else there is of {', '.join(FILES[1:])}",
+    ),
 }
 
 
@@ -104,7 +138,9 @@ def checked(manifest: dict[str, Any], where: str) -> dict[str, Any]:
             raise DataError(f"{where}: {key!r} must be {wanted}, not {_shown(manifest[key])}")
     strangers = set(manifest["own"]) - set(manifest["classes"])
     if strangers:
-        raise DataError(f"{where}: 'own' names {_shown(min(strangers))}, which is none of its classes")
+        raise DataError(
+            f"{where}: 'own' names {_shown(min(strangers))}, which is none of its classes"
+        )
     return manifest
 
 

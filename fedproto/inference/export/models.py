@@ -49,16 +49,24 @@ def _drawn(part: Part, fit: Fit) -> nn.Module:
             return plugins.build("model", part, fit)
         except FedProtoError:
             raise
-        except Exception as error:  # a layer larger than the memory, or whatever a model from outside may raise
-            raise ConfigError(f"{part} refuses inputs of shape {fit.shape}: {first_line(error)}") from error
+        except (
+            Exception
+        ) as error:  # a layer larger than the memory, or whatever a model from outside may raise
+            raise ConfigError(
+                f"{part} refuses inputs of shape {fit.shape}: {first_line(error)}"
+            ) from error
 
 
 def _dtype(state: Tree) -> torch.dtype:
     """The type of the weights, which must be one that models are trained with."""
     for name, value in state.items():
         if value.is_floating_point() and value.dtype not in FLOATS:
-            raise DataError(f"the weights have {name} of type {value.dtype}, in which no model is trained")
-    return next((value.dtype for value in state.values() if value.is_floating_point()), torch.float32)
+            raise DataError(
+                f"the weights have {name} of type {value.dtype}, in which no model is trained"
+            )
+    return next(
+        (value.dtype for value in state.values() if value.is_floating_point()), torch.float32
+    )
 
 
 def tried(member: Trained) -> tuple[Tensor, Tensor]:
@@ -67,7 +75,9 @@ def tried(member: Trained) -> tuple[Tensor, Tensor]:
     try:
         return member.see_prepared(torch.linspace(0, 1, 2 * math.prod(shape)).reshape(2, *shape))
     except Exception as error:  # of any kind: the model may be from outside
-        raise DataError(f"the model fails on inputs of shape {shape}: {first_line(error)}") from error
+        raise DataError(
+            f"the model fails on inputs of shape {shape}: {first_line(error)}"
+        ) from error
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -80,7 +90,9 @@ def without_files(text: str) -> str:
     part = _one_part(text)
     options = options_of(plugins.find("model", part.name))
     named = {name for name, option in options.items() if _names_a_file(option.kind)}
-    return str(Part(part.name, {name: value for name, value in part.options.items() if name not in named}))
+    return str(
+        Part(part.name, {name: value for name, value in part.options.items() if name not in named})
+    )
 
 
 def _names_a_file(kind: Any) -> bool:
