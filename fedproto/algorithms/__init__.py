@@ -8,7 +8,7 @@
 | fesem | all | nearest centre | CE | weights, to one cluster | mean per cluster | head |
 | fedper | body | global body, own head | CE | body | mean by samples | head |
 | fedrep | body | global body, own head | CE: head, then body | body | mean by samples | head |
-| fedproto(-mh) | class means | own | CE + λ d(f(x), C_y) | class means | mean per class | prototype, head |
+| fedproto(-mh) | class means | own | CE + λ d(f(x), C_y) | class means | mean per class | both |
 """
 
 from collections.abc import Callable
