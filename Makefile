@@ -30,6 +30,9 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mkdocs build --strict --quiet
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation > /dev/null
+	$(BIN)/twine check --strict dist/*
 
 # The reference pages are made from the code; the site goes to site/.
 docs: setup
@@ -42,4 +45,4 @@ mutants: setup
 	$(BIN)/python tests/mutants.py
 
 clean:
-	rm -rf .venv runs mutants site
+	rm -rf .venv runs mutants site dist
