@@ -1,0 +1,182 @@
+"""Progress of a federation: what a checkpoint holds, and what is refused when one is restored."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from fedproto.core.server import Progress, check_server_state
+from fedproto.core.traffic import Ledger
+from fedproto.core.types import Tree, Upload
+from fedproto.core.uploads import LatestUploads
+
+CLIENTS = 3
+
+
+def fresh_progress() -> Progress:
+    """Progress before round 1 of three clients: two classes, prototypes of four values."""
+    server = {"prototypes": torch.zeros(2, 4), "known": torch.zeros(2)}
+    return Progress(server, Ledger(CLIENTS), LatestUploads(CLIENTS))
+
+
+def later_progress() -> Progress:
+    """The same after round 5, in which clients 0 and 2 uploaded."""
+    progress = fresh_progress()
+    progress.server = {"prototypes": torch.arange(8.0).view(2, 4), "known": torch.ones(2)}
+    clients = torch.tensor([0, 2])
+    uploads = Upload(
+        {"prototypes": torch.arange(16.0).view(2, 2, 4)},
+        {"weight": torch.tensor([[1.0, 2], [3, 0]])},
+    )
+    progress.latest_uploads.store(clients, uploads, round=5)
+    progress.ledger.up(clients, torch.tensor([[8, 100], [4, 60]]))
+    progress.round = 5
+    return progress
+
+
+def restored(tree: Tree, round: int = 5) -> Progress:
+    progress = fresh_progress()
+    progress.restore(tree, round)
+    return progress
+
+
+def test_what_is_restored_is_what_was_exported() -> None:
+    before = later_progress()
+    after = restored(before.export())
+    assert after.round == 5
+    assert after.server.keys() == before.server.keys()
+    for name, value in before.server.items():
+        assert torch.equal(after.server[name], value)
+    assert after.ledger.of(0) == {
+        "values_up": 8,
+        "bytes_up": 100,
+        "values_down": 0,
+        "bytes_down": 0,
+    }
+    assert after.latest_uploads.last_round.tolist() == [5, 0, 5]
+    assert before.latest_uploads.uploads is not None and after.latest_uploads.uploads is not None
+    for stored, kept in zip(
+        after.latest_uploads.uploads, before.latest_uploads.uploads, strict=True
+    ):
+        assert stored.keys() == kept.keys()
+        for name, value in kept.items():
+            assert torch.equal(stored[name], value)
+
+
+def test_a_checkpoint_without_uploads_forgets_those_of_the_present() -> None:
+    progress = later_progress()
+    progress.restore(fresh_progress().export(), round=2)
+    assert progress.round == 2
+    assert progress.latest_uploads.uploads is None
+    assert progress.latest_uploads.last_round.tolist() == [0, 0, 0]
+
+
+def test_states_of_clients_in_the_same_tree_are_left_to_the_engine() -> None:
+    tree = later_progress().export() | {"client.0.weight": torch.ones(7)}
+    assert restored(tree).round == 5
+
+
+def test_a_server_that_keeps_nothing_is_restored() -> None:
+    """The method `local` has no server state, so its tree has no such group."""
+    empty = Progress({}, Ledger(CLIENTS), LatestUploads(CLIENTS))
+    empty.restore(empty.export(), round=4)
+    assert empty.server == {}
+    assert empty.round == 4
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unexpected group": ({"extra.x": torch.zeros(1)}, "it has no 'extra'"),
+    "the first unexpected group by name": (
+        {"b.x": torch.zeros(1), "a.x": torch.zeros(1)},
+        "it has no 'a'",
+    ),
+    "a server tensor that is missing": ({"server.known": None}, "there is no known"),
+    "a server tensor of another shape": (
+        {"server.known": torch.ones(3)},
+        "known is (3,) of torch.float32, where (2,) of torch.float32 is wanted",
+    ),
+    "no ledger": ({"ledger": None}, "there is no ledger"),
+    "a ledger of another federation": (
+        {"ledger": torch.zeros(4, 4, dtype=torch.int64)},
+        "ledger is (4, 4) of torch.int64, where (3, 4) of torch.int64 is wanted",
+    ),
+    "rounds as floats": (
+        {"last": torch.zeros(3)},
+        "last is (3,) of torch.float32, where (3,) of torch.int64 is wanted",
+    ),
+    "uploads without a weight": ({"weights.weight": None}, "there is no weights.weight"),
+    "a weight without sums but of other clients": (
+        {"sums.prototypes": None, "weights.weight": torch.ones(4, 2)},
+        "weights.'weight' is (4, 2) of torch.float32",
+    ),
+    "sums of other clients": (
+        {"sums.prototypes": torch.ones(4, 2, 4)},
+        "sums.'prototypes' is (4, 2, 4) of torch.float32",
+    ),
+    "sums of another number of classes than their weight": (
+        {"sums.other": torch.ones(3, 5, 4)},
+        "sums.'other' is (3, 5, 4) of torch.float32",
+    ),
+    "sums whose rows differ from the server's": (
+        {"sums.prototypes": torch.ones(3, 2, 5)},
+        "sums.'prototypes' is (3, 2, 5) of torch.float32",
+    ),
+    "sums that are not floats": (
+        {"sums.prototypes": torch.ones(3, 2, 4, dtype=torch.int64)},
+        "sums.'prototypes' is (3, 2, 4) of torch.int64",
+    ),
+}
+
+
+@pytest.mark.parametrize("changes, sentence", REFUSED.values(), ids=REFUSED.keys())
+def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    tree = later_progress().export() | changes
+    tree = {name: value for name, value in tree.items() if value is not None}
+    progress = fresh_progress()
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        progress.restore(tree, round=5)
+    assert progress.round == 0
+    assert float(progress.server["known"].sum()) == 0
+    assert progress.latest_uploads.uploads is None
+
+
+def test_long_names_from_a_file_are_cut_at_80_characters() -> None:
+    name = "x" * 200
+    tree = later_progress().export()
+    with pytest.raises(ValueError, match=r"^it has no 'x{76}\.\.\.$"):
+        restored(tree | {f"{name}.y": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"^sums\.'x{76}\.\.\. is \(1,\) of torch\.float32$"):
+        restored(tree | {f"sums.{name}": torch.zeros(1)})
+
+
+def test_looking_back_finds_the_smallest_positive_losses_and_the_first_divergence() -> None:
+    progress = later_progress()
+    progress.smallest_loss = {"stale": 0.1}
+    lines = [
+        {"round": 1, "loss": {"supervised": 2.0, "regulariser": 0.0}},
+        {"round": 2, "loss": {"supervised": 0.5, "regulariser": 0.3}, "diverged": [2]},
+        {"round": 3, "loss": {"supervised": 1.0, "regulariser": -1.0}, "diverged": [2, 1]},
+    ]
+    progress.look_back(lines)
+    assert progress.smallest_loss == {"supervised": 0.5, "regulariser": 0.3}
+    assert progress.diverged == {2: 2, 1: 3}
+
+
+@pytest.mark.parametrize("state", [[], {"a": 1.0}, None, {"a": torch.ones(1), "b": "text"}])
+def test_a_server_state_is_a_dict_of_tensors(state: Any) -> None:
+    kind = type(state).__name__
+    with pytest.raises(
+        TypeError, match=f"^init must return a dict of tensors by name, not {kind}$"
+    ):
+        check_server_state(state, "init")
+
+
+def test_a_server_state_of_tensors_is_returned_as_it_is() -> None:
+    state = {"a": torch.ones(1)}
+    assert check_server_state(state, "init") is state
+    assert check_server_state({}, "init") == {}
