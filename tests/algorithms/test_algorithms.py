@@ -63,6 +63,15 @@ def test_fedprox_adds_half_mu_times_the_squared_distance():
     assert terms["regulariser"].item() == pytest.approx(0.3 / 2 * 8)
 
 
+def test_fedprox_has_mu_0_1_unless_told_otherwise():
+    received = {name: value.clone() for name, value in OTHER.items()}
+    terms = [
+        algorithm.loss(step(PARAMS, received, X, Y))["regulariser"].item()
+        for algorithm in (build("fedprox"), build("fedprox", mu=0.1))
+    ]
+    assert terms == [pytest.approx(0.05 * 8), pytest.approx(0.05 * 8)]
+
+
 def test_fedprox_holds_no_running_statistics():
     """They have no gradient and are no weights: a mile between them adds nothing to the 8 weights' term."""
     own = PARAMS | {"body.bn.running_mean": torch.zeros(2), "body.bn.running_var": torch.ones(2)}
@@ -106,6 +115,14 @@ def test_fedproto_regularises_each_class_of_the_batch():
         step(PARAMS, received, X, Y)
     )
     assert terms["regulariser"].item() == pytest.approx(2.0 + 1.0)
+
+
+def test_a_class_without_samples_in_the_batch_is_not_regularised():
+    """Only class 0 is in the batch; its mean (1, 0.5) is at squared distance 1.25 from (0, 0)."""
+    received = prototypes([[0.0, 0.0], [9.0, 9.0]])
+    algorithm = build("fedproto", distance="sql2", regularise="class")
+    terms = algorithm.loss(step(PARAMS, received, X[:1], Y[:1]))
+    assert terms["regulariser"].item() == pytest.approx(1.25)
 
 
 @pytest.mark.parametrize("regularise", ["sample", "class"])
@@ -262,6 +279,46 @@ def test_fesem_seeds_its_centres_by_weights_and_not_by_running_statistics():
     ]  # they travel with their layer all the same
 
 
+def test_fesem_seeds_its_centres_by_models_whatever_their_amounts_of_data():
+    """Two groups by weights, crossed by two amounts of data; each row of weights sums to nearly 0."""
+    algorithm, server = start("fesem", clusters=2)
+    direction = torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
+    clients = []
+    for shift, samples in ((0.0, 3), (0.2, 1), (50.0, 3), (50.2, 1)):
+        params = {name: value + shift * direction for name, value in PARAMS.items()}
+        clients.append((params, samples))
+    new = algorithm.aggregate(server, uploads_of(algorithm, server, *clients))
+    shifts = (new["body.w"] - PARAMS["body.w"])[:, 0, 0]
+    assert sorted(shifts.tolist()) == pytest.approx([0.05, 50.05])
+    assert new["sizes"].tolist() == [4, 4]
+
+
+def test_fesem_seeds_its_centres_by_the_seed_of_the_run():
+    """Twelve models at equal distances, of which k-means++ may choose any."""
+    algorithm = build("fesem", clusters=3)
+    found = {}
+    for seed in (0, 1, 2, 3, 0, 1, 2, 3):
+        server = algorithm.init(PARAMS, TASK._replace(seed=seed))
+        clients = []
+        for shift in range(12):
+            params = {name: value + shift for name, value in PARAMS.items()}
+            clients.append((params, 1))
+        new = algorithm.aggregate(server, uploads_of(algorithm, server, *clients))
+        centres_found = new["body.w"][:, 0, 0].tolist()
+        assert found.setdefault(seed, centres_found) == centres_found
+    assert len({tuple(each) for each in found.values()}) > 1
+
+
+@pytest.mark.filterwarnings("ignore")  # k-means++ says that the points are equal
+def test_fesem_puts_equal_models_into_one_cluster():
+    algorithm, server = start("fesem", clusters=2)
+    uploads = uploads_of(algorithm, server, (OTHER, 1), (OTHER, 2), (OTHER, 3))
+    new = algorithm.aggregate(server, uploads)
+    assert new["sizes"].tolist() == [6, 0]
+    assert torch.allclose(new["body.w"][0], OTHER["body.w"])
+    assert torch.equal(new["body.w"][1], PARAMS["body.w"])  # it keeps its centre
+
+
 def test_fesem_waits_with_seeding_until_enough_clients_speak():
     algorithm, server = start("fesem", clusters=3)
     new = algorithm.aggregate(server, uploads_of(algorithm, server, (PARAMS, 3), (OTHER, 1)))
@@ -271,6 +328,11 @@ def test_fesem_waits_with_seeding_until_enough_clients_speak():
 
 
 # ---------------------------------------------------------------- what must hold for every algorithm, new ones too
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_has_the_name_by_which_it_is_chosen(name):
+    assert build(name).name == name
 
 
 def first_step(name, extra=0, **options):

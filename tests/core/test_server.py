@@ -180,3 +180,53 @@ def test_a_server_state_of_tensors_is_returned_as_it_is() -> None:
     state = {"a": torch.ones(1)}
     assert check_server_state(state, "init") is state
     assert check_server_state({}, "init") == {}
+
+
+def test_local_prototypes_are_the_sums_divided_by_their_weights() -> None:
+    """Client 1 never uploaded, and client 2 has no sample of class 1."""
+    local = later_progress().latest_uploads.local_prototypes()
+    assert local.keys() == {"local", "held"}
+    assert local["held"].tolist() == [[1, 2], [0, 0], [3, 0]]
+    assert local["local"][0].tolist() == [[0, 1, 2, 3], [2, 2.5, 3, 3.5]]
+    assert local["local"][1].tolist() == [[0, 0, 0, 0], [0, 0, 0, 0]]
+    assert torch.allclose(local["local"][2, 0], torch.tensor([8, 9, 10, 11]) / 3)
+    assert local["local"][2, 1].tolist() == [0, 0, 0, 0]
+
+
+def test_a_weight_below_one_still_counts_as_a_prototype() -> None:
+    latest = LatestUploads(1)
+    sums = {"prototypes": torch.tensor([[[0.25, 0.5]]])}
+    latest.store(torch.tensor([0]), Upload(sums, {"weight": torch.tensor([[0.5]])}), round=1)
+    assert latest.local_prototypes()["local"].tolist() == [[[0.5, 1.0]]]
+
+
+def store_one(sums: Tree, weights: Tree) -> LatestUploads:
+    latest = LatestUploads(1)
+    latest.store(torch.tensor([0]), Upload(sums, weights), round=1)
+    return latest
+
+
+def test_uploads_without_prototypes_have_no_local_prototypes() -> None:
+    assert LatestUploads(1).local_prototypes() == {}
+    assert (
+        store_one({"weight": torch.ones(1, 3)}, {"weight": torch.ones(1)}).local_prototypes() == {}
+    )
+    prototypes = {"prototypes": torch.ones(1, 2, 4)}
+    assert store_one(prototypes, {"other": torch.ones(1, 2)}).local_prototypes() == {}
+    assert store_one(prototypes, {"weight": torch.ones(1)}).local_prototypes() == {}
+
+
+@pytest.mark.parametrize("most, is_saved", [(8, True), (7, False)])
+def test_too_many_local_prototypes_are_not_saved(
+    most: int, is_saved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedproto.core.uploads.LARGEST_LOCAL_VALUES", most)
+    latest = store_one({"prototypes": torch.ones(1, 2, 4)}, {"weight": torch.ones(1, 2)})
+    assert bool(latest.local_prototypes()) == is_saved
+
+
+def test_a_checkpoint_names_its_groups() -> None:
+    """These names are in every checkpoint file; older files could not be read without them."""
+    names = {"server.prototypes", "server.known", "ledger", "last"}
+    assert fresh_progress().export().keys() == names
+    assert later_progress().export().keys() == names | {"sums.prototypes", "weights.weight"}
