@@ -23,13 +23,6 @@ def test_every_link_of_the_long_description_is_absolute() -> None:
         assert target.startswith(("https://", "#")), target
 
 
-def test_every_relative_link_of_the_readme_leads_to_a_file() -> None:
-    targets = re.findall(r"\]\(([^)]+)\)", (PROJECT / "README.md").read_text())
-    for target in targets:
-        if not target.startswith(("https://", "#")):
-            assert (PROJECT / target.partition("#")[0]).exists(), target
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` folder of a new environment that holds the wheel and what it requires."""
