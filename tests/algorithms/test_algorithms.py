@@ -1,15 +1,20 @@
 """Each method's loss, upload and aggregate, computed by hand for two clients, and what must hold for all of them."""
 
+import importlib
+import inspect
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 from helpers.tiny import ALGORITHMS, build, experiment, step
 
+from fedproto.core import rng
 from fedproto.core.local_training import train
 from fedproto.core.tensors import stack_uploads, sum_uploads
 from fedproto.core.types import Task, Upload
+from fedproto.errors import ConfigError
 
 TASK = Task(classes=2, dim=2, clients=4, seed=0)
 X = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
@@ -319,15 +324,71 @@ def test_fesem_puts_equal_models_into_one_cluster():
     assert torch.equal(new["body.w"][1], PARAMS["body.w"])  # it keeps its centre
 
 
+def test_fesem_seeds_its_centres_as_soon_as_there_is_an_upload_for_each():
+    algorithm, server = start("fesem", clusters=2)
+    new = algorithm.aggregate(server, uploads_of(algorithm, server, (PARAMS, 1), (OTHER, 1)))
+    assert new["seeded"] == 1
+    assert sorted(new["sizes"].tolist()) == [1, 1]
+
+
+def test_fesem_needs_a_client_for_each_cluster():
+    assert start("fesem", clusters=4)[1]["sizes"].tolist() == [0, 0, 0, 0]
+    sentence = "^algorithm fesem's clusters is 5, but there are only 4 clients$"
+    with pytest.raises(ConfigError, match=sentence):
+        start("fesem", clusters=5)
+
+
+def test_the_state_of_fesems_server_before_round_1():
+    """Its seed is drawn from that of the run, for this purpose alone."""
+    _, server = start("fesem")
+    assert server["sizes"].dtype == torch.float64
+    assert server["seed"] == int(rng.key(TASK.seed, "fesem")) % 2**31
+    assert server["seed"] != int(rng.key(TASK.seed, "partition")) % 2**31
+
+
 def test_fesem_waits_with_seeding_until_enough_clients_speak():
     algorithm, server = start("fesem", clusters=3)
     new = algorithm.aggregate(server, uploads_of(algorithm, server, (PARAMS, 3), (OTHER, 1)))
     assert torch.allclose(new["body.w"], (PARAMS["body.w"] + 0.25).expand(3, 2, 2))
     assert not new["seeded"]
-    assert "not seeded yet" in algorithm.notes(new)[0]
+    sentence = "fesem: fewer than 3 uploads, so the clusters are not seeded yet"
+    assert algorithm.notes(new) == [sentence]
 
 
 # ---------------------------------------------------------------- what must hold for every algorithm, new ones too
+
+
+def test_options_that_are_not_given_have_the_values_of_the_documentation():
+    defaults = {}
+    for name in ("fedprox", "fesem", "fedper", "fedrep", "fedproto"):
+        module = importlib.import_module(f"fedproto.algorithms.{name}")
+        parameters = inspect.signature(getattr(module, name)).parameters.values()
+        defaults[name] = {parameter.name: parameter.default for parameter in parameters}
+    assert defaults == {
+        "fedprox": {"mu": 0.1},
+        "fesem": {"clusters": 3},
+        "fedper": {"personal": "head"},
+        "fedrep": {"personal": "head", "head_epochs": 1, "body_epochs": 1},
+        "fedproto": {
+            "lam": 1.0,
+            "distance": "mse",
+            "weighting": "samples",
+            "regularise": "sample",
+            "collect": "after",
+            "absent": "remember",
+            "fixed": False,
+        },
+    }
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+def test_a_personal_layer_that_the_model_lacks_is_refused(name):
+    sentence = "personal layer 'tail' is not in the model, whose layers are ['body', 'head']"
+    with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
+        start(name, personal="head,tail")
+    deep = {"body.conv.w": PARAMS["body.w"]}
+    with pytest.raises(ConfigError, match=r"whose layers are \['body\.conv'\]$"):
+        build(name, personal="tail").init(deep, TASK)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
