@@ -24,6 +24,7 @@ from fedproto.config.settings import AUTO, complete, one_part, resolve_auto
 from fedproto.core.class_names import is_plain
 from fedproto.core.federation import Federation, Member, rearrange_head
 from fedproto.core.files import (
+    TensorFormat,
     explain_write_errors,
     hold_lock,
     read_tensors,
@@ -52,8 +53,7 @@ from fedproto.runs.devices import device_of, settings
 from fedproto.runs.prototype_files import Prototypes
 
 STATE = "member.safetensors"
-FORMAT = "member state"
-VERSION = 1
+FORMAT = TensorFormat("member state", 1)
 LOCK_WAIT_SECONDS = 3600.0  # for whoever asks while another round is being trained
 
 
@@ -79,14 +79,14 @@ class MemberCheckpoint:
             "member": fingerprint,
         }
         with explain_write_errors(path):
-            write_tensors(path, tensors, FORMAT, VERSION, header, private=True)
+            write_tensors(path, tensors, FORMAT, header, private=True)
 
     @classmethod
     def load(cls, path: Path, fingerprint: str) -> MemberCheckpoint | None:
         """What the file holds; None where there is none. Corrupted and foreign files are refused by name."""
         if not path.exists():
             return None
-        tensors, header = read_tensors(path, FORMAT, VERSION)
+        tensors, header = read_tensors(path, FORMAT)
         if header.get("member") != fingerprint:
             raise RunFolderError(
                 f"{path} is of another member, or of other data or another model: name another state"

@@ -28,6 +28,7 @@ from typing import Any
 
 from fedproto.core.files import (
     LOCK_NAME,
+    TensorFormat,
     hold_lock,
     parse_json,
     read_json,
@@ -48,8 +49,7 @@ RESULT = "result.json"
 START_RECORD = "start.json"
 CHECKPOINTS = "checkpoint"
 VERSION = 1  # of the JSON files, and of each line of metrics.jsonl
-CHECKPOINT_FORMAT = "checkpoint"
-CHECKPOINT_VERSION = 1
+CHECKPOINT_FORMAT = TensorFormat("checkpoint", 1)
 DIVERGED = "diverged.json"
 
 
@@ -225,9 +225,7 @@ class RunFolder:
         with (self.path / METRICS).open("a") as file:
             os.fsync(file.fileno())  # a checkpoint must not outlive the lines of its rounds
         header = {"round": round, "run": self._stamp()}
-        write_tensors(
-            self.path / CHECKPOINTS / name, tree, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, header
-        )
+        write_tensors(self.path / CHECKPOINTS / name, tree, CHECKPOINT_FORMAT, header)
         for path in (self.path / CHECKPOINTS).iterdir():
             if path.name != name:
                 path.unlink()
@@ -255,7 +253,7 @@ class RunFolder:
         if not files:
             return None
         try:
-            tree, header = read_tensors(files[-1], CHECKPOINT_FORMAT, CHECKPOINT_VERSION)
+            tree, header = read_tensors(files[-1], CHECKPOINT_FORMAT)
         except RunFolderError as error:
             if not files[-1].exists():  # its writer has put a newer one in its place meanwhile
                 return self.load_checkpoint()

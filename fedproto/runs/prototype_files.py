@@ -24,10 +24,8 @@ START = "start.safetensors"
 
 
 #: The formats of these files. members.safetensors is a file of prototypes that says, too, whose they are.
-PROTOTYPES_FORMAT, UPLOAD_FORMAT = "prototypes", "upload"
-
-
-VERSION = 1
+PROTOTYPES_FORMAT = files.TensorFormat("prototypes", 1, DataError)
+UPLOAD_FORMAT = files.TensorFormat("upload", 1, DataError)
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def read_prototypes(path: Path) -> Prototypes:
                 f"{path} holds no {PROTOTYPES}: name a finished run of fedproto, or such a file"
             )
         path = held[0]
-    tensors, header = files.read_tensors(path, PROTOTYPES_FORMAT, VERSION, DataError)
+    tensors, header = files.read_tensors(path, PROTOTYPES_FORMAT)
     classes = read_class_names(header, path)
     values, known = tensors.get("prototypes"), tensors.get("known")
     if (
@@ -99,7 +97,7 @@ def read_prototypes(path: Path) -> Prototypes:
 
 def write_prototypes(path: Path, tensors: Tree, classes: Sequence[str]) -> None:
     """Write a file that `read_prototypes` reads: `prototypes` (classes, values), `known` (classes), and others."""
-    files.write_tensors(path, tensors, PROTOTYPES_FORMAT, VERSION, {"classes": list(classes)})
+    files.write_tensors(path, tensors, PROTOTYPES_FORMAT, {"classes": list(classes)})
 
 
 def _weighting_beside(path: Path) -> str | None:

@@ -7,6 +7,7 @@ import random
 import shutil
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fedproto.membership.join import join
 from fedproto.membership.membership import Contribution, Membership
 from fedproto.reproduce.archive import pack, unpack
 from fedproto.runs.experiment import Experiment, reopen
-from fedproto.runs.folder import RunFolder, is_taken
+from fedproto.runs.folder import CHECKPOINT_FORMAT, RunFolder, is_taken
 from fedproto.runs.prototype_files import read_prototypes
 from fedproto.runs.sweep import read_sweep, run_sweep
 
@@ -161,8 +162,8 @@ def test_a_run_that_has_lost_what_it_began_with_is_refused(run: Path) -> None:
 
 def test_another_version_is_refused_by_name(run: Path) -> None:
     checkpoint = newest_checkpoint(run)
-    tensors, _ = files.read_tensors(checkpoint, "checkpoint", 1)
-    files.write_tensors(checkpoint, tensors, "checkpoint", 2, {})
+    tensors, _ = files.read_tensors(checkpoint, CHECKPOINT_FORMAT)
+    files.write_tensors(checkpoint, tensors, replace(CHECKPOINT_FORMAT, version=2), {})
     with pytest.raises(
         RunFolderError, match=rf"{checkpoint.name} has version '2' of the format checkpoint"
     ):
