@@ -49,7 +49,7 @@ from fedproto.inference.trained_client import Trained, made
 from fedproto.partitions import PartitionRequest
 from fedproto.partitions.classes import classes as of_classes
 from fedproto.runs.assemble import assemble
-from fedproto.runs.devices import device_of, settings
+from fedproto.runs.devices import device_of, torch_settings
 from fedproto.runs.prototype_files import Prototypes
 
 STATE = "member.safetensors"
@@ -125,7 +125,7 @@ def answer(parcel: Message, own: MemberSettings) -> Message:
             raise RunFolderError(
                 f"{own.name} has trained round {kept.round}, and the server asks for round {round}: is it new?"
             )
-        with settings(own.threads, "float32"):
+        with torch_settings(own.threads, "float32"):
             found = _trained(parcel, own, terms, kept)
         found.save(path, own.fingerprint())
         return found.reply
@@ -138,7 +138,7 @@ def scored(parcel: Message, own: MemberSettings) -> Message:
     path = Path(own.state) / STATE
     with _hold_state(own):
         kept = MemberCheckpoint.load(path, own.fingerprint())
-        with settings(own.threads, "float32"):
+        with torch_settings(own.threads, "float32"):
             seat = _seated(parcel, own, terms, kept)
             found = Message(
                 {"member": own.name, "round": parcel.header["round"], **seat.accuracies()}, {}

@@ -35,7 +35,7 @@ from fedproto.deploy.validation import (
 )
 from fedproto.errors import ConfigError, Refused, RunFolderError
 from fedproto.models import Fit
-from fedproto.runs.assemble import draw_model, state_of
+from fedproto.runs.assemble import copy_state, draw_model
 
 STATE = "server.safetensors"
 FORMAT = TensorFormat("server state", 1)
@@ -390,7 +390,7 @@ def _architecture(terms: TrainingTerms, settings: ServerSettings, classes: int) 
         )
     part = one_part("model", settings.model)
     shape = tuple(convert("shape", settings.shape, tuple[PositiveInt, ...]))
-    return state_of(
+    return copy_state(
         draw_model(
             complete("model", part, {}, {}), Fit(shape, classes, terms.dim or None), terms.seed
         )

@@ -257,7 +257,7 @@ def _partition(
     return content | {"sha256": stamp(content)}
 
 
-def state_of(module: nn.Module) -> Tree:
+def copy_state(module: nn.Module) -> Tree:
     """The module's parameters and buffers, by name; of a layer that is there twice, under its first name."""
     first = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     return {
@@ -362,7 +362,7 @@ class _Modules:
         return self.built[name]
 
     def _initial(self, module: nn.Module) -> Tree:
-        return with_body(state_of(module), self.weights) if self.weights else state_of(module)
+        return with_body(copy_state(module), self.weights) if self.weights else copy_state(module)
 
     def _build(self, model: Part, shape: tuple[int, ...], *client: int) -> nn.Module:
         return draw_model(model, Fit(shape, self.classes, self.dim), self.seed, *client)

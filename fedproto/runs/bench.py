@@ -46,7 +46,7 @@ from fedproto.engines.vectorised.stacks import Plan, Stack
 from fedproto.errors import ConfigError, DataError
 from fedproto.partitions import ClientRows
 from fedproto.runs.assemble import assemble
-from fedproto.runs.devices import device_of, settings
+from fedproto.runs.devices import device_of, torch_settings
 
 WAYS, SHOTS = 3, 100
 SAMPLE = 20  # clients of which the plain loop and the reference engine do a round; more are counted as so many more
@@ -275,7 +275,7 @@ def _two_processes(
 
 def measure(work: Work, places: DataFolders, rounds: int) -> list[Row]:
     """Every contender's rounds, in turns."""
-    with settings(1, work.precision):
+    with torch_settings(1, work.precision):
         return _measure(work, source_of(work, places), rounds)
 
 
@@ -485,7 +485,7 @@ def bench(
         say(f"measuring {work.model}, {work.clients:,} clients, {work.precision}, on {device}")
         rows += measure(work, places, rounds)
     cnn = Work("cnn", 20, device)
-    with settings(1, cnn.precision):
+    with torch_settings(1, cnn.precision):
         if seeds:
             rows.append(seeds_row(cnn, source_of(cnn, places), seeds))
         if huge:

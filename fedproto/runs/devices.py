@@ -40,7 +40,7 @@ def device_of(name: str) -> torch.device:
 
 
 @contextmanager
-def settings(threads: int, precision: str) -> Iterator[None]:
+def torch_settings(threads: int, precision: str) -> Iterator[None]:
     """Sums come out differently with another number of threads, or rounded products, so a run states its own."""
     before, products = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
     convolutions = torch.backends.cudnn.allow_tf32

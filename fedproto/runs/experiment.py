@@ -32,7 +32,7 @@ from fedproto.data import Source
 from fedproto.engines.selection import build_engine, resolve
 from fedproto.errors import DivergedError, LostProcessError, RunFolderError
 from fedproto.partitions.file import read as read_partition
-from fedproto.runs.devices import _machine, settings
+from fedproto.runs.devices import _machine, torch_settings
 from fedproto.runs.folder import DIVERGED, RunFolder
 from fedproto.runs.from_settings import FROM_PYTHON, _federation, _start
 from fedproto.runs.prototype_files import PROTOTYPES, START, write_prototypes
@@ -50,7 +50,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class Experiment:
-    """A federation about to run, alone or in one engine with others that differ in what `sweep.STACKED` names."""
+    """A federation about to run, alone or in one engine with others that differ in what `sweep.STACKED_SETTINGS` names."""
 
     config: Config
     algorithm: Algorithm
@@ -478,12 +478,12 @@ def _meeting_names(federation: Federation) -> tuple[str, ...]:
 def follow(experiments: Sequence[Experiment]) -> None:
     """What a process that torchrun started beside the first one does: train its share of the clients when asked."""
     for each in experiments:
-        with settings(each.config.threads, each.config.precision):
+        with torch_settings(each.config.threads, each.config.precision):
             each.engine.serve()  # type: ignore[attr-defined]
 
 
 @contextmanager
 def _attended(config: Config, interrupted: threading.Event) -> Iterator[None]:
     """With the run's settings; Ctrl-C lets the round be finished."""
-    with settings(config.threads, config.precision), finish_round_on_interrupt(interrupted):
+    with torch_settings(config.threads, config.precision), finish_round_on_interrupt(interrupted):
         yield

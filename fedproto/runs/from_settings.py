@@ -121,7 +121,7 @@ def _models(
             )
         return list(given), replace(config, model=(FROM_PYTHON,))
     parts = _parts_of_models(sources, algorithm, config)
-    return list(parts), replace(config, model=tuple(in_runs(parts)))
+    return list(parts), replace(config, model=tuple(merge_equal_neighbours(parts)))
 
 
 def _parts_of_models(sources: list[Source], algorithm: Algorithm, config: Config) -> list[Part]:
@@ -138,7 +138,7 @@ def _parts_of_models(sources: list[Source], algorithm: Algorithm, config: Config
     return parts
 
 
-def in_runs(parts: list[Part]) -> list[Part]:
+def merge_equal_neighbours(parts: list[Part]) -> list[Part]:
     """Equal neighbours as one part with a count, for the configuration file."""
     runs = [(part, len(list(equal))) for part, equal in itertools.groupby(parts)]
     return [runs[0][0]] if len(runs) == 1 else [replace(part, count=count) for part, count in runs]

@@ -7,7 +7,7 @@
     seed = [0, 1, 2, 3, 4]
     ways = [3, 4, 5]
 
-Federations that differ only in what is listed in STACKED are one stack for the engine; methods, their options and
+Federations that differ only in what is listed in STACKED_SETTINGS are one stack for the engine; methods, their options and
 models come one after the other. Each federation draws (partition, initial weights, shuffles, crops, dropout, samples)
 what it draws alone, and goes to its own run folder; its numbers are those it gives alone up to the order in which
 floating-point sums are added. A sweep that is run again skips what is finished and continues what is not.
@@ -44,7 +44,7 @@ from fedproto.runs.experiment import Experiment, OnRound, execute, hold_all
 from fedproto.runs.folder import RunFolder
 
 #: How a run is computed, which may change between two goes at a sweep.
-COMPUTED = (
+COMPUTE_SETTINGS = (
     "engine",
     "device",
     "compile",
@@ -55,7 +55,7 @@ COMPUTED = (
     "data_dir",
 )
 #: In what federations of one stack may differ.
-STACKED = (
+STACKED_SETTINGS = (
     "seed",
     "partition",
     "clients",
@@ -162,7 +162,10 @@ def batches(cells: Sequence[Cell], out: Path) -> list[Batch]:
 
 def _neutral(config: Config) -> dict[str, Any]:
     """The same value for all, in each setting in which federations of a stack may differ."""
-    return {name: Part("any") if isinstance(getattr(config, name), Part) else 0 for name in STACKED}
+    return {
+        name: Part("any") if isinstance(getattr(config, name), Part) else 0
+        for name in STACKED_SETTINGS
+    }
 
 
 def _begun(cell: Cell, out: Path) -> RunFolder | None:
@@ -179,7 +182,7 @@ def _refuse_other(cell: Cell, folder: RunFolder) -> None:
                 f"{folder.path} holds a run with the {kind} {name!r}: name another folder with --out"
             )
     stored = configure(settings)[0]
-    meant = {field.name for field in fields(Config)} - set(COMPUTED)
+    meant = {field.name for field in fields(Config)} - set(COMPUTE_SETTINGS)
     if any(part.name == AUTO for part in cell.config.model):
         meant -= {"model"}
     for name in sorted(meant):
