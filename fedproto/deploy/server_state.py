@@ -35,7 +35,7 @@ from fedproto.deploy.validation import (
 )
 from fedproto.errors import ConfigError, Refused, RunFolderError
 from fedproto.models import Fit
-from fedproto.runs.assemble import copy_state, draw_model
+from fedproto.runs.client_modules import copy_state, draw_model
 
 STATE = "server.safetensors"
 FORMAT = TensorFormat("server state", 1)

@@ -18,7 +18,7 @@ from fedproto.config.settings import Config, configure
 from fedproto.core.rounds import RoundResult
 from fedproto.engines.distributed.torchrun import follows
 from fedproto.errors import ConfigError, DataError
-from fedproto.runs.experiment import Experiment, OnRound, _attended, follow, proceed
+from fedproto.runs.experiment import Experiment, OnRound, during_rounds, follow, proceed
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.keywords import RunKeywords
 from fedproto.runs.result import Result
@@ -70,7 +70,7 @@ def stream(
     with closing(proceed([experiment], [folder], interrupted)) as steps, _closed_at_exit(steps):
         while True:
             # Only during a round: between rounds the caller's own signal handlers apply.
-            with _attended(experiment.config, interrupted):
+            with during_rounds(experiment.config, interrupted):
                 results = next(steps, None)
             if results is None:
                 return

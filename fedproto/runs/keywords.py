@@ -109,7 +109,7 @@ class PartitionOptions(TypedDict, total=False):
     group_size: int | None  # None
     keep_incomplete_shard: bool | None  # None
     min_partition_size: int | None  # None
-    names: str  #
+    names: str  # ''
     noise: Literal["uniform", "normal"]  # uniform
     num_classes_per_partition: int | None  # None
     num_shards_per_partition: int | None  # None

@@ -44,7 +44,7 @@ def as_keyword(kind: Any) -> Any:
 def stated_defaults(typed_dict: type) -> dict[str, str]:
     """The comment behind each key."""
     source = inspect.getsource(typed_dict)
-    return dict(re.findall(r"^    (\w+): .*?  # ?(.*)$", source, re.MULTILINE))
+    return dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.MULTILINE))
 
 
 def options_by_name(kind: str) -> dict[str, list[tuple[str, Any]]]:
@@ -70,7 +70,7 @@ def test_the_options_of_plugins_have_their_keys_types_and_defaults(kind):
     expected_defaults = {}
     for name, options in options_by_name(kind).items():
         expected_types[name] = Union[tuple(as_keyword(option.kind) for _, option in options)]  # noqa: UP007
-        defaults = {str(option.default) for _, option in options}
+        defaults = {str(option.default) or "''" for _, option in options}
         by_plugin = ", ".join(f"{option.default} ({plugin})" for plugin, option in options)
         expected_defaults[name] = defaults.pop() if len(defaults) == 1 else by_plugin
     assert typing.get_type_hints(CLASSES[kind]) == expected_types
