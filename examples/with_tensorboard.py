@@ -1,4 +1,4 @@
-"""A run to watch in TensorBoard: pip install 'fedproto[tensorboard]'.
+"""A run to watch in TensorBoard: pip install '.[tensorboard]'.
 
 python examples/with_tensorboard.py [FOLDER] [ROUNDS]
 tensorboard --logdir runs/tensorboard

@@ -318,8 +318,7 @@ def bench(
 ) -> None:
     """Measure a round of every engine beside a plain loop over clients, on MNIST where it is found, else on noise.
 
-    On a CPU also the plain loop and the engine as two processes. The default takes ten minutes on two cores; it needs a
-    checkout of the project, for benchmarks/plain_loop.py.
+    On a CPU also the plain loop and the engine as two processes. The default takes ten minutes on two cores.
     """
     from fedproto.cli.console import bench_table
     from fedproto.runs.bench import bench as measure

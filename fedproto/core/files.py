@@ -18,6 +18,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -221,10 +222,19 @@ def _short_checksum(content: Mapping[str, Any]) -> str:
 # --- tensors
 
 
-def pack_tensors(tensors: Tree, kind: str, version: int, header: Mapping[str, Any]) -> bytes:
+@dataclass(frozen=True)
+class TensorFormat:
+    """A kind of file that holds tensors: its name and version, and what a bad file raises."""
+
+    name: str
+    version: int
+    error: type[FedProtoError] = RunFolderError
+
+
+def pack_tensors(tensors: Tree, format: TensorFormat, header: Mapping[str, Any]) -> bytes:
     """Return the bytes of a safetensors file with its format, version, header and checksum."""
     separate = _without_shared_memory(tensors)
-    described = {"format": kind, "version": version, **header}
+    described = {"format": format.name, "version": format.version, **header}
     described["sha256"] = _checksum(separate, described)
     return save(separate, {METADATA_KEY: json.dumps(described, sort_keys=True)})
 
@@ -232,23 +242,22 @@ def pack_tensors(tensors: Tree, kind: str, version: int, header: Mapping[str, An
 def write_tensors(
     path: Path,
     tensors: Tree,
-    kind: str,
-    version: int,
+    format: TensorFormat,
     header: Mapping[str, Any],
     *,
     private: bool = False,
 ) -> None:
     """Write such a file atomically."""
-    write_atomically(path, pack_tensors(tensors, kind, version, header), private=private)
+    write_atomically(path, pack_tensors(tensors, format, header), private=private)
 
 
-def read_tensors(
-    path: Path, kind: str, version: int, error: type[FedProtoError] = RunFolderError
-) -> tuple[Tree, dict[str, Any]]:
+def read_tensors(path: Path, format: TensorFormat) -> tuple[Tree, dict[str, Any]]:
     """Tensors and header of a file that `write_tensors` wrote, its checksum verified.
 
-    Another format or version, a missing or cut file and a flipped bit are each refused by name.
+    Another format or version, a missing or cut file and a flipped bit are each refused by name,
+    with the format's error.
     """
+    error = format.error
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -261,15 +270,17 @@ def read_tensors(
         sentence = f"{path} is not a valid safetensors file (or is corrupted): {reason}"
         raise error(sentence) from problem
     if METADATA_KEY not in metadata:
-        raise error(f"{path} is not a file of {kind}: it lacks the metadata entry '{METADATA_KEY}'")
-    header = parse_json(metadata[METADATA_KEY], f"the header of {path}", error)
-    if not isinstance(header, dict) or header.get("format") != kind:
-        found = header.get("format") if isinstance(header, dict) else header
-        raise error(f"{path} is not a file of {kind} but of {str(found)[:60]!r}")
-    if header.get("version") != version:
         raise error(
-            f"{path} has version {str(header.get('version'))[:20]!r} of the format {kind}; "
-            f"this fedproto reads version {version}"
+            f"{path} is not a file of {format.name}: it lacks the metadata entry '{METADATA_KEY}'"
+        )
+    header = parse_json(metadata[METADATA_KEY], f"the header of {path}", error)
+    if not isinstance(header, dict) or header.get("format") != format.name:
+        found = header.get("format") if isinstance(header, dict) else header
+        raise error(f"{path} is not a file of {format.name} but of {str(found)[:60]!r}")
+    if header.get("version") != format.version:
+        raise error(
+            f"{path} has version {str(header.get('version'))[:20]!r} of the format {format.name}; "
+            f"this fedproto reads version {format.version}"
         )
     stated = header.pop("sha256", None)
     if stated != _checksum(tensors, header):

@@ -24,6 +24,7 @@ from fedproto.config.settings import AUTO, complete, one_part, resolve_auto
 from fedproto.core.class_names import is_plain
 from fedproto.core.federation import Federation, Member, rearrange_head
 from fedproto.core.files import (
+    TensorFormat,
     explain_write_errors,
     hold_lock,
     read_tensors,
@@ -48,12 +49,11 @@ from fedproto.inference.trained_client import Trained, made
 from fedproto.partitions import PartitionRequest
 from fedproto.partitions.classes import classes as of_classes
 from fedproto.runs.assemble import assemble
-from fedproto.runs.devices import device_of, settings
+from fedproto.runs.devices import device_of, torch_settings
 from fedproto.runs.prototype_files import Prototypes
 
 STATE = "member.safetensors"
-FORMAT = "member state"
-VERSION = 1
+FORMAT = TensorFormat("member state", 1)
 LOCK_WAIT_SECONDS = 3600.0  # for whoever asks while another round is being trained
 
 
@@ -79,14 +79,14 @@ class MemberCheckpoint:
             "member": fingerprint,
         }
         with explain_write_errors(path):
-            write_tensors(path, tensors, FORMAT, VERSION, header, private=True)
+            write_tensors(path, tensors, FORMAT, header, private=True)
 
     @classmethod
     def load(cls, path: Path, fingerprint: str) -> MemberCheckpoint | None:
         """What the file holds; None where there is none. Corrupted and foreign files are refused by name."""
         if not path.exists():
             return None
-        tensors, header = read_tensors(path, FORMAT, VERSION)
+        tensors, header = read_tensors(path, FORMAT)
         if header.get("member") != fingerprint:
             raise RunFolderError(
                 f"{path} is of another member, or of other data or another model: name another state"
@@ -125,7 +125,7 @@ def answer(parcel: Message, own: MemberSettings) -> Message:
             raise RunFolderError(
                 f"{own.name} has trained round {kept.round}, and the server asks for round {round}: is it new?"
             )
-        with settings(own.threads, "float32"):
+        with torch_settings(own.threads, "float32"):
             found = _trained(parcel, own, terms, kept)
         found.save(path, own.fingerprint())
         return found.reply
@@ -138,7 +138,7 @@ def scored(parcel: Message, own: MemberSettings) -> Message:
     path = Path(own.state) / STATE
     with _hold_state(own):
         kept = MemberCheckpoint.load(path, own.fingerprint())
-        with settings(own.threads, "float32"):
+        with torch_settings(own.threads, "float32"):
             seat = _seated(parcel, own, terms, kept)
             found = Message(
                 {"member": own.name, "round": parcel.header["round"], **seat.accuracies()}, {}

@@ -18,7 +18,7 @@ import torch
 from fedproto.config.options import PositiveInt, convert, words
 from fedproto.config.settings import complete, one_part
 from fedproto.core.class_names import merge_names
-from fedproto.core.files import hold_lock, read_tensors, write_tensors
+from fedproto.core.files import TensorFormat, hold_lock, read_tensors, write_tensors
 from fedproto.core.tensors import flatten_groups, pad_rows, split_groups, stack_uploads
 from fedproto.core.types import Algorithm, Batch, Step, Task, Tree, Upload, nothing
 from fedproto.deploy.messages import Message, of_server, over, printable, to_upload
@@ -35,11 +35,10 @@ from fedproto.deploy.validation import (
 )
 from fedproto.errors import ConfigError, Refused, RunFolderError
 from fedproto.models import Fit
-from fedproto.runs.assemble import draw_model, state_of
+from fedproto.runs.client_modules import copy_state, draw_model
 
 STATE = "server.safetensors"
-KIND = "server state"
-VERSION = 1
+FORMAT = TensorFormat("server state", 1)
 
 
 @dataclass
@@ -302,7 +301,7 @@ class ServerState:
         }
         try:
             self._make_folder()
-            write_tensors(self.path, tensors, KIND, VERSION, header, private=True)
+            write_tensors(self.path, tensors, FORMAT, header, private=True)
         except OSError as error:
             raise RunFolderError(
                 f"{self.path} cannot be written: {error.strerror or error}"
@@ -391,7 +390,7 @@ def _architecture(terms: TrainingTerms, settings: ServerSettings, classes: int) 
         )
     part = one_part("model", settings.model)
     shape = tuple(convert("shape", settings.shape, tuple[PositiveInt, ...]))
-    return state_of(
+    return copy_state(
         draw_model(
             complete("model", part, {}, {}), Fit(shape, classes, terms.dim or None), terms.seed
         )
@@ -400,7 +399,7 @@ def _architecture(terms: TrainingTerms, settings: ServerSettings, classes: int) 
 
 def read_state(path: Path) -> tuple[Tree, dict[str, Any]]:
     """The tensors and the header of a server's file, checked."""
-    tensors, header = read_tensors(path, KIND, VERSION)
+    tensors, header = read_tensors(path, FORMAT)
     missing = {"id", "round", "classes", "algorithm", "registered", "seats"} - header.keys()
     if missing:
         raise RunFolderError(f"{path} is not a server's state: it lacks {min(missing)!r}")

@@ -20,7 +20,7 @@ from fedproto.inference.trained_client import (
     scores_of,
     threshold,
 )
-from fedproto.runs.devices import settings
+from fedproto.runs.devices import torch_settings
 
 Pair = tuple[Tensor, Tensor]
 
@@ -48,7 +48,7 @@ def rejections(run: Path, reject: float, clients: list[int] | None = None) -> li
     experiment, makers = members_of(run, clients or [])
     chosen = range(len(makers)) if clients is None else clients
     members = experiment.federation.members
-    with settings(experiment.config.threads, experiment.config.precision):
+    with torch_settings(experiment.config.threads, experiment.config.precision):
         return [
             found
             for client in chosen

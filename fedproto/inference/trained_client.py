@@ -22,7 +22,7 @@ from fedproto.core.tensors import find_mismatch
 from fedproto.core.types import Tree
 from fedproto.data.shared.preprocessing import Preparation
 from fedproto.errors import ConfigError, RunFolderError
-from fedproto.runs.devices import settings
+from fedproto.runs.devices import torch_settings
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
@@ -130,7 +130,7 @@ def why_not_rejecting(who: str, rows: int, reject: float) -> str:
 def member_of(run: Path, client: int) -> Trained:
     """A client of a run folder, as it is evaluated: with its own state, or with what its server sends."""
     experiment, makers = members_of(run, [client])
-    with settings(
+    with torch_settings(
         experiment.config.threads, experiment.config.precision
     ):  # distances to the bit of those in training
         return makers[client]()

@@ -21,7 +21,7 @@ from fedproto.partitions.file import stamp
 from fedproto.runs.assemble import deal
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
-from fedproto.runs.from_settings import in_runs
+from fedproto.runs.from_settings import merge_equal_neighbours
 from fedproto.runs.prototype_files import START, Prototypes, write_prototypes
 
 
@@ -98,8 +98,8 @@ def _prepared(
         )
         settings: dict[str, Any] = {
             "clients": len(people),
-            "dataset": tuple(in_runs([person.dataset for person in people])),
-            "model": tuple(in_runs([person.model for person in people])),
+            "dataset": tuple(merge_equal_neighbours([person.dataset for person in people])),
+            "model": tuple(merge_equal_neighbours([person.model for person in people])),
             "rounds": rounds,
             "dim": None,
             "checkpoint_every": config.checkpoint_every or rounds,

@@ -39,7 +39,6 @@ from fedproto.runs.prototype_files import (
     START,
     UPLOAD,
     UPLOAD_FORMAT,
-    VERSION,
     Prototypes,
     read_class_names,
     read_prototypes,
@@ -66,9 +65,7 @@ class Contribution:
 
     def save(self, path: Path) -> None:
         header = {"member": self.member, "classes": list(self.classes)}
-        files.write_tensors(
-            path, flatten_groups(self.upload._asdict()), UPLOAD_FORMAT, VERSION, header
-        )
+        files.write_tensors(path, flatten_groups(self.upload._asdict()), UPLOAD_FORMAT, header)
 
     @classmethod
     def of(cls, member: str, classes: tuple[str, ...], upload: Upload) -> Contribution:
@@ -85,7 +82,7 @@ class Contribution:
         if path.is_dir() and not (path / UPLOAD).exists() and (path / "config.toml").exists():
             return cls._resumed(RunFolder(path))
         path = path / UPLOAD if path.is_dir() else path
-        tensors, header = files.read_tensors(path, UPLOAD_FORMAT, VERSION, DataError)
+        tensors, header = files.read_tensors(path, UPLOAD_FORMAT)
         member = header.get("member") or path.parent.name
         return cls(str(member), read_class_names(header, path), _uploads_of(tensors))
 
@@ -149,7 +146,7 @@ class Membership:
 
     @classmethod
     def _load(cls, path: Path) -> Membership:
-        tensors, header = files.read_tensors(path, PROTOTYPES_FORMAT, VERSION, DataError)
+        tensors, header = files.read_tensors(path, PROTOTYPES_FORMAT)
         try:
             algorithm = one_part("algorithm", header["algorithm"])
             uploads = _uploads_of(tensors)
@@ -213,7 +210,7 @@ class Membership:
             base = self.base.over(self.classes)
             tensors |= {"base": base.values, "base_known": base.known}
         with folder.hold():
-            files.write_tensors(folder.path / MEMBERS, tensors, PROTOTYPES_FORMAT, VERSION, header)
+            files.write_tensors(folder.path / MEMBERS, tensors, PROTOTYPES_FORMAT, header)
 
     def prototypes(self) -> Prototypes:
         """Eq. 6 over the members that are there; a class of which none of them speaks has none, or what was given."""
@@ -328,7 +325,7 @@ class Membership:
 
 def _classes_of(path: Path) -> tuple[str, ...]:
     """The classes that a file of prototypes is about."""
-    _, header = files.read_tensors(path, PROTOTYPES_FORMAT, VERSION, DataError)
+    _, header = files.read_tensors(path, PROTOTYPES_FORMAT)
     return read_class_names(header, path)
 
 

@@ -18,7 +18,7 @@ from fedproto.core.files import check_version, read_tensors
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.membership.membership import Membership
 from fedproto.runs.folder import RunFolder, configs_below
-from fedproto.runs.prototype_files import MEMBERS, PROTOTYPES, PROTOTYPES_FORMAT, VERSION
+from fedproto.runs.prototype_files import MEMBERS, PROTOTYPES, PROTOTYPES_FORMAT
 
 #: The ways to predict, as result.json calls them, and as people do.
 WAYS = {
@@ -271,7 +271,7 @@ def _spreads(stored: dict[str, Any]) -> dict[str, Spread]:
 def _prototypes(path: Path, clients: int, classes: int) -> Prototypes | None:
     if not path.exists():
         return None
-    tensors, _ = read_tensors(path, PROTOTYPES_FORMAT, VERSION)
+    tensors, _ = read_tensors(path, PROTOTYPES_FORMAT)
     stored = {
         name: value.double().numpy() for name, value in tensors.items()
     }  # numpy knows no bfloat16

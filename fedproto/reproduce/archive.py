@@ -17,7 +17,7 @@ from typing import Any
 from fedproto.core.files import hold_lock, parse_json, parse_toml, write_atomically
 from fedproto.errors import RunFolderError
 from fedproto.runs.folder import RunFolder, whole_folder
-from fedproto.runs.sweep import COMPUTED
+from fedproto.runs.sweep import COMPUTE_SETTINGS
 
 NEEDED = ("config.toml", "metrics.jsonl", "result.json")
 LOOKS = ("embeddings.npz", "travel.json", "before.json")
@@ -90,7 +90,7 @@ def _meant(config: bytes) -> dict[str, Any]:
     return {
         key: value
         for key, value in parse_toml(config, "config.toml").items()
-        if key not in (*COMPUTED, "model")
+        if key not in (*COMPUTE_SETTINGS, "model")
     }
 
 

@@ -15,7 +15,7 @@ from fedproto.core.local_training import embed, evaluate
 from fedproto.core.prototypes import class_means, nearest
 from fedproto.core.types import Tree
 from fedproto.errors import RunFolderError
-from fedproto.runs.devices import settings
+from fedproto.runs.devices import torch_settings
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import VERSION, RunFolder
 
@@ -38,7 +38,7 @@ def look(folder: RunFolder, after: dict[str, bool]) -> None:
             experiment, _ = reopen(folder)
             with (
                 closing(experiment.engine),
-                settings(experiment.config.threads, experiment.config.precision),
+                torch_settings(experiment.config.threads, experiment.config.precision),
             ):
                 write_atomically(folder.path / file, make(experiment))
 

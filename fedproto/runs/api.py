@@ -5,37 +5,48 @@ from __future__ import annotations
 import atexit
 import threading
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
+
+from torch import nn
 
 from fedproto.config import plugins
 from fedproto.config.options import options_of
-from fedproto.config.settings import configure
+from fedproto.config.settings import Config, configure
 from fedproto.core.rounds import RoundResult
 from fedproto.engines.distributed.torchrun import follows
 from fedproto.errors import ConfigError, DataError
-from fedproto.runs.experiment import Experiment, OnRound, _attended, follow, proceed
+from fedproto.runs.experiment import Experiment, OnRound, during_rounds, follow, proceed
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.keywords import RunKeywords
 from fedproto.runs.result import Result
 
 
 def run(
     *,
     algorithm: str = "fedproto",
-    dataset: Any = "mnist5k",
-    model: Any = None,
+    dataset: str | Sequence[Sequence[Any]] = "mnist5k",
+    model: str | nn.Module | Sequence[nn.Module] | None = None,
     out: str | Path | None = None,
     on_round: OnRound | None = None,
-    **options: Any,
+    **options: Unpack[RunKeywords],
 ) -> Result:
-    """Run a federation and return what it found.
+    """Run a federation and return its result.
 
-    The keywords are the keys of the TOML file: `rounds=50`, `lam=0.1`, `ways=3`; for an ambiguous name, or a run's own
-    that a model has too, `**{"model.dropout": 0}`. `dataset` may be a list with one `(x, y)` or
-    `(x, y, x_test, y_test)` of arrays a client; `model` a module that returns (features, logits), or a list of one a
-    client. With `out` the run is written to a folder; `on_round` is called with each round's result.
+    Further keywords are the keys of the TOML file, such as `rounds=50`, `lam=0.1` and `ways=3`.
+    An ambiguous name, or an option of a model that has the name of a run's setting, is written with
+    its owner: `**{"model.dropout": 0}`.
+
+    Args:
+        algorithm: the name of one algorithm.
+        dataset: the name of a data set, or one `(x, y)` or `(x, y, x_test, y_test)` of arrays per
+            client.
+        model: the name of a model, a module that returns (features, logits), or one such module
+            per client; without it, the model that the data set names.
+        out: a new folder to write the run to.
+        on_round: is called with the result of each round.
     """
     experiment, folder = _begin(algorithm, dataset, model, out, options)
     return experiment.execute(folder, on_round)
@@ -44,32 +55,34 @@ def run(
 def stream(
     *,
     algorithm: str = "fedproto",
-    dataset: Any = "mnist5k",
-    model: Any = None,
+    dataset: str | Sequence[Sequence[Any]] = "mnist5k",
+    model: str | nn.Module | Sequence[nn.Module] | None = None,
     out: str | Path | None = None,
-    **options: Any,
+    **options: Unpack[RunKeywords],
 ) -> Generator[RoundResult | Result]:
-    """Run a federation round by round: a generator of each `RoundResult` as it comes, and at the end of the `Result`.
+    """Run a federation round by round: yield each `RoundResult`, and at the end the `Result`.
 
-    The keywords are those of `run`. Nothing happens before the first result is asked for. A loop that is left early
-    ends the run; with `out`, `fedproto resume` continues it.
+    The keywords are those of `run`. Nothing happens before the first result is requested. Leaving
+    the loop early ends the run; with `out`, `fedproto resume` continues it.
     """
     experiment, folder = _begin(algorithm, dataset, model, out, options)
     interrupted = threading.Event()
     with closing(proceed([experiment], [folder], interrupted)) as steps, _closed_at_exit(steps):
         while True:
-            with _attended(
-                experiment.config, interrupted
-            ):  # not between rounds, where the caller is at work
-                found = next(steps, None)
-            if found is None:
+            # Only during a round: between rounds the caller's own signal handlers apply.
+            with during_rounds(experiment.config, interrupted):
+                results = next(steps, None)
+            if results is None:
                 return
-            yield found[0]
+            yield results[0]
 
 
 @contextmanager
 def _closed_at_exit(steps: Generator) -> Iterator[None]:
-    """A stream that its script still holds when it ends writes its checkpoint then: later, torch is gone."""
+    """Close a stream that is still open when its script ends, so that it writes its checkpoint.
+
+    When Python collects it later, torch is gone.
+    """
     atexit.register(steps.close)
     try:
         yield
@@ -78,44 +91,65 @@ def _closed_at_exit(steps: Generator) -> Iterator[None]:
 
 
 def _begin(
-    algorithm: str, dataset: Any, model: Any, out: str | Path | None, options: dict[str, Any]
+    algorithm: str,
+    dataset: Any,
+    model: Any,
+    out: str | Path | None,
+    options: Mapping[str, Any],
 ) -> tuple[Experiment, RunFolder | None]:
-    """The experiment that the keywords of `run` describe, and its folder, once nothing can be refused any more."""
-    data = None if isinstance(dataset, str) else dataset
-    if data is not None and not (isinstance(data, Sequence) and len(data)):
-        raise DataError(
-            "dataset must be text, or a list of one (x, y) or (x, y, x_test, y_test) of arrays a client"
-        )
-    if data is not None:
-        _refuse_partition(options, len(data))
+    """Return the experiment that the keywords of `run` describe, and its folder.
+
+    The folder is created last, once nothing can be refused any more. Under torchrun, all processes
+    but the first serve as workers here and exit.
+    """
+    arrays = None if isinstance(dataset, str) else dataset
     modules = None if model is None or isinstance(model, str) else model
-    settings = options | {"algorithm": algorithm}
-    settings |= {"dataset": dataset} if data is None else {"clients": len(data)}
-    settings |= {"model": model} if modules is None else {}
-    plugins.trust_chosen(settings)
-    configs = configure(settings)
-    if len(configs) != 1:
-        raise ConfigError(f"fedproto.run takes one algorithm, not {algorithm!r}")
+    config = _configure(algorithm, dataset, model, options)
     if out is not None and not follows():
         RunFolder.refuse_used(Path(out))
-    experiment = Experiment.prepare(configs[0], data, modules)
+    experiment = Experiment.prepare(config, arrays, modules)
     if follows():
         follow([experiment])
         raise SystemExit(0)
     for notice in experiment.notices:
         warnings.warn(notice, stacklevel=3)
-    return experiment, None if out is None else experiment.new_folder(out)
+    folder = None if out is None else experiment.new_folder(out)
+    return experiment, folder
 
 
-def _refuse_partition(options: dict[str, Any], clients: int) -> None:
-    """A list of clients' arrays is its own partition; settings that would be passed over in silence are refused."""
-    shares = {"partition", *options_of(plugins.find("partition", "nway"))}
-    for key in options:
-        if (
-            key in shares
-            or key.startswith("partition.")
-            or (key == "clients" and options[key] != clients)
-        ):
+def _configure(algorithm: str, dataset: Any, model: Any, options: Mapping[str, Any]) -> Config:
+    """Check the keywords of `run`; arrays and modules have no place in a configuration."""
+    settings = {**options, "algorithm": algorithm}
+    if isinstance(dataset, str):
+        settings["dataset"] = dataset
+    else:
+        _refuse_bad_arrays(dataset)
+        _refuse_partition(options, len(dataset))
+        settings["clients"] = len(dataset)
+    if model is None or isinstance(model, str):
+        settings["model"] = model
+    plugins.trust_chosen(settings)
+    configs = configure(settings)
+    if len(configs) != 1:
+        raise ConfigError(f"fedproto.run takes one algorithm, not {algorithm!r}")
+    return configs[0]
+
+
+def _refuse_bad_arrays(dataset: Any) -> None:
+    if not isinstance(dataset, Sequence) or not len(dataset):
+        raise DataError(
+            "dataset must be text, or a list with one (x, y) or (x, y, x_test, y_test) of arrays "
+            "per client"
+        )
+
+
+def _refuse_partition(options: Mapping[str, Any], clients: int) -> None:
+    """Refuse settings of a partition: a list of arrays already says what each client has."""
+    partition_keys = {"partition", *options_of(plugins.find("partition", "nway"))}
+    for key, value in options.items():
+        is_of_partition = key in partition_keys or key.startswith("partition.")
+        is_other_count = key == "clients" and value != clients
+        if is_of_partition or is_other_count:
             raise ConfigError(
                 f"{key!r} has no meaning for a list of arrays, which says what each client has"
             )

@@ -1,17 +1,13 @@
-"""From a configuration to a finished run: `fedproto.run`, and what the command line calls."""
+"""From a configuration to a finished run: prepare, execute round by round, and resume."""
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fedproto.config import plugins
 from fedproto.config.options import Part
@@ -19,10 +15,8 @@ from fedproto.config.settings import Config, configure, read_run_toml
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member
-from fedproto.core.files import hash_tensors
 from fedproto.core.interrupts import finish_round_on_interrupt
 from fedproto.core.local_training import Training
-from fedproto.core.metrics import summarise
 from fedproto.core.rounds import FederationRun, RoundResult, run_rounds
 from fedproto.core.sampling import Schedule
 from fedproto.core.server import Progress
@@ -31,18 +25,22 @@ from fedproto.core.types import Algorithm, Tree
 from fedproto.data import Source
 from fedproto.engines.selection import build_engine, resolve
 from fedproto.errors import DivergedError, LostProcessError, RunFolderError
-from fedproto.partitions.file import read as read_partition
-from fedproto.runs.devices import _machine, settings
-from fedproto.runs.folder import DIVERGED, RunFolder
-from fedproto.runs.from_settings import FROM_PYTHON, _federation, _start
+from fedproto.runs import start_checks
+from fedproto.runs.devices import torch_settings
+from fedproto.runs.folder import DIVERGED, RESULT, RunFolder
+from fedproto.runs.from_settings import FROM_PYTHON, build_federation, start_progress
 from fedproto.runs.prototype_files import PROTOTYPES, START, write_prototypes
 from fedproto.runs.result import Result
+from fedproto.runs.result_contents import describe_run
 
 OnRound = Callable[[RoundResult], None]
 
+#: Settings that `auto` leaves open until the federation is known.
+RESOLVED_SETTINGS = ("engine", "device", "compile", "workers", "stack")
+
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the round was finished and, unless `checkpoint_every` is 0, a checkpoint written.
+    """Ctrl-C, once the round is finished and, unless `checkpoint_every` is 0, a checkpoint written.
 
     Its cause is a LostProcessError where processes of the run ended before that could be done.
     """
@@ -50,7 +48,10 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class Experiment:
-    """A federation about to run, alone or in one engine with others that differ in what `sweep.STACKED` names."""
+    """A federation about to run, alone or in one engine with others.
+
+    Federations that share an engine differ only in `sweep.STACKED_SETTINGS`.
+    """
 
     config: Config
     algorithm: Algorithm
@@ -58,7 +59,7 @@ class Experiment:
     engine: Engine
     place: int  # of the federation among the engine's
     progress: Progress
-    notices: list[str] = field(default_factory=list)  # what a person should know before it runs
+    notices: list[str] = field(default_factory=list)  # what the user should know before it runs
 
     @classmethod
     def prepare(
@@ -68,100 +69,113 @@ class Experiment:
         modules: Any = None,
         loaded: dict[str, Source] | None = None,
     ) -> Experiment:
-        """Load the data, share it out, build the models: everything that can be refused is refused here.
+        """Load the data, divide it and build the models; refuse here whatever can be refused.
 
-        `loaded` holds the sources read so far, for experiments that are prepared together.
+        Args:
+            config: the settings.
+            data: one tuple of arrays per client, instead of the data set of the settings.
+            modules: a module, or one per client, instead of the model of the settings.
+            loaded: the sources read so far, by name; experiments prepared one after the other
+                share it.
         """
         algorithm = plugins.build("algorithm", config.algorithm)
-        federation, config = _federation(
-            config, algorithm, data, modules, {} if loaded is None else loaded
-        )
-        return cls._together([config], algorithm, [federation])[0]
+        loaded = {} if loaded is None else loaded
+        federation, config = build_federation(config, algorithm, data, modules, loaded)
+        return cls._share_engine([config], algorithm, [federation])[0]
 
     @classmethod
     def prepare_together(
         cls, configs: Sequence[Config], loaded: dict[str, Source] | None = None
     ) -> list[Experiment]:
-        """Experiments of one method that one engine trains at once; `sweep.py` says what they may differ in."""
+        """Prepare experiments of one algorithm that one engine trains at once.
+
+        They may differ in `sweep.STACKED_SETTINGS`.
+        """
         algorithm = plugins.build("algorithm", configs[0].algorithm)
         loaded = {} if loaded is None else loaded
-        pairs = [_federation(config, algorithm, None, None, loaded) for config in configs]
-        return cls._together(
-            [config for _, config in pairs], algorithm, [federation for federation, _ in pairs]
-        )
+        federations = []
+        complete_configs = []
+        for config in configs:
+            federation, complete = build_federation(config, algorithm, None, None, loaded)
+            federations.append(federation)
+            complete_configs.append(complete)
+        return cls._share_engine(complete_configs, algorithm, federations)
 
     @classmethod
-    def _together(
+    def _share_engine(
         cls, configs: Sequence[Config], algorithm: Algorithm, federations: Sequence[Federation]
     ) -> list[Experiment]:
-        pairs = zip(configs, federations, strict=True)
-        progresses = [_start(config, federation, algorithm) for config, federation in pairs]
-        trainings = [
-            Training(c.batch, c.lr, c.momentum, c.epochs, c.last_batch, c.seed) for c in configs
-        ]
+        progresses = []
+        for config, federation in zip(configs, federations, strict=True):
+            progresses.append(start_progress(config, federation, algorithm))
+        trainings = [_training_of(config) for config in configs]
         resolved, plan, notices = resolve(configs[0], federations, algorithm, trainings)
         engine = build_engine(resolved, plan, federations, algorithm, trainings)
-        settled = {
-            name: getattr(resolved, name)
-            for name in ("engine", "device", "compile", "workers", "stack")
-        }
-        notices += [
-            sentence
-            for federation in federations
-            for sentence in describe_similar_names(_meeting_names(federation))
-        ]
-        return [
-            cls(replace(config, **settled), algorithm, federation, engine, place, progress, notices)
-            for place, (config, federation, progress) in enumerate(
-                zip(configs, federations, progresses, strict=True)
+        settled = {name: getattr(resolved, name) for name in RESOLVED_SETTINGS}
+        for federation in federations:
+            notices += describe_similar_names(_names_to_compare(federation))
+        experiments = []
+        for place, config in enumerate(configs):
+            experiment = cls(
+                config=replace(config, **settled),
+                algorithm=algorithm,
+                federation=federations[place],
+                engine=engine,
+                place=place,
+                progress=progresses[place],
+                notices=notices,
             )
-        ]
+            experiments.append(experiment)
+        return experiments
+
+    def federation_run(self) -> FederationRun:
+        """Return what the round loop needs of this experiment."""
+        schedule = Schedule(
+            self.config.rounds,
+            self.config.participation,
+            self.config.lost_uploads,
+            self.config.stragglers,
+            self.config.eval_every,
+            self.config.seed,
+        )
+        return FederationRun(self.federation, schedule, self.progress)
+
+    def execute(self, folder: RunFolder | None = None, on_round: OnRound | None = None) -> Result:
+        """Run from the current round to the last one."""
+        return execute([self], [folder], on_round)[0]
+
+    # --- the run folder
 
     def new_folder(self, out: str | Path, given: Sequence[Tree] | None = None) -> RunFolder:
-        """Make the run folder, which appears with all that the run begins with, or not at all.
+        """Create the run folder, which appears with everything the run begins with, or not at all.
 
-        `given` are the clients' states where the engine was handed others than those that were drawn. They are in
-        no other file, so the folder gets a checkpoint of round 0.
+        `given` are the clients' states where the engine was handed others than the drawn ones. They
+        are in no other file, so the folder gets a checkpoint of round 0.
         """
-        path, members = Path(out), self.federation.members
+        path = Path(out)
         config = self.config.toml(self.federation.from_data)
+        encodings = [member.preparation.encoding for member in self.federation.members]
+        weights_hash = start_checks.hash_states(given or self._drawn_states())
         with RunFolder.fill(path, config, self.federation.partition) as folder:
-            folder.write_encodings([member.preparation.encoding for member in members])
-            folder.write_start(_hash_states(given or self._drawn_states()), self._input_shapes())
-            if (
-                self.config.prototypes is not None
-            ):  # a copy: the file named may change while this run goes on
+            folder.write_encodings(encodings)
+            folder.write_start(weights_hash, start_checks.list_input_shapes(self.federation))
+            if self.config.prototypes is not None:
+                # A copy: the file that the settings name may change during the run.
                 write_prototypes(folder.path / START, self.progress.server, self.federation.classes)
             if given is not None:
                 self.write_checkpoint(folder)
         return RunFolder(path)
 
-    def _drawn_states(self) -> list[Tree]:
-        return [member.initial for member in self.federation.members]
-
-    def _input_shapes(self) -> list[list[int]]:
-        return [list(member.train.x.shape[1:]) for member in self.federation.members]
-
-    def execute(self, folder: RunFolder | None = None, on_round: OnRound | None = None) -> Result:
-        """Run from where it stands to the last round."""
-        return execute([self], [folder], on_round)[0]
-
-    def federation_run(self) -> FederationRun:
-        c = self.config
-        schedule = Schedule(
-            c.rounds, c.participation, c.lost_uploads, c.stragglers, c.eval_every, c.seed
-        )
-        return FederationRun(self.federation, schedule, self.progress)
-
-    def _write_round(self, folder: RunFolder, result: RoundResult) -> None:
+    def write_round(self, folder: RunFolder, result: RoundResult) -> None:
+        """Write a round's line of metrics.jsonl and, when one is due, a checkpoint."""
         folder.add_metrics(result.line())
-        if (
-            result.round == self.config.rounds
-            or result.round % max(1, self.config.checkpoint_every) == 0
-        ):
+        is_last = result.round == self.config.rounds
+        is_due = result.round % max(1, self.config.checkpoint_every) == 0
+        if is_last or is_due:
             self.write_checkpoint(folder)
 
     def write_checkpoint(self, folder: RunFolder) -> None:
+        """Write the state of the server and of all clients, unless checkpoints are turned off."""
         if self.config.checkpoint_every == 0:
             return
         clients = flatten_groups({"client": self.engine.export(self.place)})
@@ -170,25 +184,23 @@ class Experiment:
     def restore(self, folder: RunFolder) -> None:
         """Continue from the folder's newest checkpoint, or from the start where there is none.
 
-        Refused where the run began with other rows, inputs of another shape or, without a checkpoint, other weights.
+        Raises RunFolderError where the run began with other rows, with inputs of another shape or,
+        without a checkpoint, with other weights.
         """
-        self._refuse_other_data(folder)
+        start_checks.refuse_other_partition(folder, self.federation.partition)
         stored = folder.load_checkpoint()
         started = folder.read_start()
-        if started["inputs"] != self._input_shapes():
-            raise RunFolderError(
-                f"{folder.path} began with inputs of other shapes than its data set holds now: put the data back, or "
-                "start a new run"
-            )
+        start_checks.refuse_other_shapes(folder, started["inputs"], self.federation)
         if stored is None:
-            self._refuse_other_weights(folder, started["weights"])
+            drawn = self._drawn_states()
+            start_checks.refuse_other_weights(folder, started["weights"], drawn)
             return
         round, tree = stored
         clients = split_groups(tree).get("client", {})
-        odd = find_mismatch(self._initial_states(), clients)
         try:
-            if odd is not None:
-                raise ValueError(odd)
+            mismatch = find_mismatch(self._initial_states(), clients)
+            if mismatch is not None:
+                raise ValueError(mismatch)
             self.progress.restore(tree, round)
         except ValueError as error:
             raise RunFolderError(
@@ -196,131 +208,102 @@ class Experiment:
             ) from error
         self.engine.restore(self.place, clients)
 
-    def _initial_states(self) -> Tree:
-        """All clients' states before the first round, as an engine exports them."""
-        states: Tree = {}
-        for member in self.federation.members:
-            states |= {f"{member.id}.{name}": value for name, value in member.initial.items()}
-        return states
-
-    def _refuse_other_data(self, folder: RunFolder) -> None:
-        """Compare the rows that were shared out, and the labels they came from, with those the run began with."""
-        path = folder.path / "partition.json"
-        begun, now = read_partition(path), self.federation.partition
-        if begun["sha256"] == now["sha256"]:
-            return
-        pairs = zip(begun["clients"], now["clients"], strict=False)
-        is_labels = any(before["labels"] != after["labels"] for before, after in pairs)
-        what = "labels" if is_labels else "rows"
-        raise RunFolderError(
-            f"{path} is of other {what} than the data set gives now: put the data back as it was when the run began, "
-            "or start a new run"
-        )
-
-    def _refuse_other_weights(self, folder: RunFolder, began_with: str) -> None:
-        if _hash_states(self._drawn_states()) != began_with:
-            raise RunFolderError(
-                f"{folder.path} has no checkpoint, and the weights it began with are gone or have changed (a file of "
-                "weights, the models that `fedproto extend` was given, or torch itself): start a new run"
-            )
-
-    def _finish(
-        self, folder: RunFolder | None, lines: list[dict[str, Any]], clients: Tree
+    def finish(
+        self, folder: RunFolder | None, lines: list[dict[str, Any]], accuracies: Tree
     ) -> Result:
-        has_prototypes = {"prototypes", "known"} <= self.progress.server.keys()
+        """Return the result of the finished run, and write it to its folder.
+
+        `lines` are those of metrics.jsonl; `accuracies` holds one value per client.
+        """
         server = self.progress.server
-        prototypes = (
-            {name: server[name].cpu() for name in ("prototypes", "known")} if has_prototypes else {}
-        )
-        path = folder.path if folder else None
+        prototypes: Tree = {}
+        if "prototypes" in server and "known" in server:
+            prototypes = {name: server[name].cpu() for name in ("prototypes", "known")}
         result = Result(
-            self._contents(lines, clients), lines, prototypes, self.client_states(), path
+            data=describe_run(self, lines, accuracies),
+            metrics=lines,
+            prototypes=prototypes,
+            states=self.client_states(),
+            folder=folder.path if folder else None,
         )
-        if folder:
-            if prototypes:
-                local = self.progress.latest_uploads.local_prototypes()
-                write_prototypes(
-                    folder.path / PROTOTYPES, prototypes | local, self.federation.classes
-                )
-            folder.write_json("result.json", result.data)
+        if folder is None:
+            return result
+        if prototypes:
+            tensors = prototypes | self.progress.latest_uploads.local_prototypes()
+            write_prototypes(folder.path / PROTOTYPES, tensors, self.federation.classes)
+        folder.write_json(RESULT, result.data)
         return result
 
+    # --- the clients' states
+
     def client_states(self) -> list[Tree]:
-        """Each client's own parameters and buffers, by name."""
+        """Return each client's own parameters and buffers by name."""
         states = split_groups(self.engine.export(self.place))
         return [states.get(str(member.id), {}) for member in self.federation.members]
 
     def as_evaluated(self, member: Member, own: Tree) -> Tree:
-        """A client's model as it is evaluated, on the device: its own state, or that with what its server sends."""
+        """Return a client's model as it is evaluated, on the device.
+
+        That is its own state, with what the server sends adopted where the algorithm does so.
+        """
         received = self.algorithm.send(self.progress.server, self.federation.own_classes[member.id])
-        return self.algorithm.adopt(
-            {name: value.to(self.federation.device) for name, value in own.items()}, received
+        device = self.federation.device
+        own_on_device = {name: value.to(device) for name, value in own.items()}
+        return self.algorithm.adopt(own_on_device, received)
+
+    def _drawn_states(self) -> list[Tree]:
+        return [member.initial for member in self.federation.members]
+
+    def _initial_states(self) -> Tree:
+        """Return all clients' states before the first round, as an engine exports them."""
+        states: Tree = {}
+        for member in self.federation.members:
+            for name, value in member.initial.items():
+                states[f"{member.id}.{name}"] = value
+        return states
+
+
+def _training_of(config: Config) -> Training:
+    return Training(
+        config.batch, config.lr, config.momentum, config.epochs, config.last_batch, config.seed
+    )
+
+
+def _names_to_compare(federation: Federation) -> tuple[str, ...]:
+    """Return the class names of several sources, or of a user's own files; else none.
+
+    The classes of a data set that comes with the package are right, even `a` beside `A`.
+    """
+    datasets = {member.dataset for member in federation.members}
+    has_own_files = any(":" in dataset for dataset in datasets)
+    return federation.classes if len(datasets) > 1 or has_own_files else ()
+
+
+def reopen(
+    folder: RunFolder, loaded: dict[str, Source] | None = None
+) -> tuple[Experiment, RunFolder]:
+    """Return the experiment of a run folder at its newest checkpoint, and the folder."""
+    path = folder.path
+    settings = read_run_toml(path / "config.toml")
+    if FROM_PYTHON.name in (settings.get("dataset"), settings.get("model")):
+        raise RunFolderError(
+            f"{path} was started from Python with arrays or modules of its own, so it cannot be "
+            "resumed here"
         )
+    settings = {key: value for key, value in settings.items() if not key.startswith("partition.")}
+    settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
+    if (path / START).exists():
+        settings["prototypes"] = str(path / START)
+    if folder.has_checkpoint():
+        # It holds all clients' weights, so the file they began with may be gone.
+        settings.pop("initial", None)
+    plugins.refuse_plugins(settings, path / "config.toml")
+    experiment = Experiment.prepare(configure(settings)[0], loaded=loaded)
+    experiment.restore(folder)
+    return experiment, folder
 
-    def _contents(self, lines: list[dict[str, Any]], clients: Tree) -> dict[str, Any]:
-        traffic, seconds = self.progress.ledger.total(), sum(line["seconds"] for line in lines)
-        return {
-            "algorithm": self.algorithm.name,
-            "dataset": ",".join(part.name for part in self.config.dataset),
-            "seed": self.config.seed,
-            "rounds": self.config.rounds,
-            "classes": list(self.federation.classes),
-            "partition": self.federation.partition["sha256"],
-            "clients": [
-                self._client(
-                    number, {name: float(value[number]) for name, value in clients.items()}, images
-                )
-                for number, images in enumerate(self._images())
-            ],
-            "accuracy": summarise(clients),
-            "diverged": self._diverged(),
-            "communication": {
-                "values_per_round": traffic["values_up"] / self.config.rounds,
-                "bytes_up": traffic["bytes_up"],
-                "bytes_down": traffic["bytes_down"],
-            },
-            "seconds": {"total": seconds, "per_round": seconds / self.config.rounds},
-            "machine": _machine(self.federation.device),
-        }
 
-    def _diverged(self) -> list[dict[str, int]] | None:
-        """The clients whose loss exploded and the first round in which it did; None where all is well."""
-        found = sorted(self.progress.diverged.items())
-        return [{"client": client, "round": round} for client, round in found] or None
-
-    def _images(self) -> list[list[int]]:
-        """For each member how many training images it has of each of its classes; one wait for the device."""
-        members, classes = self.federation.members, len(self.federation.classes)
-        cells = torch.cat([m.train.y[m.train.rows] + m.id * classes for m in members])
-        counts = (
-            torch.bincount(cells, minlength=len(members) * classes)
-            .view(len(members), classes)
-            .tolist()
-        )
-        return [
-            [row[label] for label in member.classes]
-            for member, row in zip(members, counts, strict=True)
-        ]
-
-    def _client(self, number: int, accuracy: dict[str, float], images: list[int]) -> dict[str, Any]:
-        member = self.federation.members[number]
-        last_upload = (
-            {"last_upload": int(self.progress.latest_uploads.last_round[number])}
-            if self.algorithm.remembers
-            else {}
-        )
-        return {
-            "id": number,
-            "dataset": member.dataset,
-            "model": member.model,
-            "classes": [self.federation.classes[label] for label in member.classes],
-            "images": images,  # training images of each of these classes
-            "train": len(member.train),
-            "test": len(member.test),
-            "accuracy": accuracy,
-            "communication": self.progress.ledger.of(number),
-            **last_upload,
-        }
+# --- running
 
 
 def execute(
@@ -328,16 +311,27 @@ def execute(
     folders: Sequence[RunFolder | None],
     on_round: OnRound | None = None,
 ) -> list[Result]:
-    """Run experiments that share an engine from where they stand to the last round; all stand at the same."""
+    """Run experiments that share an engine from their current round, the same for all, to the last.
+
+    Args:
+        experiments: those of one `Experiment.prepare_together`.
+        folders: the run folder of each, or None.
+        on_round: is called with the result of each round of each experiment.
+
+    Raises Interrupted after Ctrl-C or SIGTERM.
+    """
     interrupted = threading.Event()
+    results: list[Any] = []
     try:
-        with _attended(experiments[0].config, interrupted):
-            (results,) = deque(proceed(experiments, folders, interrupted, on_round), maxlen=1)
+        with during_rounds(experiments[0].config, interrupted):
+            for step in proceed(experiments, folders, interrupted, on_round):
+                results = step
     except LostProcessError as error:
         if not interrupted.is_set():
             raise
-        raise Interrupted from error  # they were told to end, too: neither an error nor a lack of memory
-    if interrupted.is_set():  # too late to stop this run, but whoever called may have more to do
+        # The processes were told to end, too: this is neither an error nor a lack of memory.
+        raise Interrupted from error
+    if interrupted.is_set():  # too late to stop this run, but the caller may have more to do
         raise Interrupted
     return results
 
@@ -348,43 +342,68 @@ def proceed(
     interrupted: threading.Event,
     on_round: OnRound | None = None,
 ) -> Generator[list[Any]]:
-    """The same round by round: each experiment's `RoundResult`, and at the end its `Result`.
+    """Run round by round: yield the `RoundResult` of each experiment, at the end each `Result`.
 
-    Whoever is interrupted, or stops asking, leaves a checkpoint of the last round.
+    An interrupt, or a caller that closes the generator, leaves a checkpoint of the last round.
     """
-    first = experiments[0]
-    pairs = list(zip(experiments, folders, strict=True))
-    clients: list[Tree | None] = [None] * len(experiments)
-    federation_runs = [each.federation_run() for each in experiments]
-    with closing(first.engine), hold_all(folders), _divergence_written(pairs):
-        lines = [
-            folder.keep_metrics(each.progress.round) if folder else [] for each, folder in pairs
-        ]
-        for each, kept in zip(experiments, lines, strict=True):
-            each.progress.look_back(kept)
-        for results in run_rounds(first.algorithm, first.engine, federation_runs):
-            clients = [result.clients for result in results]
-            for (each, folder), result, kept in zip(pairs, results, lines, strict=True):
-                kept.append(result.line())
-                if folder:
-                    each._write_round(folder, result)
-                if on_round:
+    records = []
+    for experiment, folder in zip(experiments, folders, strict=True):
+        records.append(_RunRecord(experiment, folder))
+    algorithm = experiments[0].algorithm
+    engine = experiments[0].engine
+    federation_runs = [experiment.federation_run() for experiment in experiments]
+    with closing(engine), hold_all(folders), _divergence_recorded(records):
+        for record in records:
+            record.read_earlier_rounds()
+        for results in run_rounds(algorithm, engine, federation_runs):
+            for record, result in zip(records, results, strict=True):
+                record.add(result)
+                if on_round is not None:
                     on_round(result)
-            with _checkpoint_if_left(pairs):
+            with _checkpoint_if_left(records):
                 yield results
                 if interrupted.is_set():
                     raise Interrupted
-        # A run killed between its last checkpoint and its result has no round left to evaluate in.
-        found = (
-            clients
-            if clients[0]
-            else first.engine.evaluate([each.progress.server for each in experiments])
-        )
-        finished = [
-            each._finish(folder, kept, accuracies)  # type: ignore[arg-type]
-            for (each, folder), kept, accuracies in zip(pairs, lines, found, strict=True)
-        ]
+        if records[0].accuracies is None:
+            # A run killed between its last checkpoint and its result has no round left.
+            servers = [experiment.progress.server for experiment in experiments]
+            for record, accuracies in zip(records, engine.evaluate(servers), strict=True):
+                record.accuracies = accuracies
+        finished = [record.finish() for record in records]
     yield finished
+
+
+@dataclass
+class _RunRecord:
+    """What is known of a run while it goes on: its lines of metrics and its latest accuracies."""
+
+    experiment: Experiment
+    folder: RunFolder | None
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    accuracies: Tree | None = None  # one value per client; None if the last round has none
+
+    def read_earlier_rounds(self) -> None:
+        progress = self.experiment.progress
+        if self.folder is not None:
+            self.lines = self.folder.keep_metrics(progress.round)
+        progress.look_back(self.lines)
+
+    def add(self, result: RoundResult) -> None:
+        self.accuracies = result.clients
+        self.lines.append(result.line())
+        if self.folder is not None:
+            self.experiment.write_round(self.folder, result)
+
+    def finish(self) -> Result:
+        assert self.accuracies is not None
+        return self.experiment.finish(self.folder, self.lines, self.accuracies)
+
+
+def follow(experiments: Sequence[Experiment]) -> None:
+    """Train a share of the clients on request, in a process that torchrun started as a worker."""
+    for experiment in experiments:
+        with torch_settings(experiment.config.threads, experiment.config.precision):
+            experiment.engine.serve()  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -398,92 +417,48 @@ def hold_all(folders: Sequence[RunFolder | None]) -> Iterator[None]:
 
 
 @contextmanager
-def _checkpoint_if_left(pairs: Sequence[tuple[Experiment, RunFolder | None]]) -> Iterator[None]:
+def during_rounds(config: Config, interrupted: threading.Event) -> Iterator[None]:
+    """Use the run's settings of torch, and finish the round on Ctrl-C or SIGTERM."""
+    with (
+        torch_settings(config.threads, config.precision),
+        finish_round_on_interrupt(interrupted),
+    ):
+        yield
+
+
+@contextmanager
+def _checkpoint_if_left(records: Sequence[_RunRecord]) -> Iterator[None]:
+    """Write checkpoints where the caller leaves the loop between two rounds."""
     try:
         yield
     except BaseException:
-        for each, folder in pairs:
-            if folder:
-                each.write_checkpoint(folder)
+        for record in records:
+            if record.folder is not None:
+                record.experiment.write_checkpoint(record.folder)
         raise
 
 
 @contextmanager
-def _divergence_written(pairs: Sequence[tuple[Experiment, RunFolder | None]]) -> Iterator[None]:
-    """Leave `diverged.json` in the folder of a run that ends because its numbers are no longer finite.
+def _divergence_recorded(records: Sequence[_RunRecord]) -> Iterator[None]:
+    """Leave diverged.json in the folder of a run that ends because its numbers are not finite.
 
-    Of several runs together it does not say which one it was; a sweep tries them alone.
+    Where several runs are trained together the error does not say which one it was; a sweep then
+    tries them alone.
     """
-    for _, folder in pairs:
-        if folder:
-            (folder.path / DIVERGED).unlink(missing_ok=True)
+    for record in records:
+        if record.folder is not None:
+            (record.folder.path / DIVERGED).unlink(missing_ok=True)
     try:
         yield
     except DivergedError as error:
-        experiment, folder = pairs[0]
-        if len(pairs) == 1 and folder:
-            found = {
-                "seed": experiment.config.seed,
-                "rounds": experiment.config.rounds,
+        config = records[0].experiment.config
+        folder = records[0].folder
+        if len(records) == 1 and folder is not None:
+            content = {
+                "seed": config.seed,
+                "rounds": config.rounds,
                 "error": str(error),
+                "diverged": [{"client": error.client, "round": error.round}],
             }
-            folder.write_json(
-                DIVERGED, found | {"diverged": [{"client": error.client, "round": error.round}]}
-            )
+            folder.write_json(DIVERGED, content)
         raise
-
-
-def reopen(
-    folder: RunFolder, loaded: dict[str, Source] | None = None
-) -> tuple[Experiment, RunFolder]:
-    """The experiment of a run folder, standing where its checkpoint left it, and the folder."""
-    path = folder.path
-    settings = read_run_toml(path / "config.toml")
-    if FROM_PYTHON.name in (settings.get("dataset"), settings.get("model")):
-        raise RunFolderError(
-            f"{path} was started from Python with arrays or modules of its own, so it cannot be resumed here"
-        )
-    settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
-    if (path / START).exists():
-        settings["prototypes"] = str(path / START)
-    if (
-        folder.has_checkpoint()
-    ):  # everybody's weights are in it, so the file they began with may be gone
-        settings.pop("initial", None)
-    plugins.refuse_plugins(settings, path / "config.toml")
-    config = configure({k: v for k, v in settings.items() if not k.startswith("partition.")})[0]
-    experiment = Experiment.prepare(config, loaded=loaded)
-    experiment.restore(folder)
-    return experiment, folder
-
-
-def _hash_states(states: Sequence[Tree]) -> str:
-    """Return one hash of all clients' states; clients of one architecture may share theirs."""
-    different = {id(state): state for state in states}
-    hashes = {key: hash_tensors(state) for key, state in different.items()}
-    listed = "\n".join(hashes[id(state)] for state in states)
-    return hashlib.sha256(listed.encode()).hexdigest()
-
-
-def _meeting_names(federation: Federation) -> tuple[str, ...]:
-    """The names of a federation of several sources, or of a person's own files.
-
-    A data set that comes with the package knows what it calls its classes, such as `a` and `A`.
-    """
-    datasets = {member.dataset for member in federation.members}
-    is_own = any(":" in dataset for dataset in datasets)
-    return federation.classes if len(datasets) > 1 or is_own else ()
-
-
-def follow(experiments: Sequence[Experiment]) -> None:
-    """What a process that torchrun started beside the first one does: train its share of the clients when asked."""
-    for each in experiments:
-        with settings(each.config.threads, each.config.precision):
-            each.engine.serve()  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _attended(config: Config, interrupted: threading.Event) -> Iterator[None]:
-    """With the run's settings; Ctrl-C lets the round be finished."""
-    with settings(config.threads, config.precision), finish_round_on_interrupt(interrupted):
-        yield

@@ -1,14 +1,14 @@
-"""The run folder: complete or not there, every file written whole or not at all, one writer at a time.
+"""The run folder: it appears complete, files are replaced atomically, and it has one writer.
 
 config.toml             everything needed to run again
-partition.json          who has which rows, stamped with a SHA-256
-start.json              what the run began with: its settings, the shape of its inputs, its first weights
-metrics.jsonl           a line per round, each with a checksum
-result.json             when the run has finished
-prototypes.safetensors  the global prototypes, where the algorithm has any, and the clients' own it remembers
+partition.json          the rows of each client, with a SHA-256
+start.json              what the run began with: hashes of settings and weights, shapes of inputs
+metrics.jsonl           one line per round, each with a checksum
+result.json             the result, once the run has finished
+prototypes.safetensors  the global prototypes, if the algorithm has any, and the clients' latest
 checkpoint/             the newest state of server and clients
-diverged.json           where a client's numbers ceased to be finite, which ended the run
-encoding.json           how rows of tables, or texts, became numbers, where there were such
+diverged.json           if a client's numbers ceased to be finite, which ended the run: where
+encoding.json           how the rows of tables, or texts, became numbers, if there were any
 .lock                   held by the process that writes here
 
 Every file carries the version of its format.
@@ -28,6 +28,7 @@ from typing import Any
 
 from fedproto.core.files import (
     LOCK_NAME,
+    TensorFormat,
     hold_lock,
     parse_json,
     read_json,
@@ -41,16 +42,17 @@ from fedproto.core.files import (
 from fedproto.core.types import Tree
 from fedproto.data.shared.feature_encoding import ENCODING, Encoding, from_json, to_json
 from fedproto.errors import DataError, RunFolderError
-from fedproto.runs.result_file import checked_line, checked_result
+from fedproto.runs.result_file import check_line, check_result
 
+CONFIG = "config.toml"
+PARTITION = "partition.json"
 METRICS = "metrics.jsonl"
 RESULT = "result.json"
 START_RECORD = "start.json"
 CHECKPOINTS = "checkpoint"
-VERSION = 1  # of the JSON files, and of each line of metrics.jsonl
-CHECKPOINT_FORMAT = "checkpoint"
-CHECKPOINT_VERSION = 1
 DIVERGED = "diverged.json"
+VERSION = 1  # of the JSON files, and of each line of metrics.jsonl
+CHECKPOINT_FORMAT = TensorFormat("checkpoint", 1)
 
 
 class RunFolder:
@@ -62,14 +64,15 @@ class RunFolder:
 
     @staticmethod
     def refuse_used(path: Path) -> None:
-        """A run never writes into a folder that holds something."""
+        """Refuse a folder that holds something: a run never writes into one."""
         try:
-            used = (path / "config.toml").exists()
-        except OSError as error:  # a name longer than the file system takes
+            holds_run = (path / CONFIG).exists()
+        except OSError as error:  # a name longer than the file system accepts
             raise RunFolderError(f"{str(path)[:60]}... cannot be made: {error.strerror}") from error
-        if used:
+        if holds_run:
             raise RunFolderError(
-                f"{path} already holds a run: name another folder with --out, or `fedproto resume {path}`"
+                f"{path} already holds a run: name another folder with --out, or "
+                f"`fedproto resume {path}`"
             )
         if is_taken(path):
             raise RunFolderError(f"{path} is not empty: name another folder with --out")
@@ -77,13 +80,13 @@ class RunFolder:
     @classmethod
     @contextmanager
     def fill(cls, path: Path, config: str, partition: dict[str, Any]) -> Iterator[RunFolder]:
-        """Fill a folder that appears at `path` with everything in it, or not at all."""
+        """Fill a new folder, which appears at `path` with everything in it, or not at all."""
         cls.refuse_used(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_folder(path) as temporary:
-                write_atomically(temporary / "config.toml", config.encode())
-                write_atomically(temporary / "partition.json", json.dumps(partition).encode())
+                write_atomically(temporary / CONFIG, config.encode())
+                write_atomically(temporary / PARTITION, json.dumps(partition).encode())
                 (temporary / METRICS).touch()
                 (temporary / CHECKPOINTS).mkdir()
                 yield cls(temporary)
@@ -94,26 +97,30 @@ class RunFolder:
 
     @classmethod
     def inside(cls, path: Path) -> list[RunFolder]:
-        """The runs that were compared in a folder, in the order they were made; none where it is a run itself."""
-        configs = [] if (path / "config.toml").exists() else configs_below(path)
-        folders = [config.parent for config in configs]
-        if len({(cls.open(folder).path / "partition.json").read_bytes() for folder in folders}) > 1:
+        """Return the runs that were compared in a folder, oldest first; none if it is a run."""
+        if (path / CONFIG).exists():
+            return []
+        folders = [cls.open(config.parent) for config in configs_below(path)]
+        partitions = {(folder.path / PARTITION).read_bytes() for folder in folders}
+        if len(partitions) > 1:
             raise RunFolderError(f"{path} holds runs of different federations: name one of them")
-        return [cls(folder) for folder in folders]
+        return folders
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        if not all((path / name).exists() for name in ("config.toml", "partition.json")):
-            raise RunFolderError(
-                f"{path} is not a run folder: it must hold config.toml and partition.json"
-            )
+        """Return the run folder at `path`, or refuse one that lacks what every run has."""
+        for name in (CONFIG, PARTITION):
+            if not (path / name).exists():
+                raise RunFolderError(
+                    f"{path} is not a run folder: it must hold {CONFIG} and {PARTITION}"
+                )
         return cls(path)
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Be the only writer of this folder, and remove what a killed one left half-written.
+        """Be the only writer of this folder, and remove what a killed writer left half-written.
 
-        Whoever holds it already may enter again through the same object.
+        The holder may enter again through the same object.
         """
         if self._is_held:
             yield
@@ -129,28 +136,39 @@ class RunFolder:
     # --- metrics and results
 
     def result(self) -> dict[str, Any] | None:
-        """The contents of result.json, or None where the run has not finished."""
+        """Return the content of result.json, or None if the run has not finished."""
         path = self.path / RESULT
-        return checked_result(self.read_json(RESULT), str(path)) if path.exists() else None
+        if not path.exists():
+            return None
+        return check_result(self.read_json(RESULT), str(path))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, their checksums verified; a last line without its end was cut off."""
+        """Return the lines of metrics.jsonl, their checksums verified.
+
+        A last line without its end was cut off, and is left out.
+        """
         path = self.path / METRICS
         try:
             content = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
-        *whole, _ = content.split(b"\n")
-        return [_read_line(line, f"{path}, line {number},") for number, line in enumerate(whole, 1)]
+        complete_lines = content.split(b"\n")[:-1]
+        lines = []
+        for number, text in enumerate(complete_lines, 1):
+            where = f"{path}, line {number},"
+            line = unseal(parse_json(text, where), VERSION, where)
+            lines.append(check_line(line, where))
+        return lines
 
     def add_metrics(self, line: dict[str, Any]) -> None:
+        """Append a line to metrics.jsonl."""
         with (self.path / METRICS).open("a") as file:
-            file.write(_line_of(line))
+            file.write(_seal_line(line))
 
     def keep_metrics(self, rounds: int) -> list[dict[str, Any]]:
-        """Forget lines of rounds after the one the run continues from, and one that was cut off."""
+        """Delete the lines of later rounds, and one that was cut off; return the others."""
         kept = [line for line in self.metrics() if line["round"] <= rounds]
-        text = "".join(map(_line_of, kept))
+        text = "".join(_seal_line(line) for line in kept)
         write_atomically(self.path / METRICS, text.encode())
         return kept
 
@@ -167,82 +185,91 @@ class RunFolder:
         return unseal(read_json(path), VERSION, str(path))
 
     def write_encodings(self, of_clients: Sequence[Encoding | None]) -> None:
-        """How each client's rows or texts became numbers; clients of one data set share theirs."""
-        different = list({id(each): each for each in of_clients if each is not None}.values())
-        if different:
-            place = {id(each): number for number, each in enumerate(different)}
-            stored = {
-                "encodings": list(map(to_json, different)),
-                "clients": [place.get(id(each)) for each in of_clients],
-            }
-            self.write_json(ENCODING, stored)
+        """Write how each client's rows or texts became numbers, if any client has such.
+
+        Clients of one data set share theirs, which is stored once.
+        """
+        different: list[Encoding] = []
+        places: dict[int, int] = {}  # by the identity of an encoding
+        for encoding in of_clients:
+            if encoding is not None and id(encoding) not in places:
+                places[id(encoding)] = len(different)
+                different.append(encoding)
+        if not different:
+            return
+        place_per_client = [places.get(id(encoding)) for encoding in of_clients]
+        stored = [to_json(encoding) for encoding in different]
+        self.write_json(ENCODING, {"encodings": stored, "clients": place_per_client})
 
     def encodings(self) -> dict[int, Encoding]:
-        """By client."""
+        """Return the encodings by client; a client of images has none."""
         path = self.path / ENCODING
         if not path.exists():
             return {}
         stored = self.read_json(ENCODING)
+        encodings = {}
         try:
             different = [from_json(each, str(path)) for each in stored["encodings"]]
-            return {
-                client: different[place]
-                for client, place in enumerate(stored["clients"])
-                if place is not None
-            }
+            for client, place in enumerate(stored["clients"]):
+                if place is not None:
+                    encodings[client] = different[place]
         except (KeyError, TypeError, IndexError, DataError) as error:
             raise RunFolderError(f"{path} is damaged: {error}") from error
+        return encodings
 
     # --- what the run began with
 
     def write_start(self, weights: str, inputs: Sequence[Sequence[int]]) -> None:
-        """Write down what the run begins with: a hash of the clients' weights, and the shape of their inputs."""
+        """Write what the run begins with: a hash of all clients' weights, and input shapes."""
         started = {
-            "run": self._stamp(),
+            "run": self._hash_settings(),
             "weights": weights,
             "inputs": [list(shape) for shape in inputs],
         }
         self.write_json(START_RECORD, started)
 
     def read_start(self) -> dict[str, Any]:
-        """What `write_start` wrote down, for settings and a partition that have not changed since."""
+        """Read what `write_start` wrote; refuse settings or a partition that changed since."""
         started = self.read_json(START_RECORD)
-        if started.get("run") != self._stamp():
+        if started.get("run") != self._hash_settings():
             raise RunFolderError(
-                f"config.toml or partition.json in {self.path} was changed after the run began: put it back"
+                f"{CONFIG} or {PARTITION} in {self.path} was changed after the run began: put it "
+                "back"
             )
-        if not isinstance(started.get("weights"), str) or not isinstance(
-            started.get("inputs"), list
-        ):
+        has_weights = isinstance(started.get("weights"), str)
+        has_inputs = isinstance(started.get("inputs"), list)
+        if not (has_weights and has_inputs):
             raise RunFolderError(f"{self.path / START_RECORD} must hold `weights` and `inputs`")
         return started
 
     # --- checkpoints
 
     def save_checkpoint(self, round: int, tree: Tree) -> None:
-        """One file per checkpoint; the older one goes when the newer is complete."""
-        name = _checkpoint_name(round)
+        """Write a checkpoint, which is one file; the older one is deleted once it is complete."""
         with (self.path / METRICS).open("a") as file:
             os.fsync(file.fileno())  # a checkpoint must not outlive the lines of its rounds
-        header = {"round": round, "run": self._stamp()}
-        write_tensors(
-            self.path / CHECKPOINTS / name, tree, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, header
-        )
-        for path in (self.path / CHECKPOINTS).iterdir():
-            if path.name != name:
-                path.unlink()
+        path = self.path / CHECKPOINTS / _checkpoint_name(round)
+        header = {"round": round, "run": self._hash_settings()}
+        write_tensors(path, tree, CHECKPOINT_FORMAT, header)
+        for other in path.parent.iterdir():
+            if other.name != path.name:
+                other.unlink()
 
     def drop_checkpoints(self) -> None:
+        """Delete all checkpoints."""
         for path in self._checkpoints():
             path.unlink()
 
     def has_checkpoint(self) -> bool:
+        """Return whether there is a checkpoint, readable or not."""
         return bool(self._checkpoints())
 
     def checkpoint_round(self) -> int:
-        """The round of the newest checkpoint, 0 where there is none."""
+        """Return the round of the newest checkpoint, by its name; 0 if there is none."""
         files = self._checkpoints()
-        number = files[-1].stem.removeprefix("round-") if files else "0"
+        if not files:
+            return 0
+        number = files[-1].stem.removeprefix("round-")
         if not number.isdecimal():
             raise RunFolderError(
                 f"{files[-1]} is not named as a checkpoint, such as {_checkpoint_name(1)}"
@@ -250,47 +277,50 @@ class RunFolder:
         return int(number)
 
     def load_checkpoint(self) -> tuple[int, Tree] | None:
-        """The newest checkpoint, or None where the run was stopped before its first."""
+        """Return the round and the state of the newest checkpoint, or None if there is none."""
         files = self._checkpoints()
         if not files:
             return None
+        newest = files[-1]
         try:
-            tree, header = read_tensors(files[-1], CHECKPOINT_FORMAT, CHECKPOINT_VERSION)
+            tree, header = read_tensors(newest, CHECKPOINT_FORMAT)
         except RunFolderError as error:
-            if not files[-1].exists():  # its writer has put a newer one in its place meanwhile
+            if not newest.exists():  # its writer has replaced it by a newer one meanwhile
                 return self.load_checkpoint()
             raise RunFolderError(
                 f"{error}: delete it and `fedproto resume` starts from round 1"
             ) from error
-        if header.get("run") != self._stamp():
+        if header.get("run") != self._hash_settings():
             raise RunFolderError(
-                f"checkpoint {files[-1]} is of another run, or config.toml or partition.json was changed after it was "
-                "written: put them back, or delete it and `fedproto resume` starts from round 1"
+                f"checkpoint {newest} is of another run, or {CONFIG} or {PARTITION} was changed "
+                "after it was written: put them back, or delete it and `fedproto resume` starts "
+                "from round 1"
             )
         return int(header["round"]), tree
 
     def _checkpoints(self) -> list[Path]:
+        """Return the files of all checkpoints, the newest last."""
         return sorted((self.path / CHECKPOINTS).glob("round-*.safetensors"))
 
-    def _stamp(self) -> str:
-        """Tells runs apart: a state is continued only under the settings it was reached with."""
-        files = (self.path / name for name in ("config.toml", "partition.json"))
-        return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+    def _hash_settings(self) -> str:
+        """Hash settings and partition: a state is continued only under those it came from."""
+        config = (self.path / CONFIG).read_bytes()
+        partition = (self.path / PARTITION).read_bytes()
+        return hashlib.sha256(config + b"\0" + partition).hexdigest()
 
 
 def configs_below(path: Path) -> list[Path]:
-    """The config.toml of each run folder in a folder, oldest first.
+    """Return the config.toml of each run folder in a folder, oldest first.
 
-    Hidden folders are left out: a process that was killed while it made a run folder leaves one.
+    Hidden folders are left out: a process killed while it makes a run folder leaves one behind.
     """
-    found = [
-        config for config in path.glob("*/config.toml") if not config.parent.name.startswith(".")
-    ]
-    return sorted(found, key=lambda config: config.stat().st_mtime_ns)
+    configs = path.glob(f"*/{CONFIG}")
+    visible = [config for config in configs if not config.parent.name.startswith(".")]
+    return sorted(visible, key=lambda config: config.stat().st_mtime_ns)
 
 
 def is_taken(path: Path) -> bool:
-    """Whether something is there that a new folder would overwrite; an empty folder is nothing, nor is a lock."""
+    """Return whether a new folder would overwrite something; an empty folder or a lock is not."""
     if not path.is_dir():
         return path.exists()
     return any(not entry.name.startswith(LOCK_NAME) for entry in path.iterdir())
@@ -298,7 +328,7 @@ def is_taken(path: Path) -> bool:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill that becomes `path` if all goes well, and else goes away."""
+    """Yield a temporary folder to fill; it becomes `path`, or is deleted if an error occurs."""
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         temporary.chmod(0o755)
@@ -321,10 +351,6 @@ def _checkpoint_name(round: int) -> str:
     return f"round-{round:08d}.safetensors"
 
 
-def _line_of(line: dict[str, Any]) -> str:
+def _seal_line(line: dict[str, Any]) -> str:
+    """Return a line of metrics.jsonl with its version and checksum."""
     return json.dumps(seal(line, VERSION)) + "\n"
-
-
-def _read_line(text: bytes, where: str) -> dict[str, Any]:
-    line = unseal(parse_json(text, where), VERSION, where)
-    return checked_line(line, where)

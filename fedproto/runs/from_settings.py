@@ -25,155 +25,208 @@ from fedproto.runs.assemble import assemble, deal, divide, options_from_data
 from fedproto.runs.devices import device_of
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
 
-FROM_PYTHON = Part(
-    "python"
-)  # stands in a configuration for arrays and modules that no file can name
+#: Stands in a configuration for arrays and modules that no file can name.
+FROM_PYTHON = Part("python")
 
 
-def _federation(
-    config: Config, algorithm: Algorithm, data: Any, modules: Any, loaded: dict[str, Source]
+def build_federation(
+    config: Config,
+    algorithm: Algorithm,
+    data: Any,
+    modules: Any,
+    loaded: dict[str, Source],
 ) -> tuple[Federation, Config]:
-    """The federation a configuration describes, and the configuration with what was left open filled in."""
-    sources, portions, config = (
-        _given(data, config) if data is not None else _shared_out(config, loaded)
-    )
-    models, config = _models(modules, sources, algorithm, config)
-    given = _given_prototypes(config)
-    if given is not None and config.dim not in (None, given.values.shape[1]):
-        raise ConfigError(
-            f"dim is {config.dim}, but the prototypes have {given.values.shape[1]} values: leave it out"
+    """Return the federation that a configuration describes, and the completed configuration.
+
+    The configuration is completed by what the data decides: models instead of `auto`, and the
+    number of clients of arrays from Python.
+
+    Args:
+        config: the settings.
+        algorithm: the algorithm of the settings.
+        data: one tuple of arrays per client from Python, or None.
+        modules: a module or one per client from Python, or None.
+        loaded: the sources read so far, by name; new ones are added.
+    """
+    if data is None:
+        sources = _load_sources(config, loaded)
+        rows = divide(sources, config.partition, config.seed)
+    else:
+        sources = from_clients(data)
+        rows = [_all_rows(source) for source in sources]
+        config = replace(
+            config, dataset=(FROM_PYTHON,), partition=FROM_PYTHON, clients=len(sources)
         )
+    models: list[Part | nn.Module]
+    if modules is None:
+        parts = _choose_models(sources, algorithm, config)
+        models = list(parts)
+        config = replace(config, model=tuple(merge_equal_neighbours(parts)))
+    else:
+        models = _list_modules(modules, len(sources))
+        config = replace(config, model=(FROM_PYTHON,))
+    dim = config.dim
+    known_classes: tuple[str, ...] = ()
+    given = _read_given_prototypes(config)
+    if given is not None:
+        dim = given.values.shape[1]
+        known_classes = given.classes
+    is_double = config.precision == "float64"
     federation = assemble(
         sources,
-        portions,
+        rows,
         models,
-        dim=given.values.shape[1] if given else config.dim,
+        dim=dim,
         seed=config.seed,
         device=device_of(config.device),
-        dtype=torch.float64 if config.precision == "float64" else torch.float32,
+        dtype=torch.float64 if is_double else torch.float32,
         start=config.start,
-        known=given.classes if given else (),
-        weights=Path(config.initial) if config.initial else None,
+        known=known_classes,
+        weights=None if config.initial is None else Path(config.initial),
     )
-    _refuse_mixed(federation, algorithm)
+    _refuse_mixed_architectures(federation, algorithm)
     _refuse_own_start(config.start, federation, algorithm)
     from_data = options_from_data(sources, config.partition)
     return replace(federation, from_data=from_data), config
 
 
-def _given_prototypes(config: Config) -> Prototypes | None:
-    return read_prototypes(Path(config.prototypes)) if config.prototypes is not None else None
+def start_progress(config: Config, federation: Federation, algorithm: Algorithm) -> Progress:
+    """Return the progress before the first round, with the given prototypes if there are any.
 
-
-def _start(config: Config, federation: Federation, algorithm: Algorithm) -> Progress:
-    """Where a federation stands before its first round: at nothing, or at the prototypes it was given."""
-    progress, given = Progress.start(federation, algorithm), _given_prototypes(config)
+    Classes of the federation that have no given prototype start without one.
+    """
+    progress = Progress.start(federation, algorithm)
+    given = _read_given_prototypes(config)
     if given is None:
         return progress
     if not {"prototypes", "known"} <= progress.server.keys():
         raise ConfigError(
             f"{algorithm.name} has no prototypes to start from: `prototypes` is for fedproto"
         )
-    placed, like = given.over(federation.classes), progress.server["prototypes"]
-    server = {"prototypes": placed.values.to(like), "known": placed.known.to(like)}
-    progress.server |= server | ({"given": server["known"]} if "given" in progress.server else {})
+    placed = given.over(federation.classes)
+    like = progress.server["prototypes"]
+    progress.server["prototypes"] = placed.values.to(like)
+    progress.server["known"] = placed.known.to(like)
+    if "given" in progress.server:
+        progress.server["given"] = progress.server["known"]
     return progress
 
 
-def _shared_out(
-    config: Config, loaded: dict[str, Source]
-) -> tuple[list[Source], list[ClientRows], Config]:
-    """Each client's source and rows; a source that was loaded before is not read again."""
+def _read_given_prototypes(config: Config) -> Prototypes | None:
+    """Read the prototypes that the settings name, and refuse another `dim` beside them."""
+    if config.prototypes is None:
+        return None
+    given = read_prototypes(Path(config.prototypes))
+    dim = given.values.shape[1]
+    if config.dim not in (None, dim):
+        raise ConfigError(
+            f"dim is {config.dim}, but the prototypes have {dim} values: leave it out"
+        )
+    return given
+
+
+# --- data
+
+
+def _load_sources(config: Config, loaded: dict[str, Source]) -> list[Source]:
+    """Return each client's source; one that was loaded before is not read again."""
     sources = []
     for part in deal(config.dataset, config.clients, "dataset"):
-        if str(part) not in loaded:
-            loaded[str(part)] = plugins.build("dataset", part, DataFolders(config.data_dir))
-        sources.append(loaded[str(part)])
-    return sources, divide(sources, config.partition, config.seed), config
+        name = str(part)
+        if name not in loaded:
+            loaded[name] = plugins.build("dataset", part, DataFolders(config.data_dir))
+        sources.append(loaded[name])
+    return sources
 
 
-def _given(data: Sequence, config: Config) -> tuple[list[Source], list[ClientRows], Config]:
-    """Each client's own arrays as a source of its own, all of whose rows it has."""
-    sources = from_clients(data)
-    whole = [
-        ClientRows(np.arange(len(source.train.y)), np.arange(len(source.test.y)))
-        for source in sources
-    ]
-    return (
-        sources,
-        whole,
-        replace(config, dataset=(FROM_PYTHON,), partition=FROM_PYTHON, clients=len(sources)),
-    )
+def _all_rows(source: Source) -> ClientRows:
+    """Return the rows of a source that belongs to one client."""
+    train_rows = np.arange(len(source.train.y))
+    test_rows = np.arange(len(source.test.y))
+    return ClientRows(train_rows, test_rows)
 
 
-def _models(
-    modules: Any, sources: list[Source], algorithm: Algorithm, config: Config
-) -> tuple[list[Part | nn.Module], Config]:
-    """One model a client: those given, those configured, or those its data names."""
-    if modules is not None:
-        given = [modules] * len(sources) if isinstance(modules, nn.Module) else modules
-        listed = isinstance(given, Sequence) and all(
-            isinstance(module, nn.Module) for module in given
+# --- models
+
+
+def _list_modules(modules: Any, clients: int) -> list[Part | nn.Module]:
+    """Return one module per client: the one given for all, or those of a list."""
+    listed = [modules] * clients if isinstance(modules, nn.Module) else modules
+    is_list = isinstance(listed, Sequence) and len(listed) == clients
+    if not is_list or not all(isinstance(module, nn.Module) for module in listed):
+        raise ConfigError(
+            f"model must be text, a module, or a list of {clients} modules, one per client"
         )
-        if not listed or len(given) != len(sources):
-            raise ConfigError(
-                f"model must be text, a module, or a list of {len(sources)} modules, one a client"
-            )
-        return list(given), replace(config, model=(FROM_PYTHON,))
-    parts = _parts_of_models(sources, algorithm, config)
-    return list(parts), replace(config, model=tuple(in_runs(parts)))
+    return list(listed)
 
 
-def _parts_of_models(sources: list[Source], algorithm: Algorithm, config: Config) -> list[Part]:
+def _choose_models(sources: list[Source], algorithm: Algorithm, config: Config) -> list[Part]:
+    """Return one model per client; `auto` becomes the model that the client's data set names.
+
+    A data set may name a mix of models, which is dealt to all its clients with the same `auto`.
+    """
     parts = deal(config.model, len(sources), "model")
-    waiting: dict[tuple[Source, str], list[int]] = {}
-    for number, part in enumerate(parts):
+    clients_of_auto: dict[tuple[Source, str], list[int]] = {}
+    for client, part in enumerate(parts):
         if part.name == AUTO:
-            waiting.setdefault((sources[number], str(part)), []).append(number)
-    for (source, _), numbers in waiting.items():
+            choice = (sources[client], str(part))
+            clients_of_auto.setdefault(choice, []).append(client)
+    for (source, _), clients in clients_of_auto.items():
         name = source.mixed_model if algorithm.mixed else source.model
-        resolved = deal(resolve_auto(parts[numbers[0]], name), len(numbers), "model")
-        for number, part in zip(numbers, resolved, strict=True):
-            parts[number] = part
+        candidates = resolve_auto(parts[clients[0]], name)
+        resolved = deal(candidates, len(clients), "model")
+        for client, part in zip(clients, resolved, strict=True):
+            parts[client] = part
     return parts
 
 
-def in_runs(parts: list[Part]) -> list[Part]:
-    """Equal neighbours as one part with a count, for the configuration file."""
-    runs = [(part, len(list(equal))) for part, equal in itertools.groupby(parts)]
-    return [runs[0][0]] if len(runs) == 1 else [replace(part, count=count) for part, count in runs]
+def merge_equal_neighbours(parts: list[Part]) -> list[Part]:
+    """Write equal neighbours as one part with a count, for the configuration file."""
+    merged = []
+    for part, neighbours in itertools.groupby(parts):
+        count = len(list(neighbours))
+        if count == len(parts):
+            return [part]  # one for all needs no count
+        merged.append(replace(part, count=count))
+    return merged
 
 
-def _refuse_mixed(federation: Federation, algorithm: Algorithm) -> None:
-    """Weights can be averaged between equal architectures only."""
+# --- what cannot be combined
+
+
+def _refuse_mixed_architectures(federation: Federation, algorithm: Algorithm) -> None:
+    """Refuse clients of several architectures where the algorithm averages weights."""
     first = federation.members[0]
     if not any(algorithm.shared(name) for name in first.initial):
         return
     for member in federation.members:
-        if _architecture(member) != _architecture(first):
-            one, other = (
-                f"client {m.id} has {m.model} on {tuple(m.train.x.shape[1:])}"
-                for m in (first, member)
-            )
+        if _describe_architecture(member) != _describe_architecture(first):
             raise ConfigError(
-                f"{algorithm.name} averages weights, so all clients need one architecture, but {one} and {other}: "
-                "use fedproto or local, or one model"
+                f"{algorithm.name} averages weights, so all clients need one architecture, but "
+                f"{_say_model(first)} and {_say_model(member)}: use fedproto or local, or one model"
             )
+
+
+def _describe_architecture(member: Member) -> tuple[str, dict[str, torch.Size]]:
+    """Return what the models of two clients must have in common so that they can be averaged."""
+    shapes = {name: value.shape for name, value in member.initial.items()}
+    return repr(member.module), shapes
+
+
+def _say_model(member: Member) -> str:
+    shape = tuple(member.train.x.shape[1:])
+    return f"client {member.id} has {member.model} on {shape}"
 
 
 def _refuse_own_start(start: str, federation: Federation, algorithm: Algorithm) -> None:
-    """Refuse own initial weights where clients adopt the server's before their first step: they would do nothing.
+    """Refuse own initial weights that would be replaced by the server's before the first step.
 
     FedPer and FedRep are refused, too: only their personal layers would start apart.
     """
-    travelling = [name for name in federation.members[0].initial if algorithm.shared(name)]
-    if start == "own" and travelling:
+    names = federation.members[0].initial
+    has_shared_weights = any(algorithm.shared(name) for name in names)
+    if start == "own" and has_shared_weights:
         raise ConfigError(
-            f"start=own has no meaning for {algorithm.name}: every client begins with the server's weights; "
-            "leave start out, or use fedproto or local"
+            f"start=own has no meaning for {algorithm.name}: every client begins with the "
+            "server's weights; leave start out, or use fedproto or local"
         )
-
-
-def _architecture(member: Member) -> tuple[str, dict[str, torch.Size]]:
-    """What two members' models must have in common to be averaged: how they are built, and of what shapes."""
-    return repr(member.module), {name: value.shape for name, value in member.initial.items()}

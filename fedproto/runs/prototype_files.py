@@ -17,108 +17,129 @@ from fedproto.core.tensors import FLOATS
 from fedproto.core.types import Tree
 from fedproto.errors import DataError
 
-PROTOTYPES, MEMBERS, UPLOAD = "prototypes.safetensors", "members.safetensors", "upload.safetensors"
-
-
+# File names. A file of members is a file of prototypes that also says whose they are.
+PROTOTYPES = "prototypes.safetensors"
+MEMBERS = "members.safetensors"
+UPLOAD = "upload.safetensors"
 START = "start.safetensors"
 
-
-#: The formats of these files. members.safetensors is a file of prototypes that says, too, whose they are.
-PROTOTYPES_FORMAT, UPLOAD_FORMAT = "prototypes", "upload"
-
-
-VERSION = 1
+PROTOTYPES_FORMAT = files.TensorFormat("prototypes", 1, DataError)
+UPLOAD_FORMAT = files.TensorFormat("upload", 1, DataError)
 
 
 @dataclass(frozen=True)
 class Prototypes:
-    """C̄^(j) of each class by name; `known` is 0 where a class has none."""
+    """The global prototype C̄^(j) of each class by name; `known` is 0 where a class has none."""
 
     classes: tuple[str, ...]
     values: Tensor  # (C, d)
     known: Tensor  # (C,)
-    weighting: str | None = (
-        None  # how members are weighed, where that is known: a newcomer must be weighed alike
-    )
+    #: How uploads are weighted, where that is known: a newcomer's must be weighted the same way.
+    weighting: str | None = None
 
     def over(self, classes: tuple[str, ...]) -> Prototypes:
-        """The same for other classes, in their order; those that have no prototype here have none there."""
-        places = [
-            (new, self.classes.index(name))
-            for new, name in enumerate(classes)
-            if name in self.classes
-        ]
-        to, of = (
-            torch.tensor(side, dtype=torch.long)
-            for side in (zip(*places, strict=True) if places else ([], []))
-        )
-        values, known = (
-            self.values.new_zeros(len(classes), self.values.shape[1]),
-            self.known.new_zeros(len(classes)),
-        )
-        placed = values.index_copy(0, to, self.values[of]), known.index_copy(0, to, self.known[of])
-        return Prototypes(classes, *placed, self.weighting)
+        """Return the prototypes of other classes, in their order; unknown ones have none."""
+        new_rows = []
+        own_rows = []
+        for row, name in enumerate(classes):
+            if name in self.classes:
+                new_rows.append(row)
+                own_rows.append(self.classes.index(name))
+        target = torch.tensor(new_rows, dtype=torch.long)
+        source = torch.tensor(own_rows, dtype=torch.long)
+        no_values = self.values.new_zeros(len(classes), self.values.shape[1])
+        none_known = self.known.new_zeros(len(classes))
+        values = no_values.index_copy(0, target, self.values[source])
+        known = none_known.index_copy(0, target, self.known[source])
+        return Prototypes(classes, values, known, self.weighting)
 
 
 def read_prototypes(path: Path) -> Prototypes:
-    """Of a file, or of a folder (a run, or an exported member) that holds one."""
+    """Read the prototypes of a file, or of a folder (a run, or an exported member) with one.
+
+    In a folder with members.safetensors these are the prototypes after the latest change of the
+    members. DataError says what is wrong with the file, which may come from anybody.
+    """
     if path.is_dir():
-        held = [path / name for name in (MEMBERS, PROTOTYPES) if (path / name).exists()]
-        if not held:
-            raise DataError(
-                f"{path} holds no {PROTOTYPES}: name a finished run of fedproto, or such a file"
-            )
-        path = held[0]
-    tensors, header = files.read_tensors(path, PROTOTYPES_FORMAT, VERSION, DataError)
+        path = _find_prototypes(path)
+    tensors, header = files.read_tensors(path, PROTOTYPES_FORMAT)
     classes = read_class_names(header, path)
-    values, known = tensors.get("prototypes"), tensors.get("known")
-    if (
-        values is None
-        or known is None
-        or values.dim() != 2
-        or not len(classes) == len(values) == known.numel()
-    ):
-        raise DataError(
-            f"{path} holds no prototypes: `prototypes` (classes, values) and `known` (classes) are wanted"
-        )
-    for name, value in (("prototypes", values), ("known", known)):
-        if value.dtype not in FLOATS:
-            raise DataError(
-                f"{path} holds {name} of type {value.dtype}, where floating-point numbers are wanted"
-            )
-    # As models see them: a number of float64 may be infinite in float32.
-    if not (
-        torch.isfinite(values.float()).all()
-        and torch.isin(known.float(), torch.tensor([0.0, 1.0])).all()
-    ):
-        raise DataError(
-            f"{path} holds prototypes that are not finite, or a `known` that is neither 0 nor 1"
-        )
-    return Prototypes(classes, values, known, _weighting_beside(path))
+    values, known = _check_prototypes(tensors, len(classes), path)
+    weighting = _read_weighting(path.parent / "config.toml")
+    return Prototypes(classes, values, known, weighting)
 
 
 def write_prototypes(path: Path, tensors: Tree, classes: Sequence[str]) -> None:
-    """Write a file that `read_prototypes` reads: `prototypes` (classes, values), `known` (classes), and others."""
-    files.write_tensors(path, tensors, PROTOTYPES_FORMAT, VERSION, {"classes": list(classes)})
+    """Write a file that `read_prototypes` reads.
 
-
-def _weighting_beside(path: Path) -> str | None:
-    """That of the run whose folder the file lies in."""
-    config = path.parent / "config.toml"
-    weighting = read_run_toml(config).get("algorithm.weighting") if config.exists() else None
-    if weighting is not None and not isinstance(weighting, str):
-        raise DataError(f"{config} has a weighting that is not text")
-    return weighting
+    `tensors` holds `prototypes` (classes, values), `known` (classes), and possibly others.
+    """
+    files.write_tensors(path, tensors, PROTOTYPES_FORMAT, {"classes": list(classes)})
 
 
 def read_class_names(header: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-    """The names of the classes in a file's header."""
+    """Return the names of the classes in a file's header, checked."""
     stated = header.get("classes")
     names: tuple[str, ...] = ()
     if isinstance(stated, list) and all(isinstance(name, str) for name in stated):
         names = tuple(class_name(name, f"{path} has a class") for name in stated)
     if not names or len(set(names)) < len(names):
         raise DataError(
-            f"{path} names no classes, or one twice: `classes` in its header must list different names"
+            f"{path} names no classes, or one twice: `classes` in its header must list different "
+            "names"
         )
     return names
+
+
+def _find_prototypes(folder: Path) -> Path:
+    """Return the newest file of prototypes in a folder."""
+    for name in (MEMBERS, PROTOTYPES):
+        if (folder / name).exists():
+            return folder / name
+    raise DataError(
+        f"{folder} holds no {PROTOTYPES}: name a finished run of fedproto, or such a file"
+    )
+
+
+def _check_prototypes(tensors: Tree, classes: int, path: Path) -> tuple[Tensor, Tensor]:
+    """Return the prototypes (classes, values) and which of them are known (classes).
+
+    Raises DataError where shapes, types or values are not those of prototypes.
+    """
+    values = tensors.get("prototypes")
+    known = tensors.get("known")
+    if (
+        values is None
+        or known is None
+        or values.dim() != 2
+        or len(values) != classes
+        or known.numel() != classes
+    ):
+        raise DataError(
+            f"{path} holds no prototypes: `prototypes` (classes, values) and `known` (classes) are "
+            "required"
+        )
+    for name, value in (("prototypes", values), ("known", known)):
+        if value.dtype not in FLOATS:
+            raise DataError(
+                f"{path} holds {name} of type {value.dtype}; floating-point numbers are required"
+            )
+    # As models see them: a float64 may be infinite in float32.
+    are_finite = torch.isfinite(values.float()).all()
+    flags = torch.tensor([0.0, 1.0])
+    are_flags = torch.isin(known.float(), flags).all()
+    if not (are_finite and are_flags):
+        raise DataError(
+            f"{path} holds prototypes that are not finite, or a `known` that is neither 0 nor 1"
+        )
+    return values, known
+
+
+def _read_weighting(config: Path) -> str | None:
+    """Return how the run whose settings these are weights uploads; None if there is no run."""
+    if not config.exists():
+        return None
+    weighting = read_run_toml(config).get("algorithm.weighting")
+    if weighting is not None and not isinstance(weighting, str):
+        raise DataError(f"{config} has a weighting that is not text")
+    return weighting

@@ -1,16 +1,17 @@
-"""Many federations in one go: all combinations of some settings, those that can be trained together in one stack.
+"""Many federations at once: all combinations of some settings, stacked where that is possible.
 
-    rounds = 100                      # settings of all of them, as for `fedproto run`
+    rounds = 100                      # settings of all federations, as for `fedproto run`
     dataset = "mnist"
     [sweep]
     algorithm = ["local", "fedproto"]
     seed = [0, 1, 2, 3, 4]
     ways = [3, 4, 5]
 
-Federations that differ only in what is listed in STACKED are one stack for the engine; methods, their options and
-models come one after the other. Each federation draws (partition, initial weights, shuffles, crops, dropout, samples)
-what it draws alone, and goes to its own run folder; its numbers are those it gives alone up to the order in which
-floating-point sums are added. A sweep that is run again skips what is finished and continues what is not.
+Federations that differ only in STACKED_SETTINGS are trained as one stack of the engine;
+algorithms, their options and models come one after the other. Each federation draws (partition,
+initial weights, shuffles, crops, dropout, samples) what it draws alone, and has its own run folder;
+its numbers are those it gives alone up to the order in which floating-point sums are added.
+Running a sweep again skips what is finished and continues what is not.
 """
 
 from __future__ import annotations
@@ -35,16 +36,15 @@ from fedproto.config.settings import (
     read_run_toml,
     read_tables,
 )
-from fedproto.data import Source
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
 from fedproto.partitions.file import read as read_partition
-from fedproto.runs.assemble import deal
 from fedproto.runs.devices import device_of
 from fedproto.runs.experiment import Experiment, OnRound, execute, hold_all
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.sweep_data import SweepData
 
-#: How a run is computed, which may change between two goes at a sweep.
-COMPUTED = (
+#: How a run is computed. These settings may change when a sweep is continued.
+COMPUTE_SETTINGS = (
     "engine",
     "device",
     "compile",
@@ -54,8 +54,8 @@ COMPUTED = (
     "checkpoint_every",
     "data_dir",
 )
-#: In what federations of one stack may differ.
-STACKED = (
+#: The settings in which the federations of one stack may differ.
+STACKED_SETTINGS = (
     "seed",
     "partition",
     "clients",
@@ -71,139 +71,170 @@ class Cell(NamedTuple):
     """One federation of a sweep."""
 
     name: str  # of its run folder
-    varied: dict[str, Any]
+    varied: dict[str, Any]  # its values of what the sweep lists
     config: Config
 
 
-Batch = list[
-    tuple[Cell, RunFolder | None]
-]  # cells to be trained together, with the folders of those begun before
+class CellRun(NamedTuple):
+    """A federation to be trained, with its run folder where it was begun before."""
+
+    cell: Cell
+    folder: RunFolder | None
 
 
-class _Data(NamedTuple):
-    """What federations of one sweep share."""
-
-    loaded: dict[str, Source]  # the data sets read so far, by name
-    labels: dict[str, str]  # the hash of each one's labels
-
-
-OnBatch = Callable[
-    [Sequence[Cell], int, Sequence[str]], OnRound
-]  # cells trained together, rounds done, notices
+#: Federations to be trained together.
+Batch = list[CellRun]
+#: Is called before a batch with its cells, the rounds already done and notices for the user.
+OnBatch = Callable[[Sequence[Cell], int, Sequence[str]], OnRound]
 OnBroken = Callable[[Cell, TrainingError], None]
 
 
+# --- the sweep file
+
+
 def read_sweep(path: Path) -> list[Cell]:
-    """The cells of a sweep file, in the order of its lists, the last one changing fastest."""
+    """Return the cells of a sweep file in the order of its lists, the last one changing fastest."""
     tables = as_asked(read_tables(path))
-    listed = tables.pop("sweep", {})
-    if not isinstance(listed, dict):
-        raise ConfigError(f"sweep in {path} must be a table of lists, [sweep], not {listed!r}")
-    if not listed:
+    lists = _read_lists(tables.pop("sweep", {}), path)
+    settings = flat(tables, str(path))
+    plugins.refuse_plugins(settings, path)
+    plugins.refuse_plugins(lists, path)
+    cells = []
+    for values in itertools.product(*lists.values()):
+        varied = dict(zip(lists, values, strict=True))
+        cells.append(_build_cell(settings, varied))
+    _refuse_equal_cells(cells, path)
+    return cells
+
+
+def _read_lists(table: Any, path: Path) -> dict[str, list[Any]]:
+    """Return the lists of the table [sweep] by setting."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"sweep in {path} must be a table of lists, [sweep], not {table!r}")
+    if not table:
         raise ConfigError(
-            f"{path} has no table [sweep] of lists, such as seed = [0, 1]: use `fedproto run` for one run"
+            f"{path} has no table [sweep] of lists, such as seed = [0, 1]: use `fedproto run` for "
+            "one run"
         )
-    varied = flat(listed, f"[sweep] of {path}")
-    for key, values in varied.items():
+    lists = flat(table, f"[sweep] of {path}")
+    for key, values in lists.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(
                 f"[sweep] of {path}: {key} must be a list of values, such as [1, 2], not {values!r}"
             )
-    settings = flat(tables, str(path))
-    plugins.refuse_plugins(settings, path)
-    plugins.refuse_plugins(varied, path)
-    cells = [
-        _cell(settings, dict(zip(varied, values, strict=True)))
-        for values in itertools.product(*varied.values())
-    ]
-    seen: dict[str, str] = {}
-    for cell in cells:
-        settings_of_it = cell.config.toml()
-        if settings_of_it in seen:
-            raise ConfigError(
-                f"[sweep] of {path} lists a federation twice: {seen[settings_of_it]} and {cell.name}"
-            )
-        seen[settings_of_it] = cell.name
-    return cells
+    return lists
 
 
-def _cell(settings: dict[str, Any], chosen: dict[str, Any]) -> Cell:
+def _build_cell(settings: dict[str, Any], varied: dict[str, Any]) -> Cell:
+    """Return the cell with these values of what the sweep lists."""
     try:
-        configs = configure(settings | chosen)
+        configs = configure(settings | varied)
     except ConfigError as error:
-        cell = ", ".join(f"{key} = {value}" for key, value in chosen.items())
+        cell = ", ".join(f"{key} = {value}" for key, value in varied.items())
         raise ConfigError(f"the cell {cell}: {error}") from error
     if len(configs) != 1:
         raise ConfigError(
             "a sweep takes one algorithm in each entry of its list, not several with commas"
         )
-    name = "-".join(
-        str(v) if k == "algorithm" else f"{k.rpartition('.')[2]}={v}" for k, v in chosen.items()
-    )
-    return Cell(
-        "".join(c if c.isalnum() or c in "-_=.+" else "_" for c in name), chosen, configs[0]
-    )
+    return Cell(_name_cell(varied), varied, configs[0])
+
+
+def _name_cell(varied: dict[str, Any]) -> str:
+    """Return the name of a cell's folder, such as `fedproto-seed=0`."""
+    words = []
+    for key, value in varied.items():
+        option = key.rpartition(".")[2]
+        words.append(str(value) if key == "algorithm" else f"{option}={value}")
+    name = "-".join(words)
+    return "".join(letter if letter.isalnum() or letter in "-_=.+" else "_" for letter in name)
+
+
+def _refuse_equal_cells(cells: Sequence[Cell], path: Path) -> None:
+    """Refuse a sweep of which two cells have the same settings, such as `lr = [1, 1.0]`."""
+    names: dict[str, str] = {}
+    for cell in cells:
+        settings = cell.config.toml()
+        if settings in names:
+            raise ConfigError(
+                f"[sweep] of {path} lists a federation twice: {names[settings]} and {cell.name}"
+            )
+        names[settings] = cell.name
+
+
+# --- what is left to train
 
 
 def batches(cells: Sequence[Cell], out: Path) -> list[Batch]:
-    """Unfinished cells, by what can be trained together: equal but for what stacks, and equally far."""
-    found: dict[tuple[Any, int], Batch] = {}
+    """Group the unfinished cells by what can be trained together.
+
+    The cells of a batch differ only in STACKED_SETTINGS and have completed the same rounds.
+    """
+    found: dict[tuple[str, int], Batch] = {}
     for cell in cells:
-        folder = _begun(cell, out)
+        folder = _find_folder(cell, out)
+        completed = 0
         if folder is not None:
-            _refuse_other(cell, folder)
+            _refuse_other_run(cell, folder)
             if folder.result() is not None:
                 continue
-        config = _as_begun(cell, folder)
-        key = str(replace(config, **_neutral(config))), folder.checkpoint_round() if folder else 0
-        found.setdefault(key, []).append((cell, folder))
+            completed = folder.checkpoint_round()
+        key = (_stack_key(_config_to_continue(cell, folder)), completed)
+        found.setdefault(key, []).append(CellRun(cell, folder))
     return list(found.values())
 
 
-def _neutral(config: Config) -> dict[str, Any]:
-    """The same value for all, in each setting in which federations of a stack may differ."""
-    return {name: Part("any") if isinstance(getattr(config, name), Part) else 0 for name in STACKED}
+def _stack_key(config: Config) -> str:
+    """Return the settings as text, the same for all federations that can be stacked."""
+    neutral: dict[str, Any] = {}
+    for name in STACKED_SETTINGS:
+        is_choice = isinstance(getattr(config, name), Part)
+        neutral[name] = Part("any") if is_choice else 0
+    return str(replace(config, **neutral))
 
 
-def _begun(cell: Cell, out: Path) -> RunFolder | None:
+def _find_folder(cell: Cell, out: Path) -> RunFolder | None:
+    """Return the run folder of a cell that was begun before."""
     path = out / cell.name
     return RunFolder.open(path) if (path / "config.toml").exists() else None
 
 
-def _refuse_other(cell: Cell, folder: RunFolder) -> None:
-    """A folder of this sweep holds the run that the sweep means; how it was computed does not matter."""
+def _refuse_other_run(cell: Cell, folder: RunFolder) -> None:
+    """Refuse a folder that holds another run than the sweep's; COMPUTE_SETTINGS do not matter."""
     settings = read_run_toml(folder.path / "config.toml")
     for kind, name in plugins.outside_names(settings):
-        if not plugin_trust.is_trusted(name):  # it is not the sweep's own
+        if not plugin_trust.is_trusted(name):  # the sweep itself does not use it
             raise RunFolderError(
-                f"{folder.path} holds a run with the {kind} {name!r}: name another folder with --out"
+                f"{folder.path} holds a run with the {kind} {name!r}: name another folder with "
+                "--out"
             )
     stored = configure(settings)[0]
-    meant = {field.name for field in fields(Config)} - set(COMPUTED)
+    compared = {field.name for field in fields(Config)} - set(COMPUTE_SETTINGS)
     if any(part.name == AUTO for part in cell.config.model):
-        meant -= {"model"}
-    for name in sorted(meant):
-        old, new = getattr(stored, name), getattr(cell.config, name)
+        compared.remove("model")
+    for name in sorted(compared):
+        old = getattr(stored, name)
+        new = getattr(cell.config, name)
         if old != new:
             raise RunFolderError(
-                f"{folder.path} holds a run with {name} {old}, not {new}: name another folder with --out"
+                f"{folder.path} holds a run with {name} {old}, not {new}: name another folder with "
+                "--out"
             )
 
 
-def _stored(folder: RunFolder) -> Config:
-    return configure(read_run_toml(folder.path / "config.toml"))[0]
+def _config_to_continue(cell: Cell, folder: RunFolder | None) -> Config:
+    """Return the cell's settings, with the `stack` that its run began with on this kind of device.
 
-
-def _as_begun(cell: Cell, folder: RunFolder | None) -> Config:
-    """The cell's settings, with the stack that its run was begun with on this kind of device.
-
-    A stack that the sweep itself names wins, as where the GPU has less memory than the one before.
+    A `stack` that the sweep itself names wins, as when this GPU has less memory than the last one.
     """
     if folder is None or cell.config.stack is not None:
         return cell.config
-    stored = _stored(folder)
-    same_device = stored.device == device_of(cell.config.device).type
-    return replace(cell.config, stack=stored.stack) if same_device else cell.config
+    stored = configure(read_run_toml(folder.path / "config.toml"))[0]
+    if stored.device != device_of(cell.config.device).type:
+        return cell.config
+    return replace(cell.config, stack=stored.stack)
+
+
+# --- training
 
 
 def run_sweep(
@@ -213,29 +244,44 @@ def run_sweep(
     on_broken: OnBroken | None = None,
     beside: Sequence[Cell] = (),
 ) -> list[dict[str, Any] | None]:
-    """Run what is not finished; the contents of all cells' result.json, in order, None for those that broke down.
+    """Run what is not finished; return the content of each cell's result.json, in order.
 
-    `beside` are cells of the same folder that are run at another time: all must have the same data.
+    It is None for a cell that broke down.
+
+    Args:
+        cells: the federations.
+        out: the folder of their run folders.
+        on_batch: is called before federations are trained together, and returns their `on_round`.
+        on_broken: is called with a cell whose training failed; without it, the error ends the
+            sweep.
+        beside: cells of the same folder that are run at another time; all need the same data.
     """
-    data = _Data({}, _labels_begun([*cells, *beside], out))
+    data = SweepData()
+    for cell in [*cells, *beside]:
+        folder = _find_folder(cell, out)
+        if folder is not None and not data.has_labels(cell.config):
+            data.note_labels(cell.config, read_partition(folder.path / "partition.json"))
     for cell in cells:
-        if _begun(cell, out) is None:
+        if _find_folder(cell, out) is None:
             RunFolder.refuse_used(out / cell.name)
     for batch in batches(cells, out):
         _run_or_halve(batch, out, data, on_batch, on_broken)
-    begun = [_begun(cell, out) for cell in cells]
-    return [None if folder is None else folder.result() for folder in begun]
+    results = []
+    for cell in cells:
+        folder = _find_folder(cell, out)
+        results.append(None if folder is None else folder.result())
+    return results
 
 
 def _run_or_halve(
     batch: Batch,
     out: Path,
-    data: _Data,
+    data: SweepData,
     on_batch: OnBatch,
     on_broken: OnBroken | None,
     notices: Sequence[str] = (),
 ) -> None:
-    """A batch; where it breaks down, its halves."""
+    """Run a batch; if it breaks down, run its halves, so that only what fails alone is lost."""
     try:
         _run_batch(batch, out, data, on_batch, notices)
         return
@@ -243,94 +289,65 @@ def _run_or_halve(
         if on_broken is None:
             raise
         if len(batch) == 1:
-            on_broken(batch[0][0], error)
+            on_broken(batch[0].cell, error)
             return
-        why = f"{error}: {len(batch)} federations together broke down, so half of them are tried at a time"
+        reason = (
+            f"{error}: {len(batch)} federations together broke down, so half of them are tried "
+            "at a time"
+        )
     _release_memory()  # after the handler, in which the error held on to all of it
-    cells, middle = [cell for cell, _ in batch], len(batch) // 2
-    for half, said in (
-        (cells[:middle], [why]),
-        (cells[middle:], []),
-    ):  # in the end only what fails alone is lost
-        for each in batches(half, out):
-            _run_or_halve(each, out, data, on_batch, on_broken, said)
-
-
-def _run_batch(
-    batch: Batch, out: Path, data: _Data, on_batch: OnBatch, notices: Sequence[str]
-) -> None:
-    try:
-        _train_together(batch, out, data, on_batch, notices)
-    except (
-        torch.OutOfMemoryError
-    ) as error:  # in training it has its name already; data and states need room, too
-        raise TrainingError(
-            "the GPU's memory is full outside of training, as when data is brought there"
-        ) from error
-
-
-def _train_together(
-    batch: Batch, out: Path, data: _Data, on_batch: OnBatch, notices: Sequence[str]
-) -> None:
-    configs = [_as_begun(cell, folder) for cell, folder in batch]
-    experiments = Experiment.prepare_together(configs, data.loaded)
-    cells = [cell for cell, _ in batch]
-    begun = [folder for _, folder in batch if folder is not None]
-    with hold_all(begun):
-        for experiment, (_, folder) in zip(experiments, batch, strict=True):
-            if folder is not None:
-                experiment.restore(folder)
-        round = experiments[0].progress.round
-        if any(experiment.progress.round != round for experiment in experiments):
-            raise RunFolderError(
-                f"another process has trained federations of {out} meanwhile: run the sweep again"
-            )
-        for experiment, cell in zip(experiments, cells, strict=True):
-            _refuse_other_labels(experiment, cell, out, data.labels)
-        folders = [
-            folder or experiment.new_folder(out / cell.name)
-            for experiment, (cell, folder) in zip(experiments, batch, strict=True)
-        ]
-        execute(experiments, folders, on_batch(cells, round, [*notices, *experiments[0].notices]))
-
-
-def _refuse_other_labels(
-    experiment: Experiment, cell: Cell, out: Path, labels: dict[str, str]
-) -> None:
-    """A federation that begins now must have the data of those beside it that were begun before."""
-    for name, mark in _labels_of(cell, experiment.federation.partition).items():
-        if labels.setdefault(name, mark) != mark:
-            raise RunFolderError(
-                f"the labels of {name} are not those that federations in {out} were begun with: put the data back, or "
-                "name another folder with --out"
-            )
-
-
-def _labels_begun(cells: Sequence[Cell], out: Path) -> dict[str, str]:
-    """By data set, the hash of its labels in the partitions of the cells that were begun before."""
-    labels: dict[str, str] = {}
-    for cell in cells:
-        folder = _begun(cell, out)
-        names = {str(part) for part in _datasets(cell)}
-        if folder is None or names <= labels.keys():
-            continue
-        found = _labels_of(cell, read_partition(folder.path / "partition.json"))
-        labels = found | labels
-    return labels
-
-
-def _labels_of(cell: Cell, partition: dict[str, Any]) -> dict[str, str]:
-    """By data set, the hash of its labels in a partition; a number behind it tells equal sources apart."""
-    pairs = zip(_datasets(cell), partition["clients"], strict=False)
-    return {str(part): client["labels"].partition("-")[0] for part, client in pairs}
-
-
-def _datasets(cell: Cell) -> list[Part]:
-    """The data set of each client."""
-    return deal(cell.config.dataset, cell.config.clients, "dataset")
+    cells = [run.cell for run in batch]
+    middle = len(batch) // 2
+    for half in batches(cells[:middle], out):
+        _run_or_halve(half, out, data, on_batch, on_broken, [reason])
+    for half in batches(cells[middle:], out):
+        _run_or_halve(half, out, data, on_batch, on_broken)
 
 
 def _release_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _run_batch(
+    batch: Batch, out: Path, data: SweepData, on_batch: OnBatch, notices: Sequence[str]
+) -> None:
+    try:
+        _train_together(batch, out, data, on_batch, notices)
+    except torch.OutOfMemoryError as error:
+        # In training it is a TrainingError already; data and states need memory, too.
+        raise TrainingError(
+            "the GPU's memory is full outside of training, as when data is brought there"
+        ) from error
+
+
+def _train_together(
+    batch: Batch, out: Path, data: SweepData, on_batch: OnBatch, notices: Sequence[str]
+) -> None:
+    """Prepare the federations of a batch, restore those that were begun before, and run all."""
+    cells = [run.cell for run in batch]
+    configs = [_config_to_continue(run.cell, run.folder) for run in batch]
+    experiments = Experiment.prepare_together(configs, data.loaded)
+    with hold_all([run.folder for run in batch]):
+        completed = _restore_all(experiments, batch, out)
+        for experiment, cell in zip(experiments, cells, strict=True):
+            data.refuse_other_labels(cell.config, experiment.federation.partition, out)
+        folders = []
+        for experiment, (cell, folder) in zip(experiments, batch, strict=True):
+            folders.append(folder or experiment.new_folder(out / cell.name))
+        on_round = on_batch(cells, completed, [*notices, *experiments[0].notices])
+        execute(experiments, folders, on_round)
+
+
+def _restore_all(experiments: Sequence[Experiment], batch: Batch, out: Path) -> int:
+    """Continue the federations that were begun before; return the rounds that all completed."""
+    for experiment, run in zip(experiments, batch, strict=True):
+        if run.folder is not None:
+            experiment.restore(run.folder)
+    completed = {experiment.progress.round for experiment in experiments}
+    if len(completed) > 1:
+        raise RunFolderError(
+            f"another process has trained federations of {out} meanwhile: run the sweep again"
+        )
+    return completed.pop()

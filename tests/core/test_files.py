@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fedproto.core import files
 from fedproto.errors import DataError, RunFolderError
 
+EXAMPLE = files.TensorFormat("example", 3)
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float64).view(2, 3),
     "b": torch.tensor(7),
@@ -24,7 +25,7 @@ TENSORS = {
 
 def written(folder: Path, **header: object) -> Path:
     path = folder / "state.safetensors"
-    files.write_tensors(path, TENSORS, "example", 3, header)
+    files.write_tensors(path, TENSORS, EXAMPLE, header)
     return path
 
 
@@ -178,7 +179,7 @@ def test_valid_json_is_read_as_it_was_written(value: object) -> None:
 
 
 def test_tensors_come_back_with_their_header(tmp_path: Path) -> None:
-    tensors, header = files.read_tensors(written(tmp_path, round=4), "example", 3)
+    tensors, header = files.read_tensors(written(tmp_path, round=4), EXAMPLE)
     assert header == {"format": "example", "version": 3, "round": 4}
     assert tensors.keys() == TENSORS.keys()
     for name, value in TENSORS.items():
@@ -186,16 +187,16 @@ def test_tensors_come_back_with_their_header(tmp_path: Path) -> None:
 
 
 def test_equal_states_are_equal_files(tmp_path: Path) -> None:
-    first = files.pack_tensors(TENSORS, "example", 3, {"round": 4, "classes": ["a", "b"]})
-    second = files.pack_tensors(TENSORS, "example", 3, {"classes": ["a", "b"], "round": 4})
+    first = files.pack_tensors(TENSORS, EXAMPLE, {"round": 4, "classes": ["a", "b"]})
+    second = files.pack_tensors(TENSORS, EXAMPLE, {"classes": ["a", "b"], "round": 4})
     assert first == second
 
 
 def test_tensors_that_share_memory_can_be_written(tmp_path: Path) -> None:
     shared = torch.arange(4.0)
     path = tmp_path / "shared.safetensors"
-    files.write_tensors(path, {"a": shared, "b": shared, "c": shared[1:]}, "example", 3, {})
-    tensors, _ = files.read_tensors(path, "example", 3)
+    files.write_tensors(path, {"a": shared, "b": shared, "c": shared[1:]}, EXAMPLE, {})
+    tensors, _ = files.read_tensors(path, EXAMPLE)
     assert torch.equal(tensors["b"], shared) and torch.equal(tensors["c"], shared[1:])
 
 
@@ -208,7 +209,7 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
             damaged[position] ^= 1 << bit
             path.write_bytes(damaged)
             try:
-                tensors, header = files.read_tensors(path, "example", 3)
+                tensors, header = files.read_tensors(path, EXAMPLE)
             except RunFolderError as error:
                 assert str(path) in str(error) and "\n" not in str(error)
                 continue
@@ -222,16 +223,16 @@ def test_a_cut_file_is_refused(tmp_path: Path, length: int) -> None:
     path = written(tmp_path)
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(RunFolderError, match="is not a valid safetensors file"):
-        files.read_tensors(path, "example", 3)
+        files.read_tensors(path, EXAMPLE)
 
 
 def test_another_format_version_or_no_file_is_refused_by_name(tmp_path: Path) -> None:
     path = written(tmp_path)
     with pytest.raises(RunFolderError, match="is not a file of checkpoint but of 'example'"):
-        files.read_tensors(path, "checkpoint", 3)
+        files.read_tensors(path, files.TensorFormat("checkpoint", 3))
     with pytest.raises(
         DataError, match="has version '3' of the format example; this fedproto reads version 4"
     ):
-        files.read_tensors(path, "example", 4, DataError)
+        files.read_tensors(path, files.TensorFormat("example", 4, DataError))
     with pytest.raises(RunFolderError, match="does not exist"):
-        files.read_tensors(tmp_path / "none", "example", 3)
+        files.read_tensors(tmp_path / "none", EXAMPLE)

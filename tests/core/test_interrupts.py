@@ -1,6 +1,5 @@
-"""SIGTERM and Ctrl-C to whole process groups, as from `timeout`, systemd and batch systems: nothing is lost."""
+"""SIGTERM and Ctrl-C sent to whole process groups, as by `timeout` or systemd, lose nothing."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import ENVIRONMENT, Answer, answer, fedproto
+from helpers.killed_runs import as_toml, count_rounds, newest_checkpoint, wait_until
 from helpers.tiny import SETTINGS
 from safetensors.torch import load_file
 
@@ -38,10 +38,6 @@ LONG: dict[str, Any] = {
 SIGNALS = [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 
 
-def toml(settings: dict[str, Any]) -> str:
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-
-
 def start_group(*arguments: str | Path) -> subprocess.Popen:
     """`fedproto ARGUMENTS` as the leader of a new process group, in a session of its own."""
     command = [sys.executable, "-m", "fedproto", *map(str, arguments)]
@@ -50,20 +46,6 @@ def start_group(*arguments: str | Path) -> subprocess.Popen:
     return subprocess.Popen(
         command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
     )
-
-
-def rounds_in(folder: Path) -> int:
-    file = folder / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
-def wait_until(happened: Callable[[], bool], running: subprocess.Popen) -> None:
-    for _ in range(60_000):
-        if happened():
-            return
-        assert running.poll() is None, running.communicate()
-        time.sleep(0.001)
-    pytest.fail("it never happened")
 
 
 def stop_group(running: subprocess.Popen, stop: signal.Signals) -> Answer:
@@ -76,8 +58,7 @@ def stop_group(running: subprocess.Popen, stop: signal.Signals) -> Answer:
 
 
 def states_in(folder: Path) -> dict[str, torch.Tensor]:
-    newest = max((folder / "checkpoint").glob("round-*"))
-    return load_file(newest)
+    return load_file(newest_checkpoint(folder))
 
 
 def assert_equal_runs(one: Path, other: Path) -> None:
@@ -109,12 +90,12 @@ def test_a_signal_to_the_group_of_a_run_loses_no_round(
     stop: signal.Signals, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"
-    config.write_text(toml(LONG))
+    config.write_text(as_toml(LONG))
     path = tmp_path / "run"
     running = start_group("run", config, "--out", path)
-    wait_until(lambda: rounds_in(path) >= 3, running)
+    wait_until(lambda: count_rounds(path) >= 3, running)
     stopped = stop_group(running, stop)
-    done = rounds_in(path)
+    done = count_rounds(path)
     assert stopped.code == 130, stopped.err
     assert (
         stopped.err
@@ -132,18 +113,18 @@ def test_a_signal_to_the_group_of_a_run_loses_no_round(
 def test_a_signal_to_the_group_of_a_sweep_stops_it(stop: signal.Signals, tmp_path: Path) -> None:
     """Neither is the batch halved, as if memory had run out, nor does the next one start."""
     config = tmp_path / "sweep.toml"
-    config.write_text(toml(LONG) + '[sweep]\nalgorithm = ["fedproto", "local"]\nseed = [0, 1]\n')
+    config.write_text(as_toml(LONG) + '[sweep]\nalgorithm = ["fedproto", "local"]\nseed = [0, 1]\n')
     out = tmp_path / "out"
     running = start_group("sweep", config, "--out", out)
     first = out / "fedproto-seed=0"
-    wait_until(lambda: rounds_in(first) >= 3, running)
+    wait_until(lambda: count_rounds(first) >= 3, running)
     stopped = stop_group(running, stop)
     assert stopped.code == 130, stopped.err
     assert stopped.err == f"stopped; `fedproto sweep {config} --out {out}` goes on\n"
     assert "broke down" not in stopped.out
     for seed in (0, 1):
         folder = RunFolder(out / f"fedproto-seed={seed}")
-        assert folder.checkpoint_round() == rounds_in(first) < 40
+        assert folder.checkpoint_round() == count_rounds(first) < 40
         assert folder.result() is None
     assert not (out / "local-seed=0").exists()
     assert fedproto("sweep", config, "--out", out).code == 0
@@ -159,7 +140,7 @@ def test_sigterm_to_the_group_of_reproduce_stops_it(tmp_path: Path) -> None:
         "reproduce", "table-mnist", "--quick", "--rounds", "500", "--seeds", "1", "--out", out
     )
     wait_until(
-        lambda: any(rounds_in(path.parent) >= 2 for path in out.rglob("metrics.jsonl")), running
+        lambda: any(count_rounds(path.parent) >= 2 for path in out.rglob("metrics.jsonl")), running
     )
     stopped = stop_group(running, signal.SIGTERM)
     assert stopped.code == 130, stopped.err
@@ -168,16 +149,16 @@ def test_sigterm_to_the_group_of_reproduce_stops_it(tmp_path: Path) -> None:
     begun = [RunFolder(path.parent) for path in out.rglob("metrics.jsonl")]
     assert begun
     for folder in begun:
-        assert folder.result() is not None or folder.checkpoint_round() == rounds_in(folder.path)
+        assert folder.result() is not None or folder.checkpoint_round() == count_rounds(folder.path)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 def test_workers_do_not_outlive_a_killed_run(tmp_path: Path) -> None:
     """They ignore SIGTERM, so nothing else would end them."""
     config = tmp_path / "config.toml"
-    config.write_text(toml(LONG | {"rounds": 100_000, "workers": 3}))
+    config.write_text(as_toml(LONG | {"rounds": 100_000, "workers": 3}))
     running = start_group("run", config, "--out", tmp_path / "run")
-    wait_until(lambda: rounds_in(tmp_path / "run") >= 2, running)
+    wait_until(lambda: count_rounds(tmp_path / "run") >= 2, running)
     assert len(processes_of_session(running.pid)) == 3
     running.kill()
     running.communicate()
@@ -198,7 +179,7 @@ def test_workers_lost_in_an_interrupt_are_no_lack_of_memory(tmp_path: Path) -> N
     """Where something kills the workers although they ignore SIGTERM, the sweep still stops."""
     config = tmp_path / "sweep.toml"
     config.write_text(
-        toml(LONG | {"rounds": 4, "checkpoint_every": 4}) + "[sweep]\nseed = [0, 1]\n"
+        as_toml(LONG | {"rounds": 4, "checkpoint_every": 4}) + "[sweep]\nseed = [0, 1]\n"
     )
     batches: list[int] = []
     broken: list[str] = []
@@ -226,7 +207,7 @@ def test_workers_lost_in_an_interrupt_are_no_lack_of_memory(tmp_path: Path) -> N
 
 def test_workers_lost_without_an_interrupt_are_still_an_error(tmp_path: Path) -> None:
     config = tmp_path / "sweep.toml"
-    config.write_text(toml(LONG | {"rounds": 3}) + "[sweep]\nseed = [0, 1]\n")
+    config.write_text(as_toml(LONG | {"rounds": 3}) + "[sweep]\nseed = [0, 1]\n")
     batches: list[int] = []
 
     def on_batch(cells: Any, done: int, notices: Any) -> Callable[[Any], None]:
@@ -244,14 +225,14 @@ def test_an_interrupt_while_a_run_is_finished_stops_the_sweep(
     """It came too late for the first batch, whose result is written, but not for the second."""
     config = tmp_path / "sweep.toml"
     settings = SETTINGS | {"rounds": 2, "engine": "vectorised"}
-    config.write_text(toml(settings) + '[sweep]\nalgorithm = ["fedproto", "local"]\n')
-    finish = Experiment._finish
+    config.write_text(as_toml(settings) + '[sweep]\nalgorithm = ["fedproto", "local"]\n')
+    finish = Experiment.finish
 
     def interrupted_finish(self: Experiment, *arguments: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
         return finish(self, *arguments)
 
-    monkeypatch.setattr(Experiment, "_finish", interrupted_finish)
+    monkeypatch.setattr(Experiment, "finish", interrupted_finish)
     out = tmp_path / "out"
     with pytest.raises(Interrupted):
         run_sweep(read_sweep(config), out, lambda cells, done, notices: lambda result: None)

@@ -33,7 +33,7 @@ from fedproto.deploy.member import STATE as MEMBER_STATE
 from fedproto.deploy.member import answer, scored
 from fedproto.deploy.messages import Message, of_server, of_upload, over, to_server, to_upload
 from fedproto.deploy.round_protocol import serve
-from fedproto.deploy.server_state import KIND, STATE, VERSION, MemberRecord, ServerState, read_state
+from fedproto.deploy.server_state import FORMAT, STATE, MemberRecord, ServerState, read_state
 from fedproto.deploy.settings import (
     MemberSettings,
     ServerSettings,
@@ -949,7 +949,7 @@ def test_a_damaged_state_of_the_server_is_told(how: str, tmp_path: Path) -> None
 def test_a_state_with_seats_it_should_not_have_is_told(tmp_path: Path) -> None:
     hall = after_a_round(tmp_path)
     tensors, header = read_state(hall.path)
-    write_tensors(hall.path, tensors, KIND, VERSION, header | {"seats": {"a": {"nonsense": 1}}})
+    write_tensors(hall.path, tensors, FORMAT, header | {"seats": {"a": {"nonsense": 1}}})
     with pytest.raises(FedProtoError, match=f"{STATE} is damaged"):
         small(tmp_path).load()
 

@@ -30,7 +30,7 @@ from helpers.flower import (
 import fedproto
 from fedproto.core.files import read_tensors
 from fedproto.core.types import Tree
-from fedproto.deploy.member import FORMAT, VERSION
+from fedproto.deploy.member import FORMAT
 from fedproto.deploy.messages import Message
 from fedproto.deploy.server_state import ServerState
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
@@ -124,9 +124,7 @@ def assert_like_the_simulator(
 
 
 def state_of(setup: Setup, tag: str, name: str) -> Tree:
-    tensors, _ = read_tensors(
-        setup.federation.folder / tag / name / "member.safetensors", FORMAT, VERSION
-    )
+    tensors, _ = read_tensors(setup.federation.folder / tag / name / "member.safetensors", FORMAT)
     return {
         key.removeprefix("state."): value
         for key, value in tensors.items()

@@ -26,7 +26,7 @@ from fedproto.core import files
 from fedproto.data.shared.feature_encoding import ENCODING
 from fedproto.deploy import member
 from fedproto.deploy.error_codes import SENTENCES, code_of, describe_code
-from fedproto.deploy.member import FORMAT, STATE, VERSION, MemberCheckpoint, answer, scored
+from fedproto.deploy.member import FORMAT, STATE, MemberCheckpoint, answer, scored
 from fedproto.deploy.messages import Message
 from fedproto.deploy.round_protocol import serve
 from fedproto.deploy.server_state import ServerState
@@ -465,11 +465,13 @@ def test_a_state_that_is_not_a_members_is_refused_by_name(
     if what == "cut":
         path.write_bytes(path.read_bytes()[:-5])
     if what == "foreign":
-        files.write_tensors(path, {}, "server state", VERSION, {"member": own.fingerprint()})
+        files.write_tensors(
+            path, {}, replace(FORMAT, name="server state"), {"member": own.fingerprint()}
+        )
     if what == "older":
-        files.write_tensors(path, {}, FORMAT, VERSION - 1, {"member": own.fingerprint()})
+        files.write_tensors(path, {}, replace(FORMAT, version=0), {"member": own.fingerprint()})
     if what == "incomplete":
-        files.write_tensors(path, {}, FORMAT, VERSION, {"member": own.fingerprint()})
+        files.write_tensors(path, {}, FORMAT, {"member": own.fingerprint()})
     with pytest.raises(RunFolderError, match=STATE) as refused:
         answer(asked, own)
     assert code_of(refused.value) == "state-unusable"

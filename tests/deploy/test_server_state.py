@@ -35,7 +35,7 @@ from test_deploy import (
 )
 
 from fedproto.core import codec
-from fedproto.core.files import pack_tensors
+from fedproto.core.files import TensorFormat, pack_tensors
 from fedproto.core.types import Upload
 from fedproto.deploy.member import MemberCheckpoint, answer
 from fedproto.deploy.messages import Message, of_upload, over, to_upload
@@ -83,7 +83,9 @@ def test_a_foreign_state_is_refused_by_name(
     tensors, header = read_state(hall.path)
     hall.path.write_bytes(
         pack_tensors(
-            tensors, kind, version, {k: header[k] for k in header.keys() - {"format", "version"}}
+            tensors,
+            TensorFormat(kind, version),
+            {k: header[k] for k in header.keys() - {"format", "version"}},
         )
     )
     with pytest.raises(RunFolderError, match=rf"{STATE}.*{says}"):

@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 
 from fedproto.core.files import read_tensors
 from fedproto.core.types import Tree
-from fedproto.deploy.member import FORMAT, VERSION, answer, scored
+from fedproto.deploy.member import FORMAT, answer, scored
 from fedproto.deploy.messages import Message
 from fedproto.deploy.scaffold import init
 from fedproto.deploy.server_state import STATE, ServerState, read_state
@@ -134,7 +134,7 @@ class Deployed:
 
     def member_round(self, name: str) -> int:
         path = Path(read_member(self.folder / f"{name}.toml").state) / "member.safetensors"
-        return read_tensors(path, FORMAT, VERSION)[1]["round"] if path.exists() else 0
+        return read_tensors(path, FORMAT)[1]["round"] if path.exists() else 0
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")

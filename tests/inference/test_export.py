@@ -28,7 +28,14 @@ from fedproto.data.shared.preprocessing import Preparation
 from fedproto.errors import ConfigError, DataError, FedProtoError, MissingExtra, RunFolderError
 from fedproto.inference import export
 from fedproto.inference.classifier import Classifier
-from fedproto.inference.export import FILES, MANIFEST, read_member, write_member
+from fedproto.inference.export import (
+    CALIBRATION_FORMAT,
+    FILES,
+    MANIFEST,
+    WEIGHTS_FORMAT,
+    read_member,
+    write_member,
+)
 from fedproto.inference.trained_client import Trained, member_of, threshold
 from fedproto.models import Fit
 from fedproto.runs.prototype_files import Prototypes, read_prototypes, write_prototypes
@@ -671,7 +678,7 @@ def test_a_manifest_that_does_not_fit_its_files_is_refused(spoilt, changes, sent
 )
 def test_weights_of_another_model_are_refused(spoilt, change, sentence):
     changed = change(load_file(spoilt / "model.safetensors"))
-    write_tensors(spoilt / "model.safetensors", changed, "model", 1, {})
+    write_tensors(spoilt / "model.safetensors", changed, WEIGHTS_FORMAT, {})
     rewrite(spoilt)
     with pytest.raises(
         DataError, match=rf"the weights are not those of mlp\(hidden=9\): {sentence}"
@@ -699,7 +706,7 @@ def test_a_stamped_file_of_another_form_is_refused(spoilt, name):
     ],
 )
 def test_a_calibration_of_other_numbers_is_refused(spoilt, tensors):
-    write_tensors(spoilt / "calibration.safetensors", tensors, "calibration", 1, {})
+    write_tensors(spoilt / "calibration.safetensors", tensors, CALIBRATION_FORMAT, {})
     rewrite(spoilt)
     with pytest.raises(
         DataError, match=r"must be one of prototype all, .*, and a row of finite numbers"

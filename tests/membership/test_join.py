@@ -23,7 +23,7 @@ from fedproto.membership.membership import Contribution, Membership
 from fedproto.partitions import PartitionRequest
 from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder
-from fedproto.runs.prototype_files import read_prototypes
+from fedproto.runs.prototype_files import UPLOAD_FORMAT, read_prototypes
 
 DIGITS = {
     "dataset": "digits",
@@ -395,7 +395,7 @@ def test_prototypes_that_cannot_be_joined(run, tmp_path):
 
 def saved_upload(path):
     tensors = {"sums.prototypes": torch.zeros(1, 8), "weights.weight": torch.ones(1)}
-    files.write_tensors(path, tensors, "upload", 1, {"classes": ["0"]})
+    files.write_tensors(path, tensors, UPLOAD_FORMAT, {"classes": ["0"]})
     return path
 
 

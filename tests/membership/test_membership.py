@@ -21,7 +21,12 @@ from fedproto.core.types import Upload
 from fedproto.errors import DataError, FedProtoError, RunFolderError
 from fedproto.membership.membership import Contribution, Membership
 from fedproto.runs.folder import RunFolder
-from fedproto.runs.prototype_files import Prototypes, read_prototypes
+from fedproto.runs.prototype_files import (
+    PROTOTYPES_FORMAT,
+    UPLOAD_FORMAT,
+    Prototypes,
+    read_prototypes,
+)
 
 WEIGHTINGS = ("samples", "uniform", "eq6")
 DIGITS = {
@@ -490,7 +495,7 @@ def test_nobody_counts_twice_where_members_count_alike(run_of):
 def test_a_class_that_is_named_twice(tmp_path):
     tensors = {"sums.prototypes": torch.ones(2, 8), "weights.weight": torch.ones(2)}
     files.write_tensors(
-        tmp_path / "upload.safetensors", tensors, "upload", 1, {"classes": ["0", "0"]}
+        tmp_path / "upload.safetensors", tensors, UPLOAD_FORMAT, {"classes": ["0", "0"]}
     )
     with pytest.raises(DataError, match="names no classes, or one twice"):
         Contribution.load(tmp_path)
@@ -503,7 +508,7 @@ def test_files_that_are_no_uploads(tmp_path, run_of):
     contribution().save(tmp_path / "cut")
     (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-10])
     files.write_tensors(
-        tmp_path / "nameless", {"sums.prototypes": torch.zeros(2, 8)}, "upload", 1, {}
+        tmp_path / "nameless", {"sums.prototypes": torch.zeros(2, 8)}, UPLOAD_FORMAT, {}
     )
     for name in ("text", "empty", "folder", "cut", "missing", "nameless"):
         with pytest.raises(DataError, match=name):
@@ -536,7 +541,7 @@ def test_a_damaged_bank_is_refused(run):
 def file_of(path, values, known, names):
     header = {} if names is None else {"classes": list(names)}
     tensors = {"prototypes": torch.tensor(values), "known": torch.tensor(known)}
-    files.write_tensors(path, tensors, "prototypes", 1, header)
+    files.write_tensors(path, tensors, PROTOTYPES_FORMAT, header)
     return path
 
 

@@ -568,7 +568,7 @@ def test_modules_may_differ_between_clients():
     assert [client["model"] for client in result.clients] == ["Own", "Other"]
 
 
-CONTRACT = "client 0's model must take a batch of inputs of shape (6,) and return (features, logits), a row a sample"
+CONTRACT = "client 0's model must take a batch of inputs of shape (6,) and return (features, logits), one row per sample"
 
 
 @pytest.mark.parametrize(

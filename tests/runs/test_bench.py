@@ -1,8 +1,12 @@
-"""The benchmark runs through and writes what it found; how fast anything is, no test says."""
+"""The benchmark runs and writes its measurements; no test asserts how fast anything is."""
 
-import importlib.util
 import json
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import asdict, fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +16,10 @@ from torch import nn
 
 from fedproto.core.prototypes import class_means
 from fedproto.data import DIGITS, DataFolders, Source, Split
-from fedproto.runs import bench
-from fedproto.runs.bench import PLAIN_LOOP, Row, Work
+from fedproto.runs.bench import contenders, federations, plain_loop
+from fedproto.runs.bench.federations import Work, draw_rows
+from fedproto.runs.bench.scale import measure_crowd, measure_seeds
+from fedproto.runs.bench.timing import Row, measure
 
 CONTENDERS = ["plain loop", "plain loop, 2 processes", "reference", "vectorised", "processes"]
 
@@ -23,9 +29,11 @@ def _no_files(tmp_path, monkeypatch):
     """As on a machine without MNIST: noise of its shape, and little of it."""
     monkeypatch.setenv("FEDPROTO_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    real = bench._noise
-    monkeypatch.setattr(bench, "_noise", lambda name, shape, count: real(name, shape, 500))
-    monkeypatch.setattr(bench, "SHOTS", 5)
+    draw_noise = federations._draw_noise
+    monkeypatch.setattr(
+        federations, "_draw_noise", lambda name, shape, count: draw_noise(name, shape, 500)
+    )
+    monkeypatch.setattr(federations, "SHOTS", 5)
 
 
 def source():
@@ -75,37 +83,61 @@ def test_every_contender_is_measured_and_written(tmp_path):
     assert all(name in answer.out for name in CONTENDERS)
 
 
-def test_more_clients_than_the_plain_loop_can_wait_for_are_scaled_up(monkeypatch):
-    monkeypatch.setattr(bench, "SAMPLE", 2)
-    rows = bench.measure(Work("mlp", 3, "cpu"), DataFolders(None), 1)
+def test_the_time_of_few_clients_is_scaled_up_to_all(monkeypatch):
+    monkeypatch.setattr(contenders, "MAX_SLOW_CLIENTS", 2)
+    rows = measure(Work("mlp", 3, "cpu"), DataFolders(None), 1)
     counted = {row.contender: row.counted for row in rows}
     assert counted == dict(zip(CONTENDERS, (2, 2, 2, 3, 3), strict=True))
 
 
 @pytest.mark.parametrize("stack", [4, 1000])
-def test_a_crowd_of_which_a_share_is_sampled(stack):
-    row = bench.huge_row(Work("mlp", 50, "cpu"), source(), share=0.2, rounds=2, stack=stack)
+def test_a_fraction_of_a_crowd_is_measured(stack):
+    row = measure_crowd(Work("mlp", 50, "cpu"), source(), fraction=0.2, rounds=2, stack=stack)
     assert_measured(asdict(row))
     assert (row.clients, row.counted, row.ratio) == (50, 10, None)
     assert row.contender == "vectorised, 10 a round, states on device"
 
 
-def test_several_seeds_in_one_stack():
-    row = bench.seeds_row(Work("mlp", 2, "cpu"), source(), seeds=2)
+def test_several_seeds_are_measured_in_one_stack():
+    row = measure_seeds(Work("mlp", 2, "cpu"), source(), seeds=2)
     assert_measured(asdict(row))
     assert row.contender.startswith("2 seeds, 100 rounds in ")
     assert row.contender.endswith(" s with 10 evaluations")
 
 
-def test_virtual_clients_draw_with_replacement_from_three_classes():
-    portions = bench.virtual(source(), 7, tests=2)
-    for portion in portions:
-        assert len(portion.train) == 3 * bench.SHOTS
-        assert len(np.unique(source().train.y[portion.train])) == 3
-        assert set(source().test.y[portion.test]) == set(source().train.y[portion.train])
-        assert len(portion.test) == 3 * 2
-    again = bench.virtual(source(), 7, tests=2)
-    assert all(np.array_equal(a.train, b.train) for a, b in zip(portions, again, strict=True))
+def test_each_client_draws_from_three_classes_and_always_the_same():
+    drawn = draw_rows(source(), 7, test_shots=2)
+    for rows in drawn:
+        assert len(rows.train) == 3 * federations.SHOTS
+        assert len(np.unique(source().train.y[rows.train])) == 3
+        assert set(source().test.y[rows.test]) == set(source().train.y[rows.train])
+        assert len(rows.test) == 3 * 2
+    again = draw_rows(source(), 7, test_shots=2)
+    assert all(np.array_equal(a.train, b.train) for a, b in zip(drawn, again, strict=True))
+
+
+def test_the_benchmark_needs_no_file_outside_the_package(tmp_path):
+    """As from an installed wheel: a copy of the package alone, used in an empty folder."""
+    package = Path(federations.__file__).parents[2]
+    shutil.copytree(
+        package, tmp_path / "installed/fedproto", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    flags = ["--clients", "2", "--model", "mlp", "--rounds", "1", "--device", "cpu"]
+    code = (
+        "from fedproto.runs.bench import federations; federations.SHOTS = 5; "
+        "from fedproto.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "bench", *flags],
+        cwd=empty,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "plain loop" in done.stdout
 
 
 def test_an_unknown_model_is_refused_in_one_line():
@@ -119,7 +151,7 @@ def test_an_unknown_model_is_refused_in_one_line():
     [("--clients", "3x"), ("--clients", "0"), ("--device", "tpu"), ("--precision", "double")],
     ids=str,
 )
-def test_other_mistakes_are_refused_in_one_line_too(wrong):
+def test_other_mistakes_are_refused_in_one_line(wrong):
     flags = {"--clients": "2", "--model": "mlp", "--device": "cpu", "--rounds": "1"} | dict([wrong])
     answer = fedproto("bench", *(text for flag in flags.items() for text in flag))
     assert answer.code == 2
@@ -129,39 +161,32 @@ def test_other_mistakes_are_refused_in_one_line_too(wrong):
 # --- the plain loop itself
 
 
-def plain_loop():
-    spec = importlib.util.spec_from_file_location("plain_loop", PLAIN_LOOP)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 class Linear(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body, self.head = nn.Linear(6, 4), nn.Linear(4, 5)
+        self.body = nn.Linear(6, 4)
+        self.head = nn.Linear(4, 5)
 
     def forward(self, x):
         features = self.body(x)
         return features, self.head(features)
 
 
-def clients_of(plain, lr):
+def clients_of(lr):
     torch.manual_seed(0)
     shards = [
         (torch.randn(7, 6), torch.tensor([0, 0, 1, 1, 1, 3, 0])),
         (torch.randn(4, 6), torch.tensor([1, 1, 2, 2])),
     ]
-    return [plain.Client(x, y, Linear(), lr, 0.5) for x, y in shards]
+    return [plain_loop.Client(x, y, Linear(), lr, 0.5) for x, y in shards]
 
 
 def test_the_plain_loops_prototypes_are_those_by_hand():
-    """With a learning rate of 0 no model moves: each prototype is the mean over all samples of its class."""
-    plain = plain_loop()
-    clients = clients_of(plain, lr=0.0)
+    """With a learning rate of 0, each prototype is the mean over all samples of its class."""
+    clients = clients_of(lr=0.0)
     old = torch.full((5, 4), 9.0)
     known = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
-    prototypes, now_known = plain.round_of(clients, old, known, lam=1.0, batch=3)
+    prototypes, now_known = plain_loop.run_round(clients, old, known, lam=1.0, batch=3)
     with torch.no_grad():
         features = torch.cat([client.model(client.x)[0] for client in clients])
     y = torch.cat([client.y for client in clients])
@@ -175,26 +200,24 @@ def test_the_plain_loops_prototypes_are_those_by_hand():
 
 
 def test_the_plain_loop_trains_towards_the_prototypes_it_knows():
-    plain = plain_loop()
     far = torch.full((5, 4), 20.0)
     ends = []
     for lam in (0.0, 1.0):
-        prototypes, _ = plain.round_of(
-            clients_of(plain, lr=0.05), far, torch.ones(5), lam=lam, batch=3
+        prototypes, _ = plain_loop.run_round(
+            clients_of(lr=0.05), far, torch.ones(5), lam=lam, batch=3
         )
         ends.append(float((prototypes[:4] - far[:4]).norm()))
     assert ends[1] < ends[0]
 
 
 def test_the_plain_loops_network_is_the_papers():
-    plain = plain_loop()
-    ours = bench._original("cnn", (1, 28, 28))
-    count = sum(parameter.numel() for parameter in plain.CNN().parameters())
+    ours = contenders.build_model("cnn", (1, 28, 28))
+    count = sum(parameter.numel() for parameter in plain_loop.CNN().parameters())
     assert count == sum(parameter.numel() for parameter in ours.parameters()) == 21_840
     ours.load_state_dict(
-        dict(zip(ours.state_dict(), plain.CNN().state_dict().values(), strict=True))
+        dict(zip(ours.state_dict(), plain_loop.CNN().state_dict().values(), strict=True))
     )
-    theirs = plain.CNN()
+    theirs = plain_loop.CNN()
     theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
     x = torch.rand(3, 1, 28, 28)
     for mine, other in zip(ours.eval()(x), theirs.eval()(x), strict=True):

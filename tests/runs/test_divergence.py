@@ -1,4 +1,4 @@
-"""A loss that explodes is said, in the terminal, in every file and in tables; a diverged seed is not dropped."""
+"""An exploding loss is reported in the terminal, in all files and in tables; no seed is dropped."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import fedproto
+from helpers.killed_runs import as_toml
 from helpers.tiny import SETTINGS, experiment
 
 from fedproto.core import rounds
@@ -24,11 +25,7 @@ EXPLODING: dict[str, Any] = {"algorithm": "local", "lr": 60.0, "rounds": 3, "mom
 INFINITE: dict[str, Any] = {"algorithm": "local", "lr": 1e200, "rounds": 3}
 
 
-def toml(settings: dict[str, Any]) -> str:
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-
-
-def tally_with(run: Experiment) -> Any:
+def round_with_losses(run: Experiment) -> Any:
     """A function from each client's losses of a round to what is said of that round."""
     number = 0
 
@@ -51,12 +48,13 @@ def tally_with(run: Experiment) -> Any:
 
 def test_a_supervised_loss_above_ten_thousand_has_exploded() -> None:
     run = experiment("local")
-    tell = tally_with(run)
+    tell = round_with_losses(run)
     assert tell(supervised=[2.0, 2.0, 2.0, 9999.0]).diverged == []
     result = tell(supervised=[2.0, 1e5, 2.0, 2.4e17])
     assert result.diverged == [1, 3]
     assert result.notes == [
-        "the loss of 2 clients, client 1 among them, has exploded (up to 2.4e+17); the lr may be too high"
+        "the loss of 2 clients, client 1 among them, has exploded (up to 2.4e+17); "
+        "the lr may be too high"
     ]
     again = tell(supervised=[2.0, 1e6, 2.0, 2.0])
     assert (again.diverged, again.notes) == ([], [])  # said once
@@ -65,12 +63,12 @@ def test_a_supervised_loss_above_ten_thousand_has_exploded() -> None:
 
 
 def test_a_loss_that_exploded_in_the_first_round_is_noticed() -> None:
-    assert tally_with(experiment("local"))(supervised=[1e17] * 4).diverged == [0, 1, 2, 3]
+    assert round_with_losses(experiment("local"))(supervised=[1e17] * 4).diverged == [0, 1, 2, 3]
 
 
-def test_a_large_lambda_is_no_explosion() -> None:
-    """λ times a distance may be 1e6 from the first; it has exploded where it also grew a thousand times."""
-    tell = tally_with(experiment("fedproto"))
+def test_a_large_lambda_is_not_an_explosion() -> None:
+    """λ times a distance may start at 1e6; it has exploded if it also grew a thousandfold."""
+    tell = round_with_losses(experiment("fedproto"))
     assert tell(supervised=[2.0] * 4, regulariser=[0.0] * 4).diverged == []
     assert tell(supervised=[2.0] * 4, regulariser=[1e6] * 4).diverged == []
     assert tell(supervised=[2.0] * 4, regulariser=[2e4] * 4).diverged == []
@@ -79,14 +77,14 @@ def test_a_large_lambda_is_no_explosion() -> None:
 
 
 def test_a_small_loss_may_grow() -> None:
-    tell = tally_with(experiment("fedproto"))
+    tell = round_with_losses(experiment("fedproto"))
     assert tell(supervised=[1e-6] * 4, regulariser=[1e-9] * 4).diverged == []
     assert tell(supervised=[50.0] * 4, regulariser=[100.0] * 4).diverged == []
 
 
-def test_a_run_that_explodes_says_so_everywhere(tmp_path: Path) -> None:
+def test_an_explosion_is_reported_everywhere(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
-    config.write_text(toml(SETTINGS | EXPLODING))
+    config.write_text(as_toml(SETTINGS | EXPLODING))
     path = tmp_path / "run"
     answer = fedproto("run", config, "--out", path)
     assert answer.code == 0, answer.err
@@ -94,8 +92,8 @@ def test_a_run_that_explodes_says_so_everywhere(tmp_path: Path) -> None:
     assert result is not None and result["diverged"]
     clients = [each["client"] for each in result["diverged"]]
     assert clients == sorted(set(clients))
-    said = f"warning: local diverged: the loss of {len(clients)} of 4 clients exploded, first that of client "
-    assert said in answer.out
+    warning = f"warning: local diverged: the loss of {len(clients)} of 4 clients exploded, "
+    assert f"{warning}first that of client " in answer.out
     lines = RunFolder(path).metrics()
     assert sorted(client for line in lines for client in line["diverged"]) == clients
     first = min(each["round"] for each in result["diverged"])
@@ -105,7 +103,7 @@ def test_a_run_that_explodes_says_so_everywhere(tmp_path: Path) -> None:
     assert f"diverged: the loss of {len(clients)} of 4 clients exploded" in page.read_text()
 
 
-def test_a_run_that_does_not_explode_says_null(tmp_path: Path) -> None:
+def test_a_run_without_an_explosion_states_null(tmp_path: Path) -> None:
     run = experiment("local")
     result = run.execute(run.new_folder(tmp_path / "run"))
     assert result.data["diverged"] is None
@@ -148,7 +146,8 @@ def test_a_sweep_says_which_federation_diverged(tmp_path: Path) -> None:
     config = tmp_path / "sweep.toml"
     both = {**SETTINGS, **EXPLODING, "engine": "vectorised"}
     config.write_text(
-        toml({k: v for k, v in both.items() if k != "lr"}) + "[sweep]\nlr = [0.05, 60.0, 1e200]\n"
+        as_toml({k: v for k, v in both.items() if k != "lr"})
+        + "[sweep]\nlr = [0.05, 60.0, 1e200]\n"
     )
     answer = fedproto("sweep", config, "--out", tmp_path / "out")
     assert answer.code == 2
@@ -160,7 +159,7 @@ def test_a_sweep_says_which_federation_diverged(tmp_path: Path) -> None:
 
 
 def test_tables_keep_a_seed_that_diverged(tmp_path: Path) -> None:
-    """One that exploded is a run like others, one that is not finite has no run; the cell names both."""
+    """A run that exploded counts, one that is not finite has no result; the cell names both."""
     spec = read_spec("table-mnist", Narrowed(quick=True, seeds=3, methods=("local",)))
     planned = plan(spec)
     assert len(planned) == 3
@@ -172,7 +171,7 @@ def test_tables_keep_a_seed_that_diverged(tmp_path: Path) -> None:
             | EXPLODING
             | {"lr": lr, "rounds": each.cell.config.rounds, "eval_every": 10, "shots": 1}
         )
-        sweep.write_text(toml(tiny) + f"[sweep]\nseed = [{each.seed}]\n")
+        sweep.write_text(as_toml(tiny) + f"[sweep]\nseed = [{each.seed}]\n")
         (cell,) = read_sweep(sweep)
         run_sweep(
             [cell._replace(name=each.cell.name)],

@@ -1,4 +1,4 @@
-"""Run folders that are damaged, foreign, continued on other data, or written by two processes at once."""
+"""Run folders that are damaged, foreign, continued on other data, or have two writers."""
 
 import itertools
 import json
@@ -7,6 +7,7 @@ import random
 import shutil
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,17 @@ import numpy as np
 import pytest
 import torch
 from helpers.command_line import answer, fedproto, files_in, only_line, process
+from helpers.killed_runs import (
+    Killed,
+    die_at_step,
+    kill_in,
+    killed_run,
+    left_behind,
+    newest_checkpoint,
+    wait_until,
+)
+from helpers.killed_runs import resume as resumed
 from safetensors.torch import load_file, save_file
-from test_resume import Killed, kill_in, killed_run, left_behind, mortal, wait_until
-from test_resume import resume as resumed
 
 import fedproto as package
 from fedproto.config.settings import configure
@@ -29,7 +38,7 @@ from fedproto.membership.join import join
 from fedproto.membership.membership import Contribution, Membership
 from fedproto.reproduce.archive import pack, unpack
 from fedproto.runs.experiment import Experiment, reopen
-from fedproto.runs.folder import RunFolder, is_taken
+from fedproto.runs.folder import CHECKPOINT_FORMAT, RunFolder, is_taken
 from fedproto.runs.prototype_files import read_prototypes
 from fedproto.runs.sweep import read_sweep, run_sweep
 
@@ -52,10 +61,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
-
-
-def newest_checkpoint(run: Path) -> Path:
-    return max((run / "checkpoint").iterdir())
 
 
 # --- flipped bits
@@ -161,8 +166,8 @@ def test_a_run_that_has_lost_what_it_began_with_is_refused(run: Path) -> None:
 
 def test_another_version_is_refused_by_name(run: Path) -> None:
     checkpoint = newest_checkpoint(run)
-    tensors, _ = files.read_tensors(checkpoint, "checkpoint", 1)
-    files.write_tensors(checkpoint, tensors, "checkpoint", 2, {})
+    tensors, _ = files.read_tensors(checkpoint, CHECKPOINT_FORMAT)
+    files.write_tensors(checkpoint, tensors, replace(CHECKPOINT_FORMAT, version=2), {})
     with pytest.raises(
         RunFolderError, match=rf"{checkpoint.name} has version '2' of the format checkpoint"
     ):
@@ -236,7 +241,7 @@ def test_a_second_process_is_refused_while_the_first_one_trains(tmp_path: Path) 
     assert RunFolder(path).checkpoint_round() == len(lines)
 
 
-def test_whoever_was_killed_holds_nothing(tmp_path: Path) -> None:
+def test_a_killed_process_holds_no_lock(tmp_path: Path) -> None:
     """Also where it had worker processes, which are forked with all its open files."""
     path = tmp_path / "run"
     flags = (
@@ -320,10 +325,10 @@ def test_a_folder_of_which_only_a_lock_is_left_is_not_taken(tmp_path: Path) -> N
 # --- folders appear complete
 
 
-def test_an_extension_killed_at_any_step_goes_on_with_the_models_it_was_given(
+def test_an_extension_killed_at_any_step_continues_with_the_models_it_was_given(
     finished: Path, tmp_path: Path
 ) -> None:
-    """Killed between its folder and its first checkpoint, it trained random weights without a word."""
+    """Killed between creating its folder and its first checkpoint, it once used random weights."""
     experiment, folder = extend(finished, [], tmp_path / "whole", rounds=1)
     experiment.execute(folder)
     states = load_file(newest_checkpoint(tmp_path / "whole"))
@@ -331,7 +336,7 @@ def test_an_extension_killed_at_any_step_goes_on_with_the_models_it_was_given(
     for step in itertools.count(1):
         path = tmp_path / f"killed at step {step}"
         with pytest.MonkeyPatch.context() as patch:
-            mortal(patch, step)
+            die_at_step(patch, step)
             try:
                 experiment, folder = extend(finished, [], path, rounds=1)
                 experiment.execute(folder)
@@ -357,7 +362,7 @@ def test_an_extension_without_its_models_is_refused(finished: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("checkpoint_every", [0, 10])
-def test_a_newcomer_never_goes_on_with_another_body(
+def test_a_newcomer_never_continues_with_another_body(
     checkpoint_every: int, finished: Path, tmp_path: Path
 ) -> None:
     body = tmp_path / "body.safetensors"
@@ -371,7 +376,7 @@ def test_a_newcomer_never_goes_on_with_another_body(
             raise Killed
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Experiment, "_write_round", lambda self, folder, result: die(result))
+            patch.setattr(Experiment, "write_round", lambda self, folder, result: die(result))
             options = {"checkpoint_every": checkpoint_every, "model": SMALL["model"]}
             with pytest.raises(Killed):
                 join(finished, "digits", weights=body, shots=5, epochs=2, out=out, **options)
@@ -389,7 +394,7 @@ def test_a_newcomer_never_goes_on_with_another_body(
     assert resumed(second) == whole
 
 
-def test_a_folder_that_was_never_finished_is_no_compared_run(
+def test_a_folder_that_was_never_completed_is_not_a_compared_run(
     finished: Path, tmp_path: Path
 ) -> None:
     """A process that is killed while it makes a run folder leaves a hidden one."""
@@ -470,7 +475,7 @@ def test_resume_refuses_inputs_of_another_shape(tmp_path: Path) -> None:
     assert refused.code == 2 and "inputs of other shapes" in only_line(refused.err)
 
 
-def test_a_cell_does_not_begin_on_other_data_than_those_beside_it(tmp_path: Path) -> None:
+def test_a_cell_does_not_begin_on_other_data_than_the_other_cells(tmp_path: Path) -> None:
     cells = sweep_of(tmp_path)
     out = tmp_path / "out"
     run_sweep(cells[:2], out, lambda *of: lambda result: None)
@@ -525,7 +530,10 @@ def test_what_data_sets_fill_in_differently_stays_open(tmp_path: Path) -> None:
 
 
 def test_a_sweep_knows_what_was_left_to_the_data_set(tmp_path: Path) -> None:
-    text = "dataset = 'digits'\nclients = 2\nrounds = 1\nmodel = 'mlp(hidden=4)'\n{}[sweep]\nseed = [0]\n"
+    text = (
+        "dataset = 'digits'\nclients = 2\nrounds = 1\nmodel = 'mlp(hidden=4)'\n"
+        "{}[sweep]\nseed = [0]\n"
+    )
     file = tmp_path / "sweep.toml"
     file.write_text(text.format(""))
     assert fedproto("sweep", file, "--out", tmp_path / "out").code == 0

@@ -1,4 +1,4 @@
-"""The run folder under violence: a run killed at any moment resumes to the bit-identical result."""
+"""A run killed at any moment resumes to the bit-identical result."""
 
 import functools
 import itertools
@@ -7,23 +7,31 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-import torch
 from helpers.command_line import answer, fedproto, files_in, only_line, process
+from helpers.killed_runs import (
+    Files,
+    Killed,
+    begin,
+    count_rounds,
+    die_at_step,
+    kill_in,
+    killed_run,
+    left_behind,
+    newest_checkpoint,
+    resume,
+    run_with_copies,
+    wait_until,
+)
 
 from fedproto.cli import main
-from fedproto.config.settings import configure
 from fedproto.core.files import write_atomically
-from fedproto.core.rounds import RoundResult
-from fedproto.runs.experiment import Experiment, reopen
+from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder
-
-Files = dict[str, Any]
 
 DIGITS = {
     "dataset": "digits",
@@ -34,11 +42,11 @@ DIGITS = {
     "eval_every": 4,
 }
 SETUPS: dict[str, dict[str, Any]] = {
-    # Who was absent, and what each said last, is part of the state.
+    # Absent clients and the latest uploads are part of the state.
     "fedproto": DIGITS | {"participation": 0.5, "lost_uploads": 0.3, "stragglers": 0.3},
     "fesem": DIGITS | {"algorithm": "fesem"},
     "fedavg": DIGITS | {"algorithm": "fedavg", "participation": 0.5},
-    # Heads that live on at the client, and dropout inside the model, whose draws must repeat.
+    # Heads that stay at the client, and dropout in the model, whose draws must repeat.
     "fedrep": DIGITS
     | {
         "algorithm": "fedrep",
@@ -47,7 +55,7 @@ SETUPS: dict[str, dict[str, Any]] = {
         "rounds": 5,
         "checkpoint_every": 2,
     },
-    # Most have not trained when the first checkpoint is written, so that their models are one and the same tensors.
+    # Most clients have not trained at the first checkpoint, so their models share tensors.
     "rarely present": DIGITS
     | {"algorithm": "fedavg", "participation": 0.2, "checkpoint_every": 1, "rounds": 4},
     "never heard": DIGITS
@@ -60,71 +68,28 @@ SETUPS: dict[str, dict[str, Any]] = {
 }
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL inside this process: no `except Exception` may stop it."""
+class FinishedRun(NamedTuple):
+    """A run that nobody disturbed."""
+
+    files: Files  # what it left behind
+    copies: Path  # of its folder after each round
+
+    def killed_after(self, round: int, path: Path) -> Path:
+        """Return a folder as a process that was killed right after a round leaves it."""
+        return Path(shutil.copytree(self.copies / f"round-{round}", path))
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Files]:
-    """What a run that nobody disturbs leaves behind; each setup is run once."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], FinishedRun]:
+    """The undisturbed run of a setup; each is run once."""
 
     @functools.cache
-    def files(name: str) -> Files:
-        folder, experiment = begin(tmp_path_factory.mktemp("undisturbed") / "run", SETUPS[name])
-        experiment.execute(folder)
-        return left_behind(folder.path)
+    def run(name: str) -> FinishedRun:
+        path = tmp_path_factory.mktemp("finished") / "run"
+        copies = run_with_copies(path, SETUPS[name])
+        return FinishedRun(left_behind(path), copies)
 
-    return files
-
-
-def begin(path: Path, settings: dict[str, Any]) -> tuple[RunFolder, Experiment]:
-    torch.manual_seed(1)
-    (config,) = configure(settings)
-    experiment = Experiment.prepare(config)
-    return experiment.new_folder(path), experiment
-
-
-def killed_run(path: Path, settings: dict[str, Any], round: int) -> Path:
-    """A run that died right after it had written everything of a round."""
-    folder, experiment = begin(path, settings)
-    kill_in(round, folder, experiment)
-    return path
-
-
-def kill_in(round: int, folder: RunFolder, experiment: Experiment) -> None:
-    def die(result: RoundResult) -> None:
-        if result.round == round:
-            raise Killed
-
-    with pytest.raises(Killed):
-        experiment.execute(folder, die)
-
-
-def left_behind(path: Path) -> Files:
-    """Every file by name, in full; without the seconds, which two equal runs do not share, and older checkpoints."""
-    names = [name for name in files_in(path) if (path / name).is_file()]
-    old = sorted(name for name in names if name.startswith("checkpoint/round-"))[:-1]
-    files: Files = {name: (path / name).read_bytes() for name in names if name not in old}
-    files["metrics.jsonl"] = [_timeless(line) for line in files["metrics.jsonl"].splitlines()]
-    return files | (
-        {"result.json": _timeless(files["result.json"])} if "result.json" in files else {}
-    )
-
-
-def _timeless(text: bytes) -> dict[str, Any]:
-    """Without the seconds, and the checksum, which depends on them."""
-    return {
-        key: value for key, value in json.loads(text).items() if key not in ("seconds", "checksum")
-    }
-
-
-def resume(path: Path) -> Files:
-    torch.manual_seed(
-        2
-    )  # another process than in `begin`: nothing may hang on what that one had drawn
-    result = fedproto("resume", path)
-    assert result.code == 0, result.err
-    return left_behind(path)
+    return run
 
 
 # --- killed between rounds
@@ -144,94 +109,86 @@ def resume(path: Path) -> Files:
     + [("mixed", 3)],
 )
 def test_a_run_killed_after_any_round_resumes_to_the_same_folder(
-    name: str, round: int, tmp_path: Path, undisturbed: Callable[[str], Files]
+    name: str, round: int, tmp_path: Path, finished: Callable[[str], FinishedRun]
 ) -> None:
-    """In rounds 3, 6 and 9 a checkpoint was just written, in the others it is older than the metrics."""
-    path = killed_run(tmp_path / "run", SETUPS[name], round)
+    """After rounds 3, 6 and 9 the checkpoint is new, after others it is older than the metrics.
+
+    After round 9 the result alone is missing.
+    """
+    path = finished(name).killed_after(round, tmp_path / "run")
     assert not (path / "result.json").exists()
-    assert resume(path) == undisturbed(name)
-
-
-def test_a_run_killed_between_its_last_checkpoint_and_its_result_writes_the_result(
-    tmp_path: Path, undisturbed: Callable[[str], Files]
-) -> None:
-    path = killed_run(tmp_path / "run", SETUPS["fedproto"], round=9)
-    assert (path / "checkpoint/round-00000009.safetensors").exists()
-    assert resume(path)["result.json"] == undisturbed("fedproto")["result.json"]
+    assert resume(path) == finished(name).files
 
 
 def test_a_run_may_be_killed_again_and_again(
-    tmp_path: Path, undisturbed: Callable[[str], Files]
+    tmp_path: Path, finished: Callable[[str], FinishedRun]
 ) -> None:
-    path = killed_run(tmp_path / "run", SETUPS["fedproto"], round=1)
+    path = finished("fedproto").killed_after(1, tmp_path / "run")
     for round in (2, 4, 5, 8):
         experiment, folder = reopen(RunFolder(path))
         kill_in(round, folder, experiment)
-    assert resume(path) == undisturbed("fedproto")
+    assert resume(path) == finished("fedproto").files
 
 
 def test_without_checkpoints_a_run_resumes_from_the_start(
-    tmp_path: Path, undisturbed: Callable[[str], Files]
+    tmp_path: Path, finished: Callable[[str], FinishedRun]
 ) -> None:
     path = killed_run(tmp_path / "run", SETUPS["fedproto"] | {"checkpoint_every": 0}, round=7)
     assert files_in(path / "checkpoint") == []
-    files, expected = resume(path), undisturbed("fedproto")
+    files, expected = resume(path), finished("fedproto").files
     for name in ("result.json", "metrics.jsonl", "prototypes.safetensors"):
         assert files[name] == expected[name]
     assert files_in(path / "checkpoint") == []
 
 
 def test_a_run_resumes_from_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Callable[[str], Files]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Callable[[str], FinishedRun]
 ) -> None:
-    killed_run(tmp_path / "run", SETUPS["fedavg"], round=4)
+    finished("fedavg").killed_after(4, tmp_path / "run")
     shutil.move(tmp_path / "run", tmp_path / "moved")
     monkeypatch.chdir(tmp_path / "moved")
-    assert resume(Path(".")) == undisturbed("fedavg")
+    assert resume(Path(".")) == finished("fedavg").files
 
 
 # --- killed while it writes
 
 
-def mortal(patch: pytest.MonkeyPatch, steps: int) -> None:
-    """Die at the given step that reaches the disk, counted from 1; the dead clean nothing up either."""
-    left = itertools.count(steps - 1, -1)
+def copy_before_each_step(patch: pytest.MonkeyPatch, path: Path, copies: Path) -> None:
+    """Copy a folder before each step that reaches the disk: what a kill at that step leaves."""
+    numbers = itertools.count(1)
 
-    def until_death(function: Callable) -> Callable:
+    def copy_first(function: Callable) -> Callable:
         def call(*args: Any, **options: Any) -> Any:
-            if next(left) <= 0:
-                raise Killed
+            shutil.copytree(path, copies / str(next(numbers)))
             return function(*args, **options)
 
         return call
 
     for name in ("fsync", "replace", "unlink"):
-        patch.setattr(os, name, until_death(getattr(os, name)))
+        patch.setattr(os, name, copy_first(getattr(os, name)))
 
 
 def test_a_run_killed_at_any_step_of_its_writing_resumes_to_the_same_folder(
-    tmp_path: Path, undisturbed: Callable[[str], Files]
+    tmp_path: Path, finished: Callable[[str], FinishedRun]
 ) -> None:
-    for step in itertools.count(1):
-        folder, experiment = begin(tmp_path / f"killed at step {step}", SETUPS["short"])
-        with pytest.MonkeyPatch.context() as patch:
-            mortal(patch, step)
-            try:
-                experiment.execute(folder)
-                break  # it has fewer steps than this
-            except Killed:
-                pass
-        assert resume(folder.path) == undisturbed("short"), folder.path
-    assert (
-        step > 10
-    )  # two checkpoints of three steps or more, the metrics, the prototypes, the result
+    path = tmp_path / "run"
+    copies = tmp_path / "killed at step"
+    folder, experiment = begin(path, SETUPS["short"])
+    with pytest.MonkeyPatch.context() as patch:
+        copy_before_each_step(patch, path, copies)
+        experiment.execute(folder)
+    killed = list(copies.iterdir())
+    # Two checkpoints of three steps or more, the metrics, the prototypes and the result.
+    assert len(killed) > 10
+    for copy in killed:
+        assert resume(copy) == finished("short").files, copy
 
 
 def test_a_folder_is_there_completely_or_not_at_all(tmp_path: Path) -> None:
     for step in itertools.count(1):
         path = tmp_path / str(step)
         with pytest.MonkeyPatch.context() as patch:
-            mortal(patch, step)
+            die_at_step(patch, step)
             try:
                 with RunFolder.fill(path, "config", {"clients": []}):
                     pass
@@ -264,7 +221,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(
 def test_what_a_killed_write_left_is_removed_by_the_next_writer(place: str, tmp_path: Path) -> None:
     (tmp_path / "checkpoint").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        mortal(patch, 1)
+        die_at_step(patch, 1)
         with pytest.raises(Killed):
             write_atomically(tmp_path / place / "result.json", b"first")
     assert files_in(tmp_path) != ["checkpoint"]
@@ -273,9 +230,11 @@ def test_what_a_killed_write_left_is_removed_by_the_next_writer(place: str, tmp_
     assert files_in(tmp_path) == ["checkpoint"]
 
 
-def test_half_a_line_of_metrics_is_forgotten_wherever_it_was_cut(tmp_path: Path) -> None:
+def test_half_a_line_of_metrics_is_forgotten_wherever_it_was_cut(
+    tmp_path: Path, finished: Callable[[str], FinishedRun]
+) -> None:
     """Some cuts end in a bracket, as whole lines do."""
-    folder = RunFolder(killed_run(tmp_path / "run", SETUPS["short"], round=3))
+    folder = RunFolder(finished("short").killed_after(3, tmp_path / "run"))
     file = tmp_path / "run/metrics.jsonl"
     *whole, last = file.read_text().splitlines()
     for cut in range(len(last) + 1):
@@ -284,12 +243,12 @@ def test_half_a_line_of_metrics_is_forgotten_wherever_it_was_cut(tmp_path: Path)
 
 
 def test_a_run_with_half_a_line_of_metrics_resumes(
-    tmp_path: Path, undisturbed: Callable[[str], Files]
+    tmp_path: Path, finished: Callable[[str], FinishedRun]
 ) -> None:
-    path = killed_run(tmp_path / "run", SETUPS["short"], round=3)
+    path = finished("short").killed_after(3, tmp_path / "run")
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 4, "loss": {"supervised": 1.0}')
-    assert resume(path) == undisturbed("short")
+    assert resume(path) == finished("short").files
 
 
 # --- real processes, real signals
@@ -300,32 +259,16 @@ def start(path: Path) -> subprocess.Popen:
     return process("run", *flags, "--out", path)
 
 
-def wait_until(happened: Callable[[], bool], running: subprocess.Popen) -> None:
-    """Look often: a round takes some hundredths of a second."""
-    for _ in range(60_000):
-        if happened():
-            return
-        assert running.poll() is None, running.communicate()
-        time.sleep(0.001)
-    pytest.fail("it never happened")
-
-
-def lines(path: Path) -> int:
-    file = path / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
 MOMENTS: dict[str, Callable[[Path], bool]] = {
-    "after the first line": lambda path: lines(path) >= 1,
-    "after 4 lines": lambda path: lines(path) >= 4,
-    "after 11 lines": lambda path: lines(path) >= 11,
+    "after the first line": lambda path: count_rounds(path) >= 1,
+    "after 11 lines": lambda path: count_rounds(path) >= 11,
     "when a checkpoint is written": lambda path: bool(files_in(path / "checkpoint")),
 }
 
 
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
 def test_a_process_killed_at_any_moment_resumes_to_the_same_folder(
-    moment: Callable[[Path], bool], tmp_path: Path, undisturbed: Callable[[str], Files]
+    moment: Callable[[Path], bool], tmp_path: Path, finished: Callable[[str], FinishedRun]
 ) -> None:
     path = tmp_path / "run"
     running = start(path)
@@ -334,42 +277,40 @@ def test_a_process_killed_at_any_moment_resumes_to_the_same_folder(
     running.communicate()
     assert running.returncode == -signal.SIGKILL
     assert not (path / "result.json").exists()
-    assert resume(path) == undisturbed("long")
+    assert resume(path) == finished("long").files
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "told to end"])
-def test_an_interrupted_process_finishes_its_round_and_says_how_to_go_on(
-    stop: signal.Signals, tmp_path: Path, undisturbed: Callable[[str], Files]
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_an_interrupted_process_finishes_its_round_and_says_how_to_continue(
+    stop: signal.Signals, tmp_path: Path, finished: Callable[[str], FinishedRun]
 ) -> None:
     path = tmp_path / "run"
     running = start(path)
-    wait_until(lambda: lines(path) >= 4, running)
+    wait_until(lambda: count_rounds(path) >= 4, running)
     running.send_signal(stop)
     result = answer(running)
     assert result.code == 130
-    assert (
-        only_line(result.err)
-        == f"fedproto stopped after round {lines(path)} of 30; continue with: fedproto resume {path}"
-    )
+    stopped = f"fedproto stopped after round {count_rounds(path)} of 30"
+    assert only_line(result.err) == f"{stopped}; continue with: fedproto resume {path}"
     assert not (path / "result.json").exists()
-    assert resume(path) == undisturbed("long")
+    assert resume(path) == finished("long").files
 
 
-def test_who_cannot_be_interrupted_can_be_told_to_end(tmp_path: Path) -> None:
-    """As what a script leaves in the background: Ctrl-C is ignored there, and passed on so."""
+def test_a_background_process_stops_on_sigterm(tmp_path: Path) -> None:
+    """A shell's background job ignores Ctrl-C, and so do the processes it starts."""
     path = tmp_path / "run"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         running = start(path)
     finally:
         signal.signal(signal.SIGINT, before)
-    wait_until(lambda: lines(path) >= 4, running)
+    wait_until(lambda: count_rounds(path) >= 4, running)
     running.send_signal(signal.SIGTERM)
     assert answer(running).code == 130
-    assert RunFolder(path).checkpoint_round() == lines(path)
+    assert RunFolder(path).checkpoint_round() == count_rounds(path)
 
 
-def test_who_is_not_in_a_round_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_outside_a_round_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "app", lambda: signal.raise_signal(signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     try:
@@ -383,10 +324,6 @@ def test_who_is_not_in_a_round_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # --- a folder that was damaged by other means
-
-
-def newest_checkpoint(path: Path) -> Path:
-    return max((path / "checkpoint").glob("round-*"))
 
 
 def refused(path: Path) -> str:
@@ -404,16 +341,16 @@ def refused(path: Path) -> str:
 
 @pytest.mark.parametrize("kept", [0, 4, 0.5, 0.99])
 def test_a_checkpoint_cut_short_is_refused_and_without_it_the_run_starts_over(
-    kept: float, tmp_path: Path, undisturbed: Callable[[str], Files]
+    kept: float, tmp_path: Path, finished: Callable[[str], FinishedRun]
 ) -> None:
-    path = killed_run(tmp_path / "run", SETUPS["short"], round=3)
+    path = finished("short").killed_after(3, tmp_path / "run")
     checkpoint = newest_checkpoint(path)
     whole = checkpoint.read_bytes()
     checkpoint.write_bytes(whole[: kept if kept in (0, 4) else int(kept * len(whole))])
     message = refused(path)
     assert str(checkpoint) in message and "corrupted" in message and "delete it" in message
     checkpoint.unlink()  # as the message says
-    assert resume(path) == undisturbed("short")
+    assert resume(path) == finished("short").files
 
 
 OTHER_RUNS = {
@@ -426,24 +363,30 @@ OTHER_RUNS = {
 
 
 @pytest.mark.parametrize("difference", OTHER_RUNS.values(), ids=OTHER_RUNS)
-def test_a_checkpoint_of_another_run_is_refused(difference: dict[str, Any], tmp_path: Path) -> None:
-    path = killed_run(tmp_path / "run", SETUPS["short"], round=3)
+def test_a_checkpoint_of_another_run_is_refused(
+    difference: dict[str, Any], tmp_path: Path, finished: Callable[[str], FinishedRun]
+) -> None:
+    path = finished("short").killed_after(3, tmp_path / "run")
     other = killed_run(tmp_path / "other", SETUPS["short"] | difference, round=3)
     shutil.copy(newest_checkpoint(other), newest_checkpoint(path))
     message = refused(path)
     assert str(newest_checkpoint(path)) in message and "another run" in message
 
 
-def test_a_run_whose_configuration_was_changed_is_refused(tmp_path: Path) -> None:
-    """Half the rounds at one learning rate and half at another would be nobody's result."""
-    path = killed_run(tmp_path / "run", SETUPS["short"], round=3)
+def test_a_run_whose_configuration_was_changed_is_refused(
+    tmp_path: Path, finished: Callable[[str], FinishedRun]
+) -> None:
+    """Half the rounds at one learning rate and half at another would be no result."""
+    path = finished("short").killed_after(3, tmp_path / "run")
     config = path / "config.toml"
     config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.02"))
     assert "config.toml" in refused(path)
 
 
-def test_a_run_whose_partition_was_changed_is_refused(tmp_path: Path) -> None:
-    path = killed_run(tmp_path / "run", SETUPS["short"], round=3)
+def test_a_run_whose_partition_was_changed_is_refused(
+    tmp_path: Path, finished: Callable[[str], FinishedRun]
+) -> None:
+    path = finished("short").killed_after(3, tmp_path / "run")
     partition = json.loads((path / "partition.json").read_text())
     partition["clients"][0]["train"].pop()
     (path / "partition.json").write_text(json.dumps(partition))
@@ -451,15 +394,19 @@ def test_a_run_whose_partition_was_changed_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["config.toml", "partition.json"])
-def test_a_folder_that_lacks_what_a_run_needs_is_refused(missing: str, tmp_path: Path) -> None:
-    path = killed_run(tmp_path / "run", SETUPS["short"], round=1)
+def test_a_folder_that_lacks_what_a_run_needs_is_refused(
+    missing: str, tmp_path: Path, finished: Callable[[str], FinishedRun]
+) -> None:
+    path = finished("short").killed_after(1, tmp_path / "run")
     (path / missing).unlink()
     assert "is not a run" in refused(path)
 
 
-def test_a_damaged_line_that_is_not_the_last_is_refused(tmp_path: Path) -> None:
-    """It was whole once: something else than a kill has been at it."""
-    path = killed_run(tmp_path / "run", SETUPS["short"], round=3)
+def test_a_damaged_line_that_is_not_the_last_is_refused(
+    tmp_path: Path, finished: Callable[[str], FinishedRun]
+) -> None:
+    """It was complete once, so a kill did not damage it."""
+    path = finished("short").killed_after(3, tmp_path / "run")
     file = path / "metrics.jsonl"
     file.write_text(file.read_text().replace('"loss"', "loss", 1))
     message = refused(path)

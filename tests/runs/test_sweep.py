@@ -1,4 +1,4 @@
-"""Sweeps: which federations there are, which are trained together, and that each comes out as it would alone."""
+"""Sweeps: their federations, what is trained together, and that each gives what it gives alone."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.command_line import fedproto, files_in, only_line
+from helpers.killed_runs import Killed, as_toml
 from helpers.tiny import SETTINGS
 from safetensors.torch import load_file
 
@@ -24,19 +25,10 @@ from fedproto.runs.sweep import batches, read_sweep, run_sweep
 ALL = SETTINGS | {"engine": "vectorised", "checkpoint_every": 1}
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL inside this process: no `except Exception` may stop it."""
-
-
-def toml(settings):
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-
-
 def written(path: Path, swept: dict, **settings) -> Path:
     """A sweep file over the tiny federation."""
-    path.write_text(
-        f"{toml(ALL | settings)}[sweep]\n{toml({repr_key(key): value for key, value in swept.items()})}"
-    )
+    lists = {repr_key(key): value for key, value in swept.items()}
+    path.write_text(f"{as_toml(ALL | settings)}[sweep]\n{as_toml(lists)}")
     return path
 
 
@@ -94,7 +86,7 @@ def test_all_combinations_the_last_list_changing_fastest(tmp_path):
 
 
 def test_folders_are_named_by_all_that_is_swept(tmp_path):
-    """Also by what has one value: a list that grows must not make another folder of what is finished."""
+    """Also by a list of one value: when it grows, finished runs keep their folders."""
     cells = cells_of(tmp_path, {"seed": [4], "lr": [0.1, 1e-30]})
     assert [cell.name for cell in cells] == ["seed=4-lr=0.1", "seed=4-lr=1e-30"]
     assert {cell.config.seed for cell in cells} == {4}
@@ -118,7 +110,8 @@ def test_a_file_without_a_sweep_is_refused(tmp_path):
 def test_options_of_plug_ins_in_tables_of_their_own(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(
-        f"{toml(ALL)}[partition]\nstdev = 0\n[sweep]\nseed = [0, 1]\n[sweep.partition]\nways = [2, 3]\n"
+        f"{as_toml(ALL)}[partition]\nstdev = 0\n"
+        "[sweep]\nseed = [0, 1]\n[sweep.partition]\nways = [2, 3]\n"
     )
     cells = read_sweep(path)
     assert [(cell.config.seed, cell.config.partition.options["ways"]) for cell in cells] == [
@@ -167,13 +160,13 @@ def test_an_unknown_table_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["3", "[1, 2]", '"seed"'])
-def test_a_sweep_that_is_no_table_is_refused(value, tmp_path):
+def test_a_sweep_that_is_not_a_table_is_refused(value, tmp_path):
     (tmp_path / "sweep.toml").write_text(f"sweep = {value}\n")
     with pytest.raises(ConfigError):
         read_sweep(tmp_path / "sweep.toml")
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_file_is_refused(tmp_path):
     answer = fedproto("sweep", tmp_path / "none.toml")
     assert answer.code == 2
     assert "does not exist" in only_line(answer.err)
@@ -202,12 +195,12 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
     ],
     ids=str,
 )
-def test_what_can_be_trained_together_is(swept, sizes, tmp_path):
+def test_federations_that_can_be_stacked_are_trained_together(swept, sizes, tmp_path):
     settings = {} if "partition" in swept else {"ways": 3}
     if "partition" in swept:
         path = tmp_path / "sweep.toml"
         shared = {k: v for k, v in ALL.items() if k not in ("shots", "stdev", "test_shots")}
-        path.write_text(f"{toml(shared)}[sweep]\n{toml(swept)}")
+        path.write_text(f"{as_toml(shared)}[sweep]\n{as_toml(swept)}")
         cells = read_sweep(path)
     else:
         cells = cells_of(tmp_path, swept, **{k: v for k, v in settings.items() if k not in swept})
@@ -238,7 +231,7 @@ STACKS = {
 
 
 @pytest.mark.parametrize("algorithm", STACKS)
-def test_each_federation_is_what_it_is_alone(algorithm, tmp_path):
+def test_each_federation_gives_what_it_gives_alone(algorithm, tmp_path):
     cells = cells_of(tmp_path, STACKS[algorithm], algorithm=algorithm, eval_every=2)
     assert [len(batch) for batch in batches(cells, tmp_path / "out")] == [8]
     results = run_sweep(cells, tmp_path / "out", quietly)
@@ -264,7 +257,7 @@ def test_each_federation_is_what_it_is_alone(algorithm, tmp_path):
         assert files_in(folder) == files_in(tmp_path / "alone" / cell.name)
 
 
-def test_methods_and_models_come_one_after_the_other(tmp_path):
+def test_algorithms_and_models_are_trained_one_after_the_other(tmp_path):
     swept = {
         "algorithm": ["local", "fedproto"],
         "model": ["mlp(hidden=4)", "mlp-mh"],
@@ -304,7 +297,7 @@ SWEPT = {"algorithm": ["local", "fedavg"], "seed": [0, 1]}
 
 
 def stopping(round, cell):
-    """Dies after a round's lines and checkpoints of the first `cell` federations of a batch were written."""
+    """Die in a round once the files of a batch's first `cell` federations are written."""
 
     def on_batch(cells, done, notices):
         seen = []
@@ -319,7 +312,7 @@ def stopping(round, cell):
     return on_batch
 
 
-def test_what_is_finished_is_not_touched(tmp_path):
+def test_finished_runs_are_not_touched(tmp_path):
     cells = cells_of(tmp_path, SWEPT, rounds=2)
     first = run_sweep(cells, tmp_path / "out", quietly)
     before = times_of(tmp_path / "out")
@@ -332,7 +325,7 @@ def test_what_is_finished_is_not_touched(tmp_path):
     assert batches(cells, tmp_path / "out") == []
 
 
-def test_more_cells_are_run_beside_those_that_are_finished(tmp_path):
+def test_new_cells_are_run_beside_finished_ones(tmp_path):
     run_sweep(cells_of(tmp_path, {"seed": [0, 1]}, rounds=2), tmp_path / "out", quietly)
     before = times_of(tmp_path / "out" / "seed=0")
     seen = []
@@ -348,8 +341,8 @@ def test_more_cells_are_run_beside_those_that_are_finished(tmp_path):
 
 
 @pytest.mark.parametrize("cell", [1, 2])
-def test_what_was_interrupted_is_continued_to_the_same_bits(cell, tmp_path):
-    """Killed in round 2 of `local`, after the first cell's checkpoint or after both; `fedavg` had not begun."""
+def test_an_interrupted_sweep_continues_to_the_same_bits(cell, tmp_path):
+    """Killed in round 2 of `local`, after one or both checkpoints, before `fedavg` began."""
     cells = cells_of(tmp_path, SWEPT, rounds=4)
     run_sweep(cells, tmp_path / "whole", quietly)
     with pytest.raises(Killed):
@@ -385,7 +378,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
     assert [line["round"] for line in RunFolder(tmp_path / "out" / "seed=0").metrics()] == [1, 2, 3]
 
 
-def test_ctrl_c_leaves_a_sweep_that_goes_on(tmp_path, monkeypatch):
+def test_a_sweep_continues_after_ctrl_c(tmp_path, monkeypatch):
     """The round is finished, checkpoints are written, and one line says how to go on."""
     path = written(tmp_path / "sweep.toml", {"seed": [0, 1]}, rounds=5, checkpoint_every=5)
     real = console.sweep_bar
@@ -450,8 +443,8 @@ def test_a_finished_run_with_other_settings_is_refused(tmp_path):
         run_sweep(cells_of(tmp_path, {"seed": [0, 1]}, rounds=2), tmp_path / "out", quietly)
 
 
-def test_nothing_is_written_before_all_is_checked(tmp_path):
-    """The folder of the second federation holds something else, so the first one's is not made either."""
+def test_nothing_is_written_before_everything_is_checked(tmp_path):
+    """The second federation's folder is taken, so the first one's is not created either."""
     (tmp_path / "out" / "seed=1").mkdir(parents=True)
     (tmp_path / "out" / "seed=1" / "letter.txt").touch()
     with pytest.raises(RunFolderError, match="is not empty"):
@@ -459,7 +452,7 @@ def test_nothing_is_written_before_all_is_checked(tmp_path):
     assert files_in(tmp_path / "out") == ["seed=1", "seed=1/letter.txt"]
 
 
-def test_the_engine_may_be_another_when_a_sweep_goes_on(tmp_path):
+def test_a_sweep_may_continue_with_another_engine(tmp_path):
     """How a run is computed is no setting of what it is."""
     cells = cells_of(tmp_path, {"seed": [0, 1]}, rounds=3)
     with pytest.raises(Killed):
@@ -488,7 +481,7 @@ def test_a_federation_of_a_sweep_can_be_resumed_alone(tmp_path):
 # --- the command
 
 
-def test_the_command_says_what_it_found(tmp_path):
+def test_the_command_prints_a_table(tmp_path):
     path = written(tmp_path / "sweep.toml", SWEPT, rounds=2)
     answer = fedproto("sweep", path, "--out", tmp_path / "out")
     assert (answer.code, answer.err) == (0, "")
@@ -519,7 +512,7 @@ def test_the_command_says_what_it_found(tmp_path):
     ] == rows
 
 
-def test_the_folder_is_named_by_the_file_where_none_is_named(tmp_path, monkeypatch):
+def test_the_default_folder_is_named_after_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path / "mine.toml", {"seed": [0, 1]}, rounds=1)
     answer = fedproto("sweep", path)
@@ -565,7 +558,7 @@ def test_a_batch_too_large_for_the_memory_is_halved(error, tmp_path, monkeypatch
     ]
 
 
-def test_a_federation_that_diverges_takes_no_other_with_it(tmp_path):
+def test_a_diverging_federation_does_not_end_the_others(tmp_path):
     path = written(
         tmp_path / "sweep.toml", {"lr": [0.01, 1e300], "algorithm": ["local", "fedproto"]}
     )

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedproto.config import plugins
-from fedproto.core.files import read_tensors, write_atomically, write_tensors
+from fedproto.core.files import TensorFormat, read_tensors, write_atomically, write_tensors
 from fedproto.data.shared.feature_encoding import ENCODING, Encoding, read_encoding, to_json
 from fedproto.data.shared.preprocessing import Preparation
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
@@ -55,9 +55,8 @@ from fedproto.models import Fit
 from fedproto.runs.folder import is_taken, whole_folder
 from fedproto.runs.prototype_files import PROTOTYPES, read_prototypes, write_prototypes
 
-WEIGHTS_FORMAT = "model"
-CALIBRATION_FORMAT = "calibration"
-TENSORS_VERSION = 1  # of these two
+WEIGHTS_FORMAT = TensorFormat("model", 1, DataError)
+CALIBRATION_FORMAT = TensorFormat("calibration", 1, DataError)
 SHOWN_REJECT = 0.05  # the share of known images for which the manifest states thresholds
 
 
@@ -81,13 +80,13 @@ def write_member(member: Trained, folder: Path, onnx: bool = True) -> None:
 
 
 def _fill(folder: Path, member: Trained, graph: bytes | None) -> None:
-    write_tensors(folder / WEIGHTS, member.module.state_dict(), WEIGHTS_FORMAT, TENSORS_VERSION, {})
+    write_tensors(folder / WEIGHTS, member.module.state_dict(), WEIGHTS_FORMAT, {})
     if member.prototypes is not None:
         tensors = {"prototypes": member.prototypes.values, "known": member.prototypes.known}
         write_prototypes(folder / PROTOTYPES, tensors, member.prototypes.classes)
     if member.calibration:
         calibration = {way: torch.tensor(values) for way, values in member.calibration.items()}
-        write_tensors(folder / CALIBRATION, calibration, CALIBRATION_FORMAT, TENSORS_VERSION, {})
+        write_tensors(folder / CALIBRATION, calibration, CALIBRATION_FORMAT, {})
     if member.preparation.encoding is not None:
         _write_json(folder / ENCODING, to_json(member.preparation.encoding))
     if graph is not None:
@@ -211,7 +210,7 @@ def read_member(folder: Path) -> Trained:
     )
     encoding = read_encoding(folder / ENCODING) if ENCODING in manifest["files"] else None
     classes, own = tuple(manifest["classes"]), tuple(manifest["own"])
-    state, _ = read_tensors(folder / WEIGHTS, WEIGHTS_FORMAT, TENSORS_VERSION, DataError)
+    state, _ = read_tensors(folder / WEIGHTS, WEIGHTS_FORMAT)
     try:
         preparation = _preparation(manifest["input"], encoding)
         module = built(
@@ -237,7 +236,7 @@ def _preparation(given: dict[str, Any], encoding: Encoding | None) -> Preparatio
 
 
 def _read_calibration(path: Path) -> dict[str, np.ndarray]:
-    tensors, _ = read_tensors(path, CALIBRATION_FORMAT, TENSORS_VERSION, DataError)
+    tensors, _ = read_tensors(path, CALIBRATION_FORMAT)
     for way, values in tensors.items():
         if (
             way not in WAYS

@@ -1,0 +1,130 @@
+"""The keywords of `fedproto.run` and `fedproto.stream`, so that editors complete and check them.
+
+They are the keys of a configuration file: the settings of a run (`config.settings.Config`) and the
+options of the plug-ins that come with the package. A comment states the default. All values are
+converted and checked by `config.settings.configure`; a test compares this list with the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Literal, TypeAlias, TypedDict
+
+FileName: TypeAlias = str | PathLike[str]
+
+
+class RunSettings(TypedDict, total=False):
+    """Settings of the run itself; `algorithm`, `dataset` and `model` are parameters of `run`."""
+
+    partition: str  # nway
+    profile: Literal["paper", "released"]  # paper
+    clients: int  # 20
+    rounds: int  # 100
+    batch: int  # 8
+    lr: float  # 0.01
+    momentum: float  # 0.5
+    epochs: int  # 1
+    last_batch: Literal["auto", "keep", "drop"]  # auto
+    dim: int | None  # None
+    start: Literal["shared", "own"]  # shared
+    initial: FileName | None  # None
+    prototypes: FileName | None  # None
+    participation: float  # 1.0
+    lost_uploads: float  # 0.0
+    stragglers: float  # 0.0
+    seed: int  # 0
+    engine: Literal["auto", "reference", "vectorised", "processes"]  # auto
+    device: Literal["auto", "cpu", "cuda"]  # auto
+    precision: Literal["float32", "float64", "tf32", "bf16"]  # float32
+    threads: int  # 1
+    workers: int | None  # None
+    stack: int | None  # None
+    states: Literal["auto", "device", "host", "disk"]  # auto
+    compile: Literal["auto", "on", "off"]  # auto
+    eval_every: int  # 10
+    checkpoint_every: int  # 10
+    data_dir: FileName | None  # None
+
+
+class AlgorithmOptions(TypedDict, total=False):
+    """Options of the algorithms."""
+
+    absent: Literal["remember", "drop"]  # remember
+    body_epochs: int  # 1
+    clusters: int  # 3
+    collect: Literal["after", "during"]  # after
+    distance: Literal["mse", "l2", "sql2", "l1", "emd", "cosine"]  # mse
+    fixed: bool  # False
+    head_epochs: int  # 1
+    lam: float  # 1.0
+    mu: float  # 0.1
+    personal: str  # head
+    regularise: Literal["sample", "class"]  # sample
+    weighting: Literal["samples", "uniform", "eq6"]  # samples
+
+
+class DatasetOptions(TypedDict, total=False):
+    """Options of the data sets."""
+
+    augment: bool  # False
+    client: str | None  # None
+    coarse: bool  # False
+    encoding: FileName | None  # None
+    form: Literal["auto", "leaf", "emnist", "nist"]  # auto
+    grey: bool | None  # None
+    ignore: Sequence[str]  # ()
+    image: str | None  # None
+    keep: Sequence[str]  # ()
+    label: str | None  # None
+    length: int  # 100
+    mean: Sequence[float]  # (0.0,)
+    size: int | None  # None
+    std: Sequence[float]  # (1.0,)
+    subset: str | None  # None
+    vocabulary: int  # 5000
+
+
+class ModelOptions(TypedDict, total=False):
+    """Options of the models."""
+
+    channels: int  # 20
+    dropout: float  # 0.5
+    embedding: int  # 50
+    filters: int  # 50
+    fresh: str  # fc
+    hidden: int  # 100
+    kernel: int  # 5
+    strides: Sequence[int]  # (2, 2)
+    weights: FileName | None  # None
+    width: int  # 50
+    words: int  # 5000
+
+
+class PartitionOptions(TypedDict, total=False):
+    """Options of the partitions."""
+
+    alpha: float | None  # 0.5 (dirichlet), None (flower)
+    class_assignment_mode: Literal["random", "deterministic", "first-deterministic"] | None  # None
+    group_size: int | None  # None
+    keep_incomplete_shard: bool | None  # None
+    min_partition_size: int | None  # None
+    names: str  # ''
+    noise: Literal["uniform", "normal"]  # uniform
+    num_classes_per_partition: int | None  # None
+    num_shards_per_partition: int | None  # None
+    self_balancing: bool | None  # None
+    shard_size: int | None  # None
+    shots: int | None  # None
+    shots_stdev: float | None  # None
+    smallest: int  # 10
+    stdev: float  # 2.0
+    strictness: float | None  # None
+    test_shots: int | None  # None
+    ways: int | None  # None
+
+
+class RunKeywords(
+    RunSettings, AlgorithmOptions, DatasetOptions, ModelOptions, PartitionOptions, total=False
+):
+    """Every keyword of `fedproto.run` beside its named parameters."""

@@ -1,0 +1,101 @@
+"""The content of result.json: what a finished run reports about itself and about each client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedproto.core.federation import Federation
+from fedproto.core.metrics import summarise
+from fedproto.core.server import Progress
+from fedproto.core.types import Tree
+from fedproto.runs.devices import describe_machine
+
+if TYPE_CHECKING:
+    from fedproto.runs.experiment import Experiment
+
+
+def describe_run(
+    experiment: Experiment, lines: list[dict[str, Any]], accuracies: Tree
+) -> dict[str, Any]:
+    """Return the content of result.json, apart from its version and checksum.
+
+    Args:
+        experiment: the finished run.
+        lines: the lines of metrics.jsonl, one per round.
+        accuracies: for each way to predict, one value per client, (clients,).
+    """
+    config = experiment.config
+    federation = experiment.federation
+    traffic = experiment.progress.ledger.total()
+    seconds = sum(line["seconds"] for line in lines)
+    images = count_training_images(federation)
+    clients = []
+    for number in range(len(federation.members)):
+        accuracy = {name: float(values[number]) for name, values in accuracies.items()}
+        clients.append(_describe_client(experiment, number, accuracy, images[number]))
+    return {
+        "algorithm": experiment.algorithm.name,
+        "dataset": ",".join(part.name for part in config.dataset),
+        "seed": config.seed,
+        "rounds": config.rounds,
+        "classes": list(federation.classes),
+        "partition": federation.partition["sha256"],
+        "clients": clients,
+        "accuracy": summarise(accuracies),
+        "diverged": _list_diverged(experiment.progress),
+        "communication": {
+            "values_per_round": traffic["values_up"] / config.rounds,
+            "bytes_up": traffic["bytes_up"],
+            "bytes_down": traffic["bytes_down"],
+        },
+        "seconds": {"total": seconds, "per_round": seconds / config.rounds},
+        "machine": describe_machine(federation.device),
+    }
+
+
+def _describe_client(
+    experiment: Experiment, number: int, accuracy: dict[str, float], images: list[int]
+) -> dict[str, Any]:
+    """Return a client's entry of result.json; `images` are counts per class of the client."""
+    progress = experiment.progress
+    member = experiment.federation.members[number]
+    names = experiment.federation.classes
+    described = {
+        "id": number,
+        "dataset": member.dataset,
+        "model": member.model,
+        "classes": [names[label] for label in member.classes],
+        "images": images,  # training images of each of these classes
+        "train": len(member.train),
+        "test": len(member.test),
+        "accuracy": accuracy,
+        "communication": progress.ledger.of(number),
+    }
+    if experiment.algorithm.remembers:
+        described["last_upload"] = int(progress.latest_uploads.last_round[number])
+    return described
+
+
+def _list_diverged(progress: Progress) -> list[dict[str, int]] | None:
+    """List the clients whose loss exploded and the first round in which it did, or return None."""
+    diverged = sorted(progress.diverged.items())
+    return [{"client": client, "round": round} for client, round in diverged] or None
+
+
+def count_training_images(federation: Federation) -> list[list[int]]:
+    """Count each client's training images per class it has, with one wait for the device."""
+    members = federation.members
+    classes = len(federation.classes)
+    cells = []
+    for member in members:
+        labels = member.train.y[member.train.rows]
+        cells.append(labels + member.id * classes)
+    counts = torch.bincount(torch.cat(cells), minlength=len(members) * classes)
+    table = counts.view(len(members), classes).tolist()
+    images = []
+    for member in members:
+        row = table[member.id]
+        images.append([row[label] for label in member.classes])
+    return images
