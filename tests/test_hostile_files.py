@@ -22,8 +22,9 @@ from safetensors.torch import load_file, save
 
 import fedproto
 from fedproto.config import plugins
+from fedproto.config.config_file import read_tables
 from fedproto.config.options import Part
-from fedproto.config.settings import configure, read_tables
+from fedproto.config.settings import configure
 from fedproto.core.class_names import class_name, describe_similar_names, is_plain, normalise_name
 from fedproto.core.types import Tree, Upload
 from fedproto.data import DataFolders, Source, Split, from_arrays

@@ -141,7 +141,8 @@ def run(
         if key in flags:
             flags[f"partition.{key}"] = flags.pop(key)
     from fedproto.config import plugins
-    from fedproto.config.settings import configure, read_assignment, read_toml
+    from fedproto.config.config_file import read_toml
+    from fedproto.config.settings import configure, read_assignment
     from fedproto.engines.distributed.torchrun import follows
     from fedproto.runs.experiment import Experiment, follow, hold_all
     from fedproto.runs.folder import RunFolder

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedproto.config import plugins
+from fedproto.config.config_file import read_tables
 from fedproto.config.options import (
     Bounds,
     File,
@@ -23,7 +24,7 @@ from fedproto.config.options import (
     convert,
     words,
 )
-from fedproto.config.settings import Seed, complete, one_part, read_tables
+from fedproto.config.settings import Seed, complete, one_part
 from fedproto.core.local_training import Training
 from fedproto.core.types import Algorithm
 from fedproto.errors import ConfigError, unknown

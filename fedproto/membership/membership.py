@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from fedproto.config import plugins
+from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
-from fedproto.config.settings import one_part, read_run_toml
+from fedproto.config.settings import one_part
 from fedproto.core import files
 from fedproto.core.class_names import class_name, describe_similar_names
 from fedproto.core.tensors import (

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from fedproto.config import plugins
+from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
-from fedproto.config.settings import Config, configure, read_run_toml
+from fedproto.config.settings import Config, configure
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member

@@ -25,16 +25,14 @@ from typing import Any, NamedTuple
 import torch
 
 from fedproto.config import plugin_trust, plugins
-from fedproto.config.options import Part
-from fedproto.config.settings import (
-    AUTO,
-    Config,
-    as_asked,
-    configure,
-    flat,
+from fedproto.config.config_file import (
+    drop_values_from_data,
+    flatten_tables,
     read_run_toml,
     read_tables,
 )
+from fedproto.config.options import Part
+from fedproto.config.settings import AUTO, Config, configure
 from fedproto.data import Source
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
 from fedproto.partitions.file import read as read_partition
@@ -95,7 +93,7 @@ OnBroken = Callable[[Cell, TrainingError], None]
 
 def read_sweep(path: Path) -> list[Cell]:
     """The cells of a sweep file, in the order of its lists, the last one changing fastest."""
-    tables = as_asked(read_tables(path))
+    tables = drop_values_from_data(read_tables(path))
     listed = tables.pop("sweep", {})
     if not isinstance(listed, dict):
         raise ConfigError(f"sweep in {path} must be a table of lists, [sweep], not {listed!r}")
@@ -103,13 +101,13 @@ def read_sweep(path: Path) -> list[Cell]:
         raise ConfigError(
             f"{path} has no table [sweep] of lists, such as seed = [0, 1]: use `fedproto run` for one run"
         )
-    varied = flat(listed, f"[sweep] of {path}")
+    varied = flatten_tables(listed, f"[sweep] of {path}")
     for key, values in varied.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(
                 f"[sweep] of {path}: {key} must be a list of values, such as [1, 2], not {values!r}"
             )
-    settings = flat(tables, str(path))
+    settings = flatten_tables(tables, str(path))
     plugins.refuse_plugins(settings, path)
     plugins.refuse_plugins(varied, path)
     cells = [

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from fedproto.cli.main import LISTS
 from fedproto.config import plugins
-from fedproto.config.settings import read_toml
+from fedproto.config.config_file import read_toml
 from fedproto.partitions.file import stamp
 
 KINDS_OF_ACCURACY = {"head", "head_own", "prototype", "prototype_own"}

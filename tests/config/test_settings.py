@@ -1,4 +1,4 @@
-"""From what a person wrote to a checked configuration, and back."""
+"""From settings to a checked configuration, and back to TOML."""
 
 import string
 from pathlib import Path
@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedproto.config import plugins
+from fedproto.config.config_file import read_toml
 from fedproto.config.options import (
     File,
     Fraction,
@@ -17,19 +18,12 @@ from fedproto.config.options import (
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
-    checked,
+    check_options,
     convert,
     parse,
 )
 from fedproto.config.plugin_trust import trust_plugins
-from fedproto.config.settings import (
-    RUN_FIELDS,
-    Config,
-    configure,
-    read_assignment,
-    read_toml,
-    resolve_auto,
-)
+from fedproto.config.settings import RUN_FIELDS, Config, configure, read_assignment, resolve_auto
 from fedproto.errors import ConfigError, unknown
 
 # --- the text form of a choice
@@ -80,7 +74,7 @@ def test_what_a_choice_looks_like(text: str, expected: list[Part] | None) -> Non
     if expected is not None:
         assert parse(text, "model") == expected
         return
-    with pytest.raises(ConfigError, match="is no option"):
+    with pytest.raises(ConfigError, match="is not an option"):
         parse(text, "model")
 
 
@@ -102,7 +96,7 @@ def test_what_a_choice_looks_like(text: str, expected: list[Part] | None) -> Non
     ],
 )
 def test_a_choice_that_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be read|is no option|the count in"):
+    with pytest.raises(ConfigError, match=r"cannot be read|is not an option|the count in"):
         parse(text, "model")
 
 
@@ -202,15 +196,15 @@ def test_a_plug_in_may_leave_types_out() -> None:
 
     given = {"mu": "1", "steps": "3", "loud": "true", "name": "5", "other": "y"}
     expected = {"mu": 1.0, "steps": 3, "loud": True, "name": "5", "other": "y"}
-    assert checked(somebody_elses, given, "algorithm mine") == expected
+    assert check_options(somebody_elses, given, "algorithm mine") == expected
 
 
 def test_an_option_without_default_must_be_given() -> None:
     def somebody_elses(*, mu: PositiveFloat) -> None: ...
 
-    assert checked(somebody_elses, {"mu": "2"}, "algorithm mine") == {"mu": 2.0}
+    assert check_options(somebody_elses, {"mu": "2"}, "algorithm mine") == {"mu": 2.0}
     with pytest.raises(ConfigError, match="algorithm mine needs its option 'mu'"):
-        checked(somebody_elses, {}, "algorithm mine")
+        check_options(somebody_elses, {}, "algorithm mine")
 
 
 # --- nearest names
