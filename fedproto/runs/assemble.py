@@ -21,9 +21,9 @@ from fedproto.core.federation import Examples, Federation, Member
 from fedproto.core.types import Task, Tree
 from fedproto.data import Source, Split
 from fedproto.errors import ConfigError, DataError, FedProtoError
-from fedproto.models import Fit, with_body
+from fedproto.models import Fit, load_body
 from fedproto.partitions import ClientRows, PartitionRequest
-from fedproto.partitions.file import stamp
+from fedproto.partitions.file import hash_partition
 from fedproto.partitions.nway import fill_in
 
 
@@ -254,7 +254,7 @@ def _partition(
         for source, portion, member in zip(sources, portions, members, strict=True)
     ]
     content = {"version": 1, "clients": clients}
-    return content | {"sha256": stamp(content)}
+    return content | {"sha256": hash_partition(content)}
 
 
 def state_of(module: nn.Module) -> Tree:
@@ -362,7 +362,7 @@ class _Modules:
         return self.built[name]
 
     def _initial(self, module: nn.Module) -> Tree:
-        return with_body(state_of(module), self.weights) if self.weights else state_of(module)
+        return load_body(state_of(module), self.weights) if self.weights else state_of(module)
 
     def _build(self, model: Part, shape: tuple[int, ...], *client: int) -> nn.Module:
         return draw_model(model, Fit(shape, self.classes, self.dim), self.seed, *client)

@@ -32,7 +32,7 @@ from fedproto.core.types import Algorithm, Tree
 from fedproto.data import Source
 from fedproto.engines.selection import build_engine, resolve
 from fedproto.errors import DivergedError, LostProcessError, RunFolderError
-from fedproto.partitions.file import read as read_partition
+from fedproto.partitions.file import read_partition
 from fedproto.runs.devices import _machine, settings
 from fedproto.runs.folder import DIVERGED, RunFolder
 from fedproto.runs.from_settings import FROM_PYTHON, _federation, _start

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedproto.config import plugin_trust, plugins
+from fedproto.config.choices import AUTO
 from fedproto.config.config_file import (
     drop_values_from_data,
     flatten_tables,
@@ -32,10 +33,10 @@ from fedproto.config.config_file import (
     read_tables,
 )
 from fedproto.config.options import Part
-from fedproto.config.settings import AUTO, Config, configure
+from fedproto.config.settings import Config, configure
 from fedproto.data import Source
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
-from fedproto.partitions.file import read as read_partition
+from fedproto.partitions.file import read_partition
 from fedproto.runs.assemble import deal
 from fedproto.runs.devices import device_of
 from fedproto.runs.experiment import Experiment, OnRound, execute, hold_all

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from fedproto.cli.main import LISTS
 from fedproto.config import plugins
 from fedproto.config.config_file import read_toml
-from fedproto.partitions.file import stamp
+from fedproto.partitions.file import hash_partition
 
 KINDS_OF_ACCURACY = {"head", "head_own", "prototype", "prototype_own"}
 COMPLETE = [
@@ -151,7 +151,7 @@ def test_the_result_adds_up_what_the_lines_say(run: Path) -> None:
 
 def test_the_partition_is_stamped_and_is_what_the_clients_had(run: Path) -> None:
     partition, result = read(run / "partition.json"), read(run / "result.json")
-    assert partition["sha256"] == stamp(partition) == result["partition"]
+    assert partition["sha256"] == hash_partition(partition) == result["partition"]
     for portion, client in zip(partition["clients"], result["clients"], strict=True):
         assert (len(portion["train"]), len(portion["test"])) == (client["train"], client["test"])
         assert portion["classes"] == client["classes"]
@@ -540,7 +540,7 @@ def _write_partitions(folder: Path, good: dict[str, Any]) -> None:
     def write(name: str, **of_first_client: Any) -> None:
         first, *others = good["clients"]
         content = good | {"clients": [first | of_first_client, *others]}
-        (folder / f"{name}.json").write_text(json.dumps(content | {"sha256": stamp(content)}))
+        (folder / f"{name}.json").write_text(json.dumps(content | {"sha256": hash_partition(content)}))
 
     missing = next(name for name in "0123456789" if name not in good["clients"][0]["classes"])
     write("claims", classes=[*good["clients"][0]["classes"], missing])
@@ -604,8 +604,8 @@ SHARES = {
         "--partition file:{inputs}/nowhere.json --clients 4",
         "nowhere.json",
     ),
-    "partition cut in half": ("--partition file:{inputs}/half.json", "no partition file"),
-    "partition of another kind": ("--partition file:{inputs}/list.json", "no partition file"),
+    "partition cut in half": ("--partition file:{inputs}/half.json", "not valid JSON"),
+    "partition of another kind": ("--partition file:{inputs}/list.json", "not a partition file"),
     "partition changed by hand": ("--partition file:{inputs}/changed.json", "SHA-256"),
     "class without a training image": (
         "--partition file:{inputs}/claims.json",
