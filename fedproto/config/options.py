@@ -101,12 +101,14 @@ def convert(name: str, value: Any, kind: Any) -> Any:
 
 
 def _convert_path(name: str, value: Any, kind: type) -> str:
+    """Return a path, given as text or as a Path, as absolute text."""
     text = str(value) if isinstance(value, os.PathLike) else value
     path = Path(convert(name, text, kind))
     return str(path.absolute())
 
 
 def _convert_bounded(name: str, value: Any, kind: Any) -> float:
+    """Convert a value to the number type of `Annotated[type, Bounds]` and check its bounds."""
     base, bounds = typing.get_args(kind)
     number: float = convert(name, value, base)
     if not bounds.accept(number):
@@ -136,24 +138,46 @@ def _convert_tuple(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
 
 
 def _convert_scalar(name: str, value: Any, kind: type) -> Any:
-    refusal = ConfigError(f"{name} must be {_describe(kind)}, not {value!r}")
-    if kind in (int, float):
-        is_number_or_text = isinstance(value, (int, float, str)) and not isinstance(value, bool)
-        if not is_number_or_text:
-            raise refusal
+    """Convert a value to a plain type."""
+    converted: Any = None
+    if kind is bool:
+        converted = _read_bool(value)
+    elif kind is int or kind is float:
+        converted = _read_number(value, kind)
+    elif kind is str:
+        converted = value if isinstance(value, str) else None
+    else:
+        converted = kind(value)  # a type that a plug-in from outside made up
+    if converted is None:
+        raise ConfigError(f"{name} must be {_describe(kind)}, not {value!r}")
+    return converted
+
+
+def _read_bool(value: Any) -> bool | None:
+    """Return a truth value, also from the texts `true` and `false`; None for anything else."""
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        return None
+    return {"true": True, "false": False}.get(value.lower())
+
+
+def _read_number(value: Any, kind: type[int] | type[float]) -> float | None:
+    """Return a finite number, also from text, or None.
+
+    True and false are not numbers, and fractions are not rounded to whole numbers.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
     if kind is int and isinstance(value, float) and not value.is_integer():
-        raise refusal
-    if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    if kind in (bool, str) and not isinstance(value, kind):
-        raise refusal
+        return None
     try:
-        result = kind(value)
-    except (ValueError, OverflowError) as error:
-        raise refusal from error
-    if kind is float and not math.isfinite(result):
-        raise refusal
-    return result
+        number = kind(value)
+    except (ValueError, OverflowError):
+        return None
+    if isinstance(number, float) and not math.isfinite(number):
+        return None
+    return number
 
 
 _DESCRIPTIONS: dict[Any, str] = {
@@ -266,14 +290,12 @@ def _is_storable(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """One choice of a plug-in, such as `cnn(channels=18)*7`.
+    """One choice of a plug-in, such as `cnn(channels=18)*7`."""
 
-    The name includes what follows its colon, as in `npz:PATH`. `count` is the number of clients
-    that use the choice, or None where the text states none.
-    """
-
+    #: The name, with what follows its colon, as in `npz:PATH`.
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    #: The number of clients that use the choice, or None where the text states none.
     count: int | None = None
 
     def __str__(self) -> str:
@@ -292,6 +314,7 @@ class Part:
 
 
 def _format_value(value: Any) -> str:
+    """Write the value of an option such that `parse` reads it back; quoted where need be."""
     if isinstance(value, (list, tuple)):
         elements = ",".join(str(element) for element in value)
         return f'"{elements}"'
@@ -354,6 +377,7 @@ _PART = re.compile(
 
 
 def _parse_part(text: str, what: str) -> Part:
+    """Parse one choice, such as `cnn(channels=18)*7`."""
     match = _PART.fullmatch(text)
     if match is None:
         accepted = "'name', 'name(option=value)' or 'name*7'"
@@ -380,5 +404,6 @@ def _parse_options(text: str, where: str) -> dict[str, str]:
 
 
 def _remove_quotes(text: str) -> str:
+    """Remove one pair of equal quotes around a text."""
     is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
     return text[1:-1] if is_quoted else text

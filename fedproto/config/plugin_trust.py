@@ -129,7 +129,7 @@ def reachable(name: str) -> Iterator[None]:
 def _import(module: str) -> ModuleType:
     """Import a module; a folder outside sys.path is searched during this import only.
 
-    Installed modules come before the current folder, so that nobody's folder can replace an
+    Installed modules come before the current folder, so that a file there cannot replace an
     installed module. A folder that the user named comes first.
     """
     importlib.invalidate_caches()  # a file may have been written a moment ago

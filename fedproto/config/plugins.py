@@ -79,7 +79,7 @@ def find(kind: str, name: str) -> Callable:
 
 
 def short(kind: str, part: Part) -> str:
-    """Write a part as a person would: only with options that differ from their defaults."""
+    """Return the text of a part, only with the options that differ from their defaults."""
     known = options_of(find(kind, part.name))
     given = part.options.items()
     changed = {name: value for name, value in given if value != known[name].default}

@@ -11,7 +11,7 @@ from fedproto.errors import DataError, shown
 from fedproto.partitions import ClientRows, PartitionRequest
 
 VERSION = 1
-#: Characters of somebody's value that an error shows.
+#: Characters of a stored value that an error shows.
 MAX_SHOWN_CHARACTERS = 40
 
 
@@ -108,6 +108,7 @@ def _check_client(client: Any, where: str) -> None:
 
 
 def _check_row_numbers(rows: Any, demand: str) -> None:
+    """Refuse anything but a list of whole numbers; `demand` begins the sentence."""
     if not isinstance(rows, list):
         raise DataError(f"{demand}, not {_shorten(rows)}")
     for row in rows:

@@ -109,6 +109,7 @@ def test_a_choice_that_cannot_be_read_is_refused(text: str) -> None:
     [
         ("3", PositiveInt, 3),
         (3.0, PositiveInt, 3),
+        (str(10**400), PositiveInt, 10**400),  # more than a float holds
         ("0.5", PositiveFloat, 0.5),
         (1, PositiveFloat, 1.0),
         ("1", Fraction, 1.0),
