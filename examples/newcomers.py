@@ -33,7 +33,7 @@ from fedproto.config.settings import configure
 from fedproto.core.rng import generator
 from fedproto.data import Source
 from fedproto.inference.open_set import rejections
-from fedproto.partitions.file import stamp
+from fedproto.partitions.file import hash_partition
 from fedproto.report.figures import COLOURS, STYLE, Canvas, mpl, percent
 from fedproto.reproduce.statistics import ACCURACY_MARGIN, Outcome, compare, decide_family, exact
 from fedproto.reproduce.tables import summary
@@ -195,7 +195,7 @@ def kept(run: Path, make: Callable[[Path], Found]) -> Found:
 def written(path: Path, clients: list[Found]) -> str:
     """These clients as a partition file, and that as a choice."""
     content = {"version": 1, "clients": clients}
-    write_atomically(path, json.dumps(content | {"sha256": stamp(content)}).encode())
+    write_atomically(path, json.dumps(content | {"sha256": hash_partition(content)}).encode())
     return f"file:{path}"
 
 

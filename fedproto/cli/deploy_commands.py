@@ -1,4 +1,4 @@
-"""The commands for a federation across real machines."""
+"""`fedproto deploy`: a federation across real machines."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ import typer
 from fedproto.cli.output import print_table, say
 
 deploy_app = typer.Typer(
-    help="Run a federation across real machines, on Flower.",
+    help="Run a federation across real machines, with Flower.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 
 @deploy_app.command("init")
-def deploy_init(
+def init_deployment(
     folder: Annotated[Path, typer.Argument(help="a new folder")],
     members: Annotated[
-        str, typer.Option(help="their names, with commas")
+        str, typer.Option(help="names of the members, separated by commas")
     ] = "hospital-a,hospital-b",
     data: Annotated[
-        str, typer.Option(help="what their files begin with: folder:PATH, csv:PATH, ...")
+        str, typer.Option(help="data set written to the members' files: folder:PATH, csv:PATH, ...")
     ] = "mnist5k",
     classes: Annotated[
-        str, typer.Option(help="the names they share, with commas")
+        str, typer.Option(help="class names that all members share, separated by commas")
     ] = "0,1,2,3,4,5,6,7,8,9",
 ) -> None:
-    """Write a folder from which a federation is started: settings, a file a member, keys, scripts, a guide."""
+    """Write a folder to start a federation from.
+
+    It holds settings, one file per member, keys, scripts and a guide.
+    """
     from fedproto.config.options import words
     from fedproto.deploy.scaffold import init
 
@@ -38,16 +41,16 @@ def deploy_init(
 
 
 @deploy_app.command("status")
-def deploy_status(
+def show_status(
     state: Annotated[
         Path,
         typer.Argument(
             help="the server's state: a folder of `deploy init`, or its folder `server`"
         ),
     ],
-    json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Show members, when they were last heard, rounds, accuracies, bytes, and what was refused."""
+    """Show the members, when each was last heard, rounds, accuracies, bytes and refusals."""
     from fedproto.deploy.status import read_status, rows
 
     found = read_status(state)
@@ -56,7 +59,7 @@ def deploy_status(
 
         typer.echo(dumps(found, indent=1))
         return
-    heads = (
+    headers = (
         "member",
         "last heard",
         "round",
@@ -69,5 +72,5 @@ def deploy_status(
         "failed",
         "why",
     )
-    print_table(heads, rows(found))
+    print_table(headers, rows(found))
     say(f"round {found['round']}, {found['algorithm']}, classes {', '.join(found['classes'])}")

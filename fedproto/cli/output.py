@@ -1,111 +1,110 @@
-"""How the commands speak. Nothing heavy is imported here."""
+"""What the commands print. Nothing heavy is imported at the top."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape as escape_markup
 
-from fedproto.config import plugin_trust
-
 if TYPE_CHECKING:
     from fedproto.runs.experiment import Experiment
     from fedproto.runs.folder import RunFolder
 
-
-def _trust_files(wanted: bool) -> bool:
-    if wanted:
-        plugin_trust.trust_files()
-    return wanted
+#: Columns of a table that is printed to a file, which has no edge to keep clear of.
+COLUMNS_OF_A_FILE = 200
 
 
-def _look_in(folder: Path | None) -> Path | None:
-    if folder is not None:
-        plugin_trust.look_in(folder)
-    return folder
-
-
-#: Flags of every command that reads files which may name plug-ins. They act when they are read: `cli.options`
-#: ends what they allow with the command.
-TrustPlugins = Annotated[
-    bool,
-    typer.Option(
-        "--trust-plugins", help="run the code of plug-ins that files name", callback=_trust_files
-    ),
-]
-PluginDir = Annotated[
-    Path | None,
-    typer.Option(
-        help="where plug-ins lie [the current folder]", show_default=False, callback=_look_in
-    ),
-]
-
-
-def say(sentence: str, stderr: bool = False) -> None:
-    """A line as it is: a path may hold [brackets], and a script wants it unbroken."""
-    Console(stderr=stderr).print(sentence, markup=False, highlight=False, soft_wrap=True)
+def say(sentence: str, *, style: str = "", stderr: bool = False) -> None:
+    """Print a line as it is: paths may hold [brackets], and scripts want lines unbroken."""
+    console = Console(stderr=stderr)
+    console.print(sentence, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def wide_console() -> Console:
+    """Return a console that does not break lines of a usual width when it prints to a file."""
     console = Console()
     if not console.is_terminal:
-        console.width = 200  # a file has no edge to keep clear of
+        console.width = COLUMNS_OF_A_FILE
     return console
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of plain text under their headers."""
     from rich.table import Table
 
     table = Table(show_edge=False, pad_edge=False)
     for header in headers:
         table.add_column(header, overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        cells = [escape(cell) for cell in row]
+        table.add_row(*cells)
     wide_console().print(table, highlight=False)
 
 
+def print_json_lines(objects: Sequence[dict[str, Any]]) -> None:
+    """Print one JSON object per line."""
+    from json import dumps
+
+    for each in objects:
+        typer.echo(dumps(each))
+
+
 def escape(text: str) -> str:
-    return escape_markup(" ".join(text.split()))
+    """Return text on one line, without what rich takes for markup."""
+    one_line = " ".join(text.split())
+    return escape_markup(one_line)
 
 
-def execute(experiment: Experiment, folder: RunFolder, of: Path) -> dict[str, Any]:
-    """Run with a progress bar; Ctrl-C finishes the round and leaves `of`, which may hold more runs, to be resumed."""
-    from fedproto.cli.console import progress_bar
+def execute(experiment: Experiment, folder: RunFolder, resumable: Path) -> dict[str, Any]:
+    """Run an experiment with a progress bar and return the contents of its result.json.
+
+    Ctrl-C finishes the round, says how to resume `resumable` (the run folder, or a folder with
+    several runs that includes it), and exits with code 130.
+    """
+    from fedproto.cli.progress import progress_bar
     from fedproto.runs.experiment import Interrupted
 
-    config = experiment.config
+    name = experiment.algorithm.name
+    rounds = experiment.config.rounds
     try:
-        with progress_bar(
-            Console(), experiment.algorithm.name, experiment.progress.round, config.rounds
-        ) as on_round:
+        with progress_bar(Console(), name, experiment.progress.round, rounds) as on_round:
             return experiment.execute(folder, on_round).data
-    except Interrupted as stop:
-        done = f"{experiment.algorithm.name} stopped after round {experiment.progress.round} of {config.rounds}"
-        if stop.__cause__ is not None:
-            done = f"{experiment.algorithm.name} stopped: {stop.__cause__}"
-        again = "" if config.checkpoint_every else " (from round 1, since checkpoint_every is 0)"
-        say(f"{done}; continue with: fedproto resume {of}{again}", stderr=True)
+    except Interrupted as interruption:
+        if interruption.__cause__ is not None:
+            what = f"{name} stopped: {interruption.__cause__}"
+        else:
+            what = f"{name} stopped after round {experiment.progress.round} of {rounds}"
+        remedy = f"continue with: fedproto resume {resumable}"
+        if not experiment.config.checkpoint_every:
+            remedy += " (from round 1, since checkpoint_every is 0)"
+        say(f"{what}; {remedy}", stderr=True)
         raise typer.Exit(130) from None
 
 
-def show(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
-    """The contents of some result.json as tables and sentences."""
-    from fedproto.cli.console import clients_table, traffic, verdict
+def show_results(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
+    """Print the contents of some result.json files, each under its label, side by side."""
+    from fedproto.cli.tables import clients_table, compare_runs, describe_traffic
 
-    named = [result | {"algorithm": label} for result, label in zip(results, labels, strict=True)]
-    wide_console().print(clients_table(named))
-    for sentence in verdict(named) + [traffic(each) for each in named]:
+    labelled = []
+    for result, label in zip(results, labels, strict=True):
+        labelled.append(result | {"algorithm": label})
+    wide_console().print(clients_table(labelled))
+    for sentence in compare_runs(labelled):
         say(sentence)
-    warn_of_divergence(named)
+    for result in labelled:
+        say(describe_traffic(result))
+    warn_of_divergence(labelled)
 
 
 def warn_of_divergence(results: Sequence[dict[str, Any]]) -> None:
-    """A red line for each run whose loss exploded."""
-    from fedproto.cli.console import divergence
+    """Print a red line for each run whose loss exploded."""
+    from fedproto.cli.tables import describe_divergence
 
-    for sentence in filter(None, map(divergence, results)):
-        Console().print(sentence, style="bold red", markup=False, highlight=False, soft_wrap=True)
+    for result in results:
+        sentence = describe_divergence(result)
+        if sentence is not None:
+            say(sentence, style="bold red")

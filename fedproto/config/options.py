@@ -1,7 +1,10 @@
-"""Options: a function's keyword-only parameters, with types that carry their bounds, and the text form of a choice.
+"""Options of plug-ins: their types and bounds, and the text form of a choice.
 
-def fedprox(*, mu: NonNegative = 0.1): ...        ->  --algorithm fedprox --set mu=0.1
-                                                  ->  --algorithm 'fedprox(mu=0.1)'
+An option is a keyword-only parameter of a plug-in's function; its annotation carries the bounds:
+
+    def fedprox(*, mu: NonNegativeFloat = 0.1): ...
+
+A user sets it with `--algorithm fedprox --set mu=0.1` or with `--algorithm 'fedprox(mu=0.1)'`.
 """
 
 from __future__ import annotations
@@ -12,273 +15,395 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 from fedproto.errors import ConfigError, FedProtoError, unknown
 
+# --- types with bounds
+
 
 @dataclass(frozen=True)
 class Bounds:
+    """The numbers that an option accepts: from `low` to `high`, both included unless `open`."""
+
     low: float = -math.inf
     high: float = math.inf
-    open: bool = False  # the lower end itself is refused
+    #: Whether `low` itself is refused.
+    open: bool = False
 
     def accept(self, value: float) -> bool:
-        return (self.low < value if self.open else self.low <= value) and value <= self.high
+        """Whether a number lies within the bounds."""
+        if self.open and value == self.low:
+            return False
+        return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        low = f" above {_plain(self.low)}" if self.open else f" of at least {_plain(self.low)}"
-        return low + (f" and at most {_plain(self.high)}" if self.high < math.inf else "")
-
-
-def _plain(number: float) -> str:
-    return str(number) if isinstance(number, int) else f"{number:g}"
+        """The end of a sentence such as `a number above 0 and at most 1`."""
+        lowest = f" above {self.low}" if self.open else f" of at least {self.low}"
+        if self.high == math.inf:
+            return lowest
+        return f"{lowest} and at most {self.high}"
 
 
 class FilePath:
-    """Marks text that names a file; it is made absolute, so that a run can be resumed from another folder."""
+    """Marks text that names a file.
+
+    The path is made absolute, so that a run can be resumed from another folder.
+    """
 
 
 PositiveInt = Annotated[int, Bounds(1)]
 NonNegativeInt = Annotated[int, Bounds(0)]
-#: Counts of what takes memory or processes, with bounds beyond all use: a slip of the keyboard ends in a sentence.
-Clients = Annotated[int, Bounds(1, 10**6)]
-Rounds = Annotated[int, Bounds(1, 10**7)]
-Samples = Annotated[int, Bounds(1, 10**7)]
-Width = Annotated[int, Bounds(1, 10**6)]
-Threads = Annotated[int, Bounds(1, 1024)]
 PositiveFloat = Annotated[float, Bounds(0, open=True)]
 NonNegativeFloat = Annotated[float, Bounds(0)]
 Fraction = Annotated[float, Bounds(0, 1)]
 PositiveFraction = Annotated[float, Bounds(0, 1, open=True)]
 File = Annotated[str, FilePath()]
 
+# Counts that cost memory or processes. Their upper bounds are far beyond any use, so that a typing
+# error ends in one sentence instead of a full memory.
+Clients = Annotated[int, Bounds(1, 10**6)]
+Rounds = Annotated[int, Bounds(1, 10**7)]
+Samples = Annotated[int, Bounds(1, 10**7)]
+Width = Annotated[int, Bounds(1, 10**6)]
+Threads = Annotated[int, Bounds(1, 1024)]
+
+
+# --- conversion
+
 
 def convert(name: str, value: Any, kind: Any) -> Any:
-    """`value`, from a command line, TOML or Python, as the type `kind`, or one sentence that says what is accepted."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy or torch
+    """Convert a value from a command line, TOML or Python to the type `kind`.
+
+    Raises a ConfigError that calls the value `name` and says what is accepted.
+    """
+    is_number_of_numpy_or_torch = hasattr(value, "item") and getattr(value, "ndim", None) == 0
+    if is_number_of_numpy_or_torch:
         value = value.item()
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin is Annotated:
-        if isinstance(args[1], FilePath):
-            return str(
-                Path(
-                    convert(name, str(value) if isinstance(value, os.PathLike) else value, args[0])
-                ).absolute()
-            )
-        number = convert(name, value, args[0])
-        if not args[1].accept(number):
-            raise ConfigError(f"{name} must be {_describe(kind)}, not {value!r}")
-        return number
+        if isinstance(arguments[1], FilePath):
+            return _convert_path(name, value, arguments[0])
+        return _convert_bounded(name, value, kind)
     if origin in (Union, types.UnionType):
-        return _convert_optional(name, value, args)
+        return _convert_optional(name, value, arguments)
     if origin is Literal:
-        if value not in args:
-            raise unknown(f"value of {name}", str(value), args)
+        if value not in arguments:
+            raise unknown(f"value of {name}", str(value), arguments)
         return value
     if origin is tuple:
-        parts = (
-            value.split(",")
-            if isinstance(value, str)
-            else value
-            if isinstance(value, (list, tuple))
-            else [value]
-        )
-        return tuple(convert(name, part, args[0]) for part in parts)
+        return _convert_tuple(name, value, arguments[0])
     return _convert_scalar(name, value, kind)
 
 
-def _convert_optional(name: str, value: Any, args: tuple) -> Any:
-    if value is None or (isinstance(value, str) and value.lower() == "none"):
+def _convert_path(name: str, value: Any, kind: type) -> str:
+    """Return a path, given as text or as a Path, as absolute text."""
+    text = str(value) if isinstance(value, os.PathLike) else value
+    path = Path(convert(name, text, kind))
+    return str(path.absolute())
+
+
+def _convert_bounded(name: str, value: Any, kind: Any) -> float:
+    """Convert a value to the number type of `Annotated[type, Bounds]` and check its bounds."""
+    base, bounds = typing.get_args(kind)
+    number: float = convert(name, value, base)
+    if not bounds.accept(number):
+        raise ConfigError(f"{name} must be {_describe(kind)}, not {value!r}")
+    return number
+
+
+def _convert_optional(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
+    """Convert a value of the type `kind | None`; the text `none` is None, too."""
+    if value is None:
         return None
-    return convert(name, value, next(arg for arg in args if arg is not type(None)))
+    if isinstance(value, str) and value.lower() == "none":
+        return None
+    kind = next(kind for kind in kinds if kind is not type(None))
+    return convert(name, value, kind)
+
+
+def _convert_tuple(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
+    """Convert `"1,4"`, a list or a single value to a tuple of values of one type."""
+    if isinstance(value, str):
+        elements: typing.Sequence[Any] = value.split(",")
+    elif isinstance(value, (list, tuple)):
+        elements = value
+    else:
+        elements = [value]
+    return tuple(convert(name, element, kind) for element in elements)
 
 
 def _convert_scalar(name: str, value: Any, kind: type) -> Any:
-    refusal = ConfigError(f"{name} must be {_describe(kind)}, not {value!r}")
-    if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    if kind in (int, float) and (
-        isinstance(value, bool) or not isinstance(value, (int, float, str))
-    ):
-        raise refusal
+    """Convert a value to a plain type."""
+    converted: Any = None
+    if kind is bool:
+        converted = _read_bool(value)
+    elif kind is int or kind is float:
+        converted = _read_number(value, kind)
+    elif kind is str:
+        converted = value if isinstance(value, str) else None
+    else:
+        converted = kind(value)  # a type that a plug-in from outside made up
+    if converted is None:
+        raise ConfigError(f"{name} must be {_describe(kind)}, not {value!r}")
+    return converted
+
+
+def _read_bool(value: Any) -> bool | None:
+    """Return a truth value, also from the texts `true` and `false`; None for anything else."""
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        return None
+    return {"true": True, "false": False}.get(value.lower())
+
+
+def _read_number(value: Any, kind: type[int] | type[float]) -> float | None:
+    """Return a finite number, also from text, or None.
+
+    True and false are not numbers, and fractions are not rounded to whole numbers.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
     if kind is int and isinstance(value, float) and not value.is_integer():
-        raise refusal
-    if kind in (bool, str) and not isinstance(value, kind):
-        raise refusal
+        return None
     try:
-        result = kind(value)
-    except (ValueError, OverflowError) as error:
-        raise refusal from error
-    if kind is float and not math.isfinite(result):
-        raise refusal
-    return result
+        number = kind(value)
+    except (ValueError, OverflowError):
+        return None
+    if isinstance(number, float) and not math.isfinite(number):
+        return None
+    return number
+
+
+_DESCRIPTIONS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+}
 
 
 def _describe(kind: Any) -> str:
+    """Say what a type accepts, as in `a whole number of at least 1`."""
     if typing.get_origin(kind) is Annotated:
         base, bounds = typing.get_args(kind)
         return _describe(base) + str(bounds)
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(
-        kind, str(kind)
-    )
+    return _DESCRIPTIONS.get(kind, str(kind))
+
+
+# --- options of a function
 
 
 @dataclass(frozen=True)
 class Option:
+    """A keyword-only parameter of a plug-in's function."""
+
     name: str
     kind: Any
     default: Any
 
     def __str__(self) -> str:
-        """`distance=mse` and, where there is a choice, the other words that are accepted."""
+        """`distance=mse (or l2)`: the default, and the other words that are accepted."""
+        assignment = f"{self.name}={_format_value(self.default)}"
+        if typing.get_origin(self.kind) is not Literal:
+            return assignment
         others = [word for word in typing.get_args(self.kind) if word != self.default]
-        choice = f" (or {', '.join(others)})" if typing.get_origin(self.kind) is Literal else ""
-        return f"{self.name}={_text(self.default)}{choice}"
+        return f"{assignment} (or {', '.join(others)})"
 
 
 def options_of(function: Callable) -> dict[str, Option]:
-    """The keyword-only parameters of a plug-in: its configuration."""
+    """Return the options of a plug-in's function, its keyword-only parameters, by name."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
         parameters = inspect.signature(function).parameters
     except Exception as error:  # annotations of a plug-in from outside may be anything
         name = getattr(function, "__name__", repr(function))
-        raise ConfigError(
-            f"the parameters of {name} cannot be read: {type(error).__name__}: {error}"
-        ) from error
-    return {
-        name: Option(name, hints.get(name) or _kind_of(parameter.default), parameter.default)
-        for name, parameter in parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"the parameters of {name} cannot be read: {reason}") from error
+    options = {}
+    for name, parameter in parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            kind = hints.get(name) or _guess_kind(parameter.default)
+            options[name] = Option(name, kind, parameter.default)
+    return options
 
 
-def _kind_of(default: Any) -> Any:
-    """The type of a parameter that states none, as plug-ins from outside may: that of its default."""
-    return type(default) if isinstance(default, (bool, int, float, str)) else str | None
+def _guess_kind(default: Any) -> Any:
+    """Return the type of a default; a plug-in from outside need not annotate its parameters."""
+    if isinstance(default, (bool, int, float, str)):
+        return type(default)
+    return str | None
 
 
-def checked(function: Callable, given: dict[str, Any], what: str) -> dict[str, Any]:
-    """All options of a plug-in: those given, converted and checked, and the defaults of the others."""
-    known = options_of(function)
+def check_options(function: Callable, given: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return the values of all options of a plug-in: those given, converted, and the defaults.
+
+    `what` names the plug-in in errors, such as `algorithm fedprox`.
+    """
+    options = options_of(function)
     for name in given:
-        if name not in known:
-            raise unknown(f"option of {what}", name, known)
-    for name, option in known.items():
-        if option.default is inspect.Parameter.empty and name not in given:
-            raise ConfigError(f"{what} needs its option {name!r}: set it with --set {name}=VALUE")
+        if name not in options:
+            raise unknown(f"option of {what}", name, options)
     values = {}
-    for name, option in known.items():
+    for name, option in options.items():
         where = f"{what}'s {name}"
-        values[name] = (
-            _converted(where, given[name], option.kind) if name in given else option.default
-        )
-        if not _is_writable(values[name]):
-            raise ConfigError(
-                f"{where} must be a number, text, true, false or a list of these, not {values[name]!r}"
-            )
+        if name in given:
+            value = _convert_option(where, given[name], option.kind)
+        elif option.default is inspect.Parameter.empty:
+            raise ConfigError(f"{what} needs its option {name!r}: set it with --set {name}=VALUE")
+        else:
+            value = option.default
+        if not _is_storable(value):
+            accepted = "a number, text, true, false or a list of these"
+            raise ConfigError(f"{where} must be {accepted}, not {value!r}")
+        values[name] = value
     return values
 
 
-def _converted(where: str, value: Any, kind: Any) -> Any:
-    """A value of an option; its type may be one that a plug-in from outside made up."""
+def _convert_option(where: str, value: Any, kind: Any) -> Any:
+    """Convert a value to the type of an option, which a plug-in from outside may have made up."""
     try:
         return convert(where, value, kind)
     except FedProtoError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"{where} cannot be {value!r}: {type(error).__name__}: {error}"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{where} cannot be {value!r}: {reason}") from error
 
 
-def _is_writable(value: Any) -> bool:
+def _is_storable(value: Any) -> bool:
     """Whether a value can be written to a configuration file and read back."""
     if isinstance(value, (list, tuple)):
-        return all(map(_is_writable, value))
+        return all(_is_storable(element) for element in value)
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, (bool, int, str))
 
 
+# --- the text form of a choice
+
+
 @dataclass(frozen=True)
 class Part:
-    """One choice of a plug-in, such as `cnn(channels=18)*7`: name, argument after a colon, options, repetitions."""
+    """One choice of a plug-in, such as `cnn(channels=18)*7`."""
 
+    #: The name, with what follows its colon, as in `npz:PATH`.
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    #: The number of clients that use the choice, or None where the text states none.
     count: int | None = None
 
     def __str__(self) -> str:
-        inside = ", ".join(
-            f"{key}={_text(value)}" for key, value in self.options.items() if value is not None
-        )
-        name = (
-            f'"{self.name}"' if re.search(r"[,()*]", self.name) else self.name
-        )  # a path may hold any of these
-        return (
-            name
-            + (f"({inside})" if inside else "")
-            + (f"*{self.count}" if self.count is not None else "")
-        )
+        """The text from which `parse` makes an equal part."""
+        needs_quotes = re.search(r"[,()*]", self.name)  # a path may hold any of these
+        text = f'"{self.name}"' if needs_quotes else self.name
+        assignments = []
+        for name, value in self.options.items():
+            if value is not None:
+                assignments.append(f"{name}={_format_value(value)}")
+        if assignments:
+            text += f"({', '.join(assignments)})"
+        if self.count is not None:
+            text += f"*{self.count}"
+        return text
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
+    """Write the value of an option such that `parse` reads it back; quoted where need be."""
     if isinstance(value, (list, tuple)):
-        return '"' + ",".join(str(v) for v in value) + '"'
-    if isinstance(value, str) and (not value or re.search(r"[,()=\s']", value)):
+        elements = ",".join(str(element) for element in value)
+        return f'"{elements}"'
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value == "":
+        return '""'
+    if isinstance(value, str) and re.search(r"[,()=\s']", value):
         return f'"{value}"'
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value)
 
 
 def words(text: str) -> list[str]:
-    """`a, b` as names."""
-    return [word for word in map(str.strip, text.split(",")) if word]
+    """Split `a, b` into its names; empty ones are left out."""
+    names = [name.strip() for name in text.split(",")]
+    return [name for name in names if name]
 
 
 def parse(text: str, what: str) -> list[Part]:
-    """`a(x=1)*2,b` as parts. Commas inside brackets or double quotes do not separate.
+    """Split `a(x=1)*2,b` into parts. Commas inside brackets or double quotes do not separate.
 
-    >>> parse("cnn(channels=18)*7, mlp", "model")
-    [Part(name='cnn', options={'channels': '18'}, count=7), Part(name='mlp', options={}, count=None)]
+    `what` says in errors what the text chooses.
+
+    >>> cnn, mlp = parse("cnn(channels=18)*7, mlp", "model")
+    >>> cnn
+    Part(name='cnn', options={'channels': '18'}, count=7)
+    >>> mlp
+    Part(name='mlp', options={}, count=None)
     """
-    return [_parse_part(piece, what) for piece in _split(text)]
+    return [_parse_part(piece, what) for piece in _split_at_commas(text)]
 
 
-def _split(text: str) -> list[str]:
-    pieces, depth, quoted = [""], 0, False
+def _split_at_commas(text: str) -> list[str]:
+    """Split a text at its commas, except those inside brackets or double quotes."""
+    pieces = [""]
+    depth = 0
+    is_quoted = False
     for character in text:
-        quoted ^= character == '"'
-        depth += 0 if quoted else {"(": 1, ")": -1}.get(character, 0)
-        if character == "," and depth == 0 and not quoted:
+        if character == '"':
+            is_quoted = not is_quoted
+        elif character == "(" and not is_quoted:
+            depth += 1
+        elif character == ")" and not is_quoted:
+            depth -= 1
+        if character == "," and depth == 0 and not is_quoted:
             pieces.append("")
         else:
             pieces[-1] += character
     return [piece.strip() for piece in pieces]
 
 
+_PART = re.compile(
+    r"""
+    (?P<name>    (?: "[^"]*" | [^()*"] )+ )
+    (?: \( (?P<options> .* ) \) )?
+    (?: \s* \* \s* (?P<count> [^()*]+ ) )?
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+
+
 def _parse_part(text: str, what: str) -> Part:
-    match = re.fullmatch(
-        r'((?:"[^"]*"|[^()*"])+)(?:\((.*)\))?(?:\s*\*\s*([^()*]+))?', text, re.DOTALL
-    )
-    if not match:
-        raise ConfigError(
-            f"{what} {text!r} cannot be read; write it like 'name', 'name(option=value)' or 'name*7'"
-        )
-    name, inside, count = match.groups()
+    """Parse one choice, such as `cnn(channels=18)*7`."""
+    match = _PART.fullmatch(text)
+    if match is None:
+        accepted = "'name', 'name(option=value)' or 'name*7'"
+        raise ConfigError(f"{what} {text!r} cannot be read; write it like {accepted}")
+    name = match["name"].replace('"', "").strip()
+    options = _parse_options(match["options"] or "", f"{what} {text!r}")
+    count = None
+    if match["count"] is not None:
+        count = convert(f"the count in {text!r}", match["count"], PositiveInt)
+    return Part(name, options, count)
+
+
+def _parse_options(text: str, where: str) -> dict[str, str]:
+    """Parse `a=1, b="x,y"`."""
+    if not text.strip():
+        return {}
     options = {}
-    for piece in _split(inside) if inside and inside.strip() else []:
-        key, equals, value = piece.partition("=")
+    for piece in _split_at_commas(text):
+        name, equals, value = piece.partition("=")
         if not equals:
-            raise ConfigError(f"{piece!r} in {what} {text!r} is no option; write 'name=value'")
-        options[key.strip()] = _unquoted(value.strip())
-    times = None if count is None else convert(f"the count in {text!r}", count, PositiveInt)
-    return Part(name.replace('"', "").strip(), options, times)
+            raise ConfigError(f"{piece!r} in {where} is not an option; write 'name=value'")
+        options[name.strip()] = _remove_quotes(value.strip())
+    return options
 
 
-def _unquoted(text: str) -> str:
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+def _remove_quotes(text: str) -> str:
+    """Remove one pair of equal quotes around a text."""
+    is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+    return text[1:-1] if is_quoted else text

@@ -1,9 +1,9 @@
 """Which code from outside the package may run, and where Python looks for it.
 
-A plug-in is Python code, named `package.module:function`. The user's own names, typed on the command line
-or passed from Python, are trusted. A name that was read from a file is not: the file may have been sent by
-anybody. Nothing is imported unless exactly its name is trusted, so a reader of files that forgets to ask
-refuses; it cannot run what it found.
+A plug-in from outside is Python code, named `package.module:function`. Names that the user types on
+the command line or passes from Python are trusted. A name that was read from a file is not, because
+anybody may have sent the file. Nothing is imported unless exactly its name is trusted: code that
+reads a file and forgets to ask gets a refusal, and cannot run what it found.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from fedproto.errors import ConfigError
 class _Trust:
     """What this process may load."""
 
-    names: set[str] = field(default_factory=set)  # as the user gave them: `package.module:function`
-    files: bool = False  # names from files, too: the user passed --trust-plugins
-    folder: Path | None = None  # looked in first: the user passed --plugin-dir
+    #: Names as the user gave them: `package.module:function`.
+    names: set[str] = field(default_factory=set)
+    #: Whether names from files are trusted, too: the user passed --trust-plugins.
+    files: bool = False
+    #: The folder that is searched first: the user passed --plugin-dir.
+    folder: Path | None = None
 
 
 _trust = _Trust()
 #: Top-level modules that were found in a folder which is not on sys.path, and that folder.
-_folders: dict[str, Path] = {}
+_module_folders: dict[str, Path] = {}
 
 
 # --- trust
@@ -41,8 +44,8 @@ _folders: dict[str, Path] = {}
 def trust_plugins(*names: str) -> None:
     """Let these plug-ins, each `package.module:function`, run wherever a file names them."""
     for name in names:
-        module, colon, function = name.partition(":")
-        if not (module and colon and function):
+        module, _, function = name.partition(":")
+        if not module or not function:
             raise ConfigError(f"{name!r} is not a plug-in: its name is 'package.module:function'")
     _trust.names.update(names)
 
@@ -53,20 +56,20 @@ def trust_files() -> None:
 
 
 def look_in(folder: Path) -> None:
-    """Look for plug-ins in this folder instead of the current one, as `--plugin-dir` asks for."""
+    """Search this folder for plug-ins instead of the current one, as `--plugin-dir` asks for."""
     if not folder.is_dir():
         raise ConfigError(f"--plugin-dir {folder} is not a folder")
     _trust.folder = folder.absolute()
 
 
 def is_trusted(name: str) -> bool:
-    """Whether the user gave this name, or trusts those in files."""
+    """Whether the user gave this name, or trusts the names in files."""
     return _trust.files or name in _trust.names
 
 
 @contextmanager
 def own_trust() -> Iterator[None]:
-    """Forget at the end what was trusted within: one command's flags say nothing about the next command."""
+    """Forget at the end what was trusted inside: flags of one command do not affect the next."""
     global _trust
     before = _trust
     _trust = replace(before, names=set(before.names))
@@ -77,11 +80,16 @@ def own_trust() -> Iterator[None]:
 
 
 def refusal(kind: str, name: str, where: str, remedy: str | None = None) -> ConfigError:
-    """The sentence about a plug-in that a file names; `where` says which file."""
-    flag = f"pass --trust-plugins (in Python, call fedproto.trust_plugins({name!r}) first)"
+    """Return the error for a plug-in that a file names.
+
+    `where` says which file, and `remedy` how to trust the plug-in if not by --trust-plugins.
+    """
+    if remedy is None:
+        in_python = f"fedproto.trust_plugins({name!r})"
+        remedy = f"pass --trust-plugins (in Python, call {in_python} first)"
     return ConfigError(
         f"{where} names the {kind} {name!r}, a plug-in whose Python code would run here: "
-        f"if you trust it, {remedy or flag}"
+        f"if you trust it, {remedy}"
     )
 
 
@@ -89,72 +97,77 @@ def refusal(kind: str, name: str, where: str, remedy: str | None = None) -> Conf
 
 
 def load(kind: str, name: str) -> Callable:
-    """The function of a trusted plug-in, imported from --plugin-dir, from where Python looks, or from the current
-    folder."""
+    """Return the function of a trusted plug-in.
+
+    Its module is imported from --plugin-dir, from sys.path, or from the current folder.
+    """
     if not is_trusted(name):
         raise refusal(kind, name, "a file")
-    module, _, function = name.partition(":")
+    module_name, _, function_name = name.partition(":")
     try:
-        found = getattr(_imported(module), function)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # somebody's file can fail in any way while it is imported
+        function = getattr(_import(module_name), function_name)
+    except (Exception, SystemExit) as error:  # importing somebody's file can fail in any way
+        folder = _trust.folder or "the current folder"
+        reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"{kind} {name!r} cannot be loaded from {_places()}: {type(error).__name__}: {error}"
+            f"{kind} {name!r} cannot be loaded from {folder} or PYTHONPATH: {reason}"
         ) from error
-    if not callable(found):
-        raise ConfigError(f"{kind} {name!r} is not a function but {type(found).__name__}")
-    return found
+    if not callable(function):
+        raise ConfigError(f"{kind} {name!r} is not a function but {type(function).__name__}")
+    return function
 
 
 @contextmanager
 def reachable(name: str) -> Iterator[None]:
-    """Let a plug-in's function import files beside it while it is called."""
+    """Let a plug-in's function import files from its own folder while it is called."""
     module = name.partition(":")[0]
-    folder = _folders.get(module.partition(".")[0])
+    folder = _module_folders.get(_top_level(module))
     with _on_path(folder):
         yield
 
 
-def _places() -> str:
-    return f"{_trust.folder or 'the current folder'} or PYTHONPATH"
+def _import(module: str) -> ModuleType:
+    """Import a module; a folder outside sys.path is searched during this import only.
 
-
-def _imported(module: str) -> ModuleType:
-    """The module, looked for outside sys.path only while it is imported.
-
-    What is installed comes before the current folder, so that nobody's folder can take the place of an
-    installed module; a folder that the user named comes first.
+    Installed modules come before the current folder, so that a file there cannot replace an
+    installed module. A folder that the user named comes first.
     """
     importlib.invalidate_caches()  # a file may have been written a moment ago
-    top = module.partition(".")[0]
-    if _trust.folder is not None and _is_in(_trust.folder, top):
-        folder: Path | None = _trust.folder
-    elif _is_installed(top):
-        folder = _folders.get(top)
+    top_level = _top_level(module)
+    folder: Path | None
+    if _trust.folder is not None and _is_in(_trust.folder, top_level):
+        folder = _trust.folder
+    elif _is_installed(top_level):
+        folder = _module_folders.get(top_level)
     else:
         folder = _trust.folder or Path.cwd()
     with _on_path(folder):
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     if folder is not None:
-        _folders[top] = folder
-    return found
+        _module_folders[top_level] = folder
+    return imported
 
 
-def _is_installed(top: str) -> bool:
-    """Whether Python finds a module, or has it already, without looking in the current folder."""
-    return top in sys.modules or importlib.util.find_spec(top) is not None
+def _top_level(module: str) -> str:
+    return module.partition(".")[0]
 
 
-def _is_in(folder: Path, top: str) -> bool:
-    files = (folder / f"{top}{ending}" for ending in importlib.machinery.all_suffixes())
-    return (folder / top).is_dir() or any(file.is_file() for file in files)
+def _is_installed(top_level: str) -> bool:
+    """Whether Python has loaded a module, or finds it without looking in the current folder."""
+    return top_level in sys.modules or importlib.util.find_spec(top_level) is not None
+
+
+def _is_in(folder: Path, top_level: str) -> bool:
+    """Whether a folder holds a package or a module file of this name."""
+    if (folder / top_level).is_dir():
+        return True
+    endings = importlib.machinery.all_suffixes()
+    return any((folder / f"{top_level}{ending}").is_file() for ending in endings)
 
 
 @contextmanager
 def _on_path(folder: Path | None) -> Iterator[None]:
-    """Add a folder to sys.path for a moment: first where the user named it, else last."""
+    """Add a folder to sys.path inside the block: first if the user named it, otherwise last."""
     if folder is None or str(folder) in sys.path:
         yield
         return

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from fedproto.config import plugins
+from fedproto.config.choices import AUTO, complete, parse_choice, resolve_auto
 from fedproto.config.options import words
-from fedproto.config.settings import AUTO, complete, one_part, resolve_auto
 from fedproto.core.class_names import is_plain
 from fedproto.core.federation import Federation, Member, rearrange_head
 from fedproto.core.files import (
@@ -283,7 +283,7 @@ def _federation(own: MemberSettings, terms: TrainingTerms, known: tuple[str, ...
         source.train.y, source.test.y, source.classes, 1, source.shots, np.random.default_rng(0), ""
     )
     portion = of_classes(pool, names=own.classes)[0]
-    model = one_part("model", own.model)
+    model = parse_choice("model", own.model)
     if model.name == AUTO:
         (model,) = resolve_auto(model, source.model)
     held = {source.classes[label] for label in np.unique(source.train.y[portion.train])}
@@ -316,7 +316,7 @@ def _refuse_unlisted(names: tuple[str, ...], known: tuple[str, ...]) -> None:
 def _source(own: MemberSettings) -> Source:
     """The member's data. What a table's columns or a text's words mean is kept: files grow, and a model stays."""
     part, kept = (
-        complete("dataset", one_part("dataset", own.data), {}, {}),
+        complete("dataset", parse_choice("dataset", own.data), {}, {}),
         Path(own.state) / ENCODING,
     )
     if kept.exists():

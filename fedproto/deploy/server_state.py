@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedproto.config.choices import complete, parse_choice
 from fedproto.config.options import PositiveInt, convert, words
-from fedproto.config.settings import complete, one_part
 from fedproto.core.class_names import merge_names
 from fedproto.core.files import TensorFormat, hold_lock, read_tensors, write_tensors
 from fedproto.core.tensors import flatten_groups, pad_rows, split_groups, stack_uploads
@@ -388,7 +388,7 @@ def _architecture(terms: TrainingTerms, settings: ServerSettings, classes: int) 
         raise ConfigError(
             f"{terms.algorithm} averages weights: the server must know `model` and `shape`, such as '1,28,28'"
         )
-    part = one_part("model", settings.model)
+    part = parse_choice("model", settings.model)
     shape = tuple(convert("shape", settings.shape, tuple[PositiveInt, ...]))
     return copy_state(
         draw_model(

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedproto.config import plugins
+from fedproto.config.choices import complete, parse_choice
+from fedproto.config.config_file import read_tables
 from fedproto.config.options import (
     Bounds,
     File,
@@ -23,7 +25,7 @@ from fedproto.config.options import (
     convert,
     words,
 )
-from fedproto.config.settings import Seed, complete, one_part, read_tables
+from fedproto.config.settings import Seed
 from fedproto.core.local_training import Training
 from fedproto.core.types import Algorithm
 from fedproto.errors import ConfigError, unknown
@@ -48,7 +50,7 @@ class TrainingTerms:
         return Training(self.batch, self.lr, self.momentum, self.epochs, self.last_batch, self.seed)
 
     def part(self) -> Part:
-        return complete("algorithm", one_part("algorithm", self.algorithm), {}, {})
+        return complete("algorithm", parse_choice("algorithm", self.algorithm), {}, {})
 
     def build(self) -> Algorithm:
         if self.part().options.get("fixed"):

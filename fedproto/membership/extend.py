@@ -17,7 +17,7 @@ from fedproto.core.tensors import flatten_groups
 from fedproto.core.types import Tree
 from fedproto.data import Source
 from fedproto.membership.membership import Contribution, Membership
-from fedproto.partitions.file import stamp
+from fedproto.partitions.file import hash_partition
 from fedproto.runs.assemble import deal
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
@@ -92,7 +92,7 @@ def _prepared(
     content: dict[str, Any] = {"version": 1, "clients": [person.portion for person in people]}
     with tempfile.TemporaryDirectory() as folder:
         partition, start = Path(folder) / "partition.json", Path(folder) / START
-        partition.write_text(json.dumps(content | {"sha256": stamp(content)}))
+        partition.write_text(json.dumps(content | {"sha256": hash_partition(content)}))
         write_prototypes(
             start, {"prototypes": shared.values, "known": shared.known}, shared.classes
         )

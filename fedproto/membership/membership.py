@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from fedproto.config import plugins
+from fedproto.config.choices import parse_choice
+from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
-from fedproto.config.settings import one_part, read_run_toml
 from fedproto.core import files
 from fedproto.core.class_names import class_name, describe_similar_names
 from fedproto.core.tensors import (
@@ -148,7 +149,7 @@ class Membership:
     def _load(cls, path: Path) -> Membership:
         tensors, header = files.read_tensors(path, PROTOTYPES_FORMAT)
         try:
-            algorithm = one_part("algorithm", header["algorithm"])
+            algorithm = parse_choice("algorithm", header["algorithm"])
             uploads = _uploads_of(tensors)
             members = {
                 name: take_one(uploads, place) for place, name in enumerate(header["members"])
@@ -333,7 +334,7 @@ def _algorithm_of(folder: RunFolder) -> Part:
     """The run's method with its options."""
     settings = read_run_toml(folder.path / "config.toml")
     plugins.refuse_plugins({"algorithm": settings["algorithm"]}, folder.path / "config.toml")
-    part = one_part("algorithm", settings["algorithm"])
+    part = parse_choice("algorithm", settings["algorithm"])
     options = {k.partition(".")[2]: v for k, v in settings.items() if k.startswith("algorithm.")}
     return replace(part, options=part.options | options)
 

@@ -1,7 +1,7 @@
-"""The models, one file each. A model is an ordinary module whose forward gives (features, logits).
+"""The models, one file each. A model is an ordinary module that returns (features, logits).
 
-A model of ours is a `body`, which embeds, and a `head`, which decides; its layers are named, so that
-`personal=fc1,fc2` can say which of them stay local. A model of a user's own needs only the forward.
+A model of ours is a `body`, which embeds, and a `head`, which decides. Its layers have names, so
+that `personal=fc1,fc2` can say which of them stay local. A user's own model needs only the forward.
 """
 
 from collections import OrderedDict
@@ -15,20 +15,24 @@ from torch import Tensor, nn
 from fedproto.core.types import Tree
 from fedproto.errors import ConfigError
 
-#: Mixes of architectures by name: the clients are dealt to them in equal blocks, in order.
+#: Mixes of architectures by name; clients are dealt to them in equal blocks, in order.
 PRESETS = {
     "cnn-mh": "cnn(channels=18),cnn(channels=20),cnn(channels=22)",
     "resnet18-mh": 'resnet18(strides="1,4"),resnet18(strides="2,2")',
     "mlp-mh": "mlp(hidden=50),mlp(hidden=100),mlp(hidden=200)",
 }
+BODY_PREFIX = "body."
 
 
 class Fit(NamedTuple):
-    """What a model must fit: the shape of one input, the number of classes, and the size of the prototypes."""
+    """What a model must fit."""
 
+    #: Shape of one input.
     shape: tuple[int, ...]
+    #: Number of classes.
     classes: int
-    dim: int | None = None  # None: the model's own
+    #: Values of a prototype; None: as many as the model embeds in by itself.
+    dim: int | None = None
 
 
 class Classifier(nn.Module):
@@ -40,68 +44,91 @@ class Classifier(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features (n, dim) and the logits (n, classes) of a batch."""
         features = self.body(x)
         return features, self.head(features)
 
 
 def assemble(
-    layers: dict[str, nn.Module], width: int, last: dict[str, nn.Module], name: str, fit: Fit
+    body_layers: dict[str, nn.Module],
+    width: int,
+    head_layers: dict[str, nn.Module],
+    output_name: str,
+    fit: Fit,
 ) -> Classifier:
-    """Body and head from named layers; where the federation's prototypes are not of size `width`, the body projects."""
+    """Return a model of named layers whose head ends in a linear layer called `output_name`.
+
+    `body_layers` embed in `width` values. If the federation's prototypes have another size, a
+    linear layer `project` follows.
+    """
     dim = fit.dim or width
-    body: dict[str, nn.Module] = dict(layers)
+    body = OrderedDict(body_layers)
     if dim != width:
         body["project"] = nn.Linear(width, dim)
-    head: dict[str, nn.Module] = last | {name: nn.Linear(dim, fit.classes)}
-    return Classifier(nn.Sequential(OrderedDict(body)), nn.Sequential(OrderedDict(head)))
+    head = OrderedDict(head_layers)
+    head[output_name] = nn.Linear(dim, fit.classes)
+    return Classifier(nn.Sequential(body), nn.Sequential(head))
 
 
-def with_body(initial: Tree, path: Path) -> Tree:
-    """A model's initial state with its body's tensors out of a file; names as in the model, or without `body.`.
+# --- weights from files
 
-    The head stays as drawn: its rows belong to the classes of those who trained it.
+
+def load_body(initial: Tree, path: Path) -> Tree:
+    """Return a model's initial state with the tensors of its body from a file.
+
+    Their names are those of the model, with or without `body.`. The head stays as it is, because
+    its rows belong to the classes of the client that trained it.
     """
-    stored, body = read_weights(path), [name for name in initial if name.startswith("body.")]
-    if not body:
-        raise ConfigError(
-            f"weights {str(path)!r} are for a model with a `body`, and this one has none"
-        )
-    found = {name: stored.get(name, stored.get(name.removeprefix("body."))) for name in body}
+    stored = read_weights(path)
+    names = [name for name in initial if name.startswith(BODY_PREFIX)]
+    where = f"weights {str(path)!r}"
+    if not names:
+        raise ConfigError(f"{where} are for a model with a `body`, and this one has none")
+    # Names and shapes of all tensors first: a file for another model is refused for that reason.
+    found = {name: _find_tensor(stored, name, initial[name], where) for name in names}
+    loaded = {}
     for name, value in found.items():
-        if value is None or value.shape != initial[name].shape:
-            what = "are missing" if value is None else f"have shape {tuple(value.shape)}"
-            wanted = tuple(initial[name].shape)
-            raise ConfigError(
-                f"weights {str(path)!r} do not fit the model: its {name} {wanted} {what} there"
-            )
-    taken = {
-        name: value.to(initial[name])
-        for name, value in found.items()
-        if value is not None and _is_real(value)
-    }
-    for name in found:
-        if name not in taken or not torch.isfinite(taken[name]).all():
-            raise ConfigError(
-                f"weights {str(path)!r} have {name} with values that are not finite numbers"
-            )
-    return initial | taken
+        loaded[name] = _convert_tensor(value, name, initial[name], where)
+    return initial | loaded
 
 
-def _is_real(value: Tensor) -> bool:
-    """Whether these are numbers that can be cast without losing a part of them."""
-    return not (value.is_complex() or value.is_quantized or value.is_sparse)
+def _find_tensor(stored: Tree, name: str, own: Tensor, where: str) -> Tensor:
+    """Return the stored tensor for the model's tensor `own`; it must have the same shape."""
+    value = stored.get(name)
+    if value is None:
+        value = stored.get(name.removeprefix(BODY_PREFIX))
+    wanted = f"{where} do not fit the model: its {name} {tuple(own.shape)}"
+    if value is None:
+        raise ConfigError(f"{wanted} are missing there")
+    if value.shape != own.shape:
+        raise ConfigError(f"{wanted} have shape {tuple(value.shape)} there")
+    return value
+
+
+def _convert_tensor(value: Tensor, name: str, own: Tensor, where: str) -> Tensor:
+    """Return a stored tensor with the type and device of `own`; all its values must be finite."""
+    refusal = ConfigError(f"{where} have {name} with values that are not finite numbers")
+    # Casting would lose a part of these.
+    if value.is_complex() or value.is_quantized or value.is_sparse:
+        raise refusal
+    converted = value.to(own)
+    if not torch.isfinite(converted).all():
+        raise refusal
+    return converted
 
 
 def read_weights(path: Path) -> Tree:
+    """Read the named tensors of a .safetensors or .pth file; nothing in it is executed."""
     try:
-        safe = path.suffix == ".safetensors"
-        stored = (
-            load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-        )
+        if path.suffix == ".safetensors":
+            stored = load_file(path)
+        else:
+            stored = torch.load(path, map_location="cpu", weights_only=True)
         return {name: value for name, value in stored.items() if isinstance(value, Tensor)}
     except OSError as error:
         raise ConfigError(f"weights {str(path)!r} cannot be read: {error}") from error
-    except Exception as error:  # a damaged file can fail in any way, and torch's own message advises to run its code
+    except Exception as error:
+        # A damaged file can fail in any way, and torch's own message advises to run its code.
         raise ConfigError(
-            f"weights {str(path)!r} are no .safetensors or .pth file of named tensors"
+            f"weights {str(path)!r} are not a .safetensors or .pth file of named tensors"
         ) from error

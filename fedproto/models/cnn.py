@@ -13,21 +13,24 @@ def cnn(
     kernel: PositiveInt = 5,
     dropout: Fraction = 0.5,
 ) -> Classifier:
-    """The paper's network for MNIST and FEMNIST: two convolutions and two fully connected layers.
+    """The paper's network for MNIST and FEMNIST: two convolutions, two fully connected layers.
 
-    Embeds: conv 10 - pool - relu - conv `channels` - dropout - pool - relu - fc `width` - relu; decides: dropout - fc.
+    Body: conv 10 - pool - relu - conv `channels` - dropout - pool - relu - fc `width` - relu.
+    Head: dropout - fc.
     """
     if len(fit.shape) != 3:
         raise ConfigError(
-            f"model cnn takes images (channels, height, width), not inputs of shape {fit.shape}: use mlp"
+            "model cnn takes images (channels, height, width), "
+            f"not inputs of shape {fit.shape}: use mlp"
         )
-    flat = channels * _side(fit.shape[1], kernel) * _side(fit.shape[2], kernel)
-    if flat <= 0:
+    input_channels, height, columns = fit.shape
+    pixels = _remaining_side(height, kernel) * _remaining_side(columns, kernel)
+    if pixels == 0:
         raise ConfigError(
-            f"model cnn needs larger images than {fit.shape[1]}x{fit.shape[2]}: use mlp, or a smaller kernel"
+            f"model cnn needs larger images than {height}x{columns}: use mlp, or a smaller kernel"
         )
-    layers = {
-        "conv1": nn.Conv2d(fit.shape[0], 10, kernel),
+    body = {
+        "conv1": nn.Conv2d(input_channels, 10, kernel),
         "pool1": nn.MaxPool2d(2),
         "relu1": nn.ReLU(),
         "conv2": nn.Conv2d(10, channels, 5),
@@ -35,12 +38,14 @@ def cnn(
         "pool2": nn.MaxPool2d(2),
         "relu2": nn.ReLU(),
         "flatten": nn.Flatten(),
-        "fc1": nn.Linear(flat, width),
+        "fc1": nn.Linear(channels * pixels, width),
         "relu3": nn.ReLU(),
     }
-    return assemble(layers, width, {"dropout": nn.Dropout(dropout)}, "fc2", fit)
+    return assemble(body, width, {"dropout": nn.Dropout(dropout)}, "fc2", fit)
 
 
-def _side(side: int, kernel: int) -> int:
-    """What two convolutions without padding and two poolings leave of a side."""
-    return max(0, ((side - kernel + 1) // 2 - 4) // 2)
+def _remaining_side(side: int, kernel: int) -> int:
+    """Return what two convolutions without padding and two poolings leave of a side."""
+    after_first = (side - kernel + 1) // 2
+    after_second = (after_first - 4) // 2
+    return max(0, after_second)

@@ -7,12 +7,15 @@ from fedproto.models import Classifier, Fit, assemble
 
 
 def mlp(fit: Fit, *, hidden: PositiveInt = 100, width: PositiveInt = 50) -> Classifier:
-    """Inputs of any shape, flattened. Embeds: fc `hidden` - relu - fc `width` - relu; decides: fc."""
-    layers = {
+    """Two hidden layers over inputs of any shape, flattened.
+
+    Body: fc `hidden` - relu - fc `width` - relu. Head: fc.
+    """
+    body = {
         "flatten": nn.Flatten(),
         "fc1": nn.Linear(math.prod(fit.shape), hidden),
         "relu1": nn.ReLU(),
         "fc2": nn.Linear(hidden, width),
         "relu2": nn.ReLU(),
     }
-    return assemble(layers, width, {}, "fc3", fit)
+    return assemble(body, width, {}, "fc3", fit)

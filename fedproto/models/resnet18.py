@@ -15,16 +15,18 @@ def resnet18(
     weights: File | None = None,
     fresh: str = "fc",
 ) -> Classifier:
-    """ResNet18 (He et al. 2016) with the strides of conv1 and of the max-pool; embeds in 512 values.
+    """ResNet18 (He et al. 2016), which embeds in 512 values.
 
-    `weights` names a file with torchvision's key names (.safetensors, or .pth as torchvision ships it); every layer is
-    read from it but those in `fresh`. The paper left conv1 and bn1 random too: `fresh="conv1,bn1,fc"`.
+    `strides` are those of conv1 and of the max-pool. `weights` names a file with torchvision's key
+    names (.safetensors, or .pth as torchvision ships it); every layer is read from it except those
+    in `fresh`. The paper left conv1 and bn1 random, too: `fresh="conv1,bn1,fc"`.
     """
     if len(fit.shape) != 3 or len(strides) != 2:
         raise ConfigError(
-            f"model resnet18 takes images and two strides, not inputs of shape {fit.shape} and {strides}"
+            "model resnet18 takes images and two strides, "
+            f"not inputs of shape {fit.shape} and {strides}"
         )
-    layers: dict[str, nn.Module] = {
+    body: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(fit.shape[0], 64, 7, strides[0], 3, bias=False),
         "bn1": nn.BatchNorm2d(64),
         "relu": nn.ReLU(),
@@ -36,25 +38,27 @@ def resnet18(
         "avgpool": nn.AdaptiveAvgPool2d(1),
         "flatten": nn.Flatten(),
     }
-    model = assemble(layers, 512, {}, "fc", fit)
+    model = assemble(body, 512, {}, "fc", fit)
     if weights is not None:
-        _load(model, Path(weights), [layer.strip() for layer in fresh.split(",")])
+        fresh_layers = [layer.strip() for layer in fresh.split(",")]
+        _load_weights(model, Path(weights), fresh_layers)
     return model
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a way around them."""
+    """Two 3x3 convolutions and a shortcut around them."""
 
-    def __init__(self, inside: int, outside: int, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outside)
-        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outside)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
         self.downsample: nn.Module = nn.Identity()
-        if stride != 1 or inside != outside:
+        if stride != 1 or in_channels != out_channels:
             self.downsample = nn.Sequential(
-                nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
+                nn.BatchNorm2d(out_channels),
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,24 +66,26 @@ class Block(nn.Module):
         return torch.relu(self.bn2(self.conv2(inner)) + self.downsample(x))
 
 
-def _load(model: Classifier, path: Path, fresh: list[str]) -> None:
-    """Copy the file's tensors into the model; every layer that is not fresh must be there and fit."""
+def _load_weights(model: Classifier, path: Path, fresh: list[str]) -> None:
+    """Copy the file's tensors into the model; every layer that is not fresh must be there."""
     stored = read_weights(path)
     layers = {name.split(".")[1] for name in model.state_dict()}
-    for name in fresh:
-        if name and name not in layers:  # a typing error would load what was meant to stay random
-            raise unknown("layer in fresh", name, layers)
+    for layer in fresh:
+        # Otherwise a typing error would load what was meant to stay random.
+        if layer and layer not in layers:
+            raise unknown("layer in fresh", layer, layers)
     for name, own in model.state_dict().items():
         key = name.partition(".")[2]  # without `body.` or `head.`
-        if key.split(".")[0] in fresh or key.startswith("project.") or not own.is_floating_point():
+        layer = key.partition(".")[0]
+        if layer in fresh or layer == "project" or not own.is_floating_point():
             continue
+        where = f"weights {str(path)!r}"
         if key not in stored:
             raise ConfigError(
-                f"weights {str(path)!r} hold no tensor {key!r}; torchvision's resnet18 names are accepted"
+                f"{where} hold no tensor {key!r}; torchvision's resnet18 names are accepted"
             )
-        if stored[key].shape != own.shape:
-            found, wanted = tuple(stored[key].shape), tuple(own.shape)
-            raise ConfigError(
-                f"weights {str(path)!r}: {key} has shape {found}, the model wants {wanted}"
-            )
+        found = tuple(stored[key].shape)
+        wanted = tuple(own.shape)
+        if found != wanted:
+            raise ConfigError(f"{where}: {key} has shape {found}, the model wants {wanted}")
         own.copy_(stored[key])

@@ -1,7 +1,8 @@
 """The partitions, one file each: pure functions from labels to rows, deterministic in the seed.
 
-A partition's function takes a `Pool`, then its options, and returns one `Portion` a client. No training row is in two
-portions; test rows may be, since a client is tested on images of its own classes.
+A partition's function takes a `PartitionRequest`, then its options, and returns one `ClientRows`
+per client. No training row belongs to two clients. A test row may: a client is tested on images of
+its own classes, which other clients may have, too.
 """
 
 from __future__ import annotations
@@ -16,95 +17,122 @@ from fedproto.errors import ConfigError
 
 
 class PartitionRequest(NamedTuple):
-    """What there is to give out."""
+    """A data set that is to be divided, and among how many clients."""
 
-    train: np.ndarray  # labels of the training rows
+    #: Labels of the training rows.
+    train: np.ndarray
+    #: Labels of the test rows.
     test: np.ndarray
-    names: tuple[str, ...]  # of the classes
+    #: Names of the classes, by label.
+    names: tuple[str, ...]
     clients: int
-    shots: int  # training images a class and client, where the user names no number
+    #: Training images per class and client, where the user names no number.
+    shots: int
     generator: np.random.Generator
-    source: str  # tells this data set from the federation's others in a partition file
+    #: Distinguishes this data set from the federation's others in a partition file.
+    source: str
     train_writer: np.ndarray | None = None
     test_writer: np.ndarray | None = None
 
 
 class ClientRows(NamedTuple):
-    """Rows of one client, sorted."""
+    """The rows of one client, sorted."""
 
     train: np.ndarray
     test: np.ndarray
 
 
-def portions(
-    pool: PartitionRequest,
-    trains: Sequence[np.ndarray],
+def add_test_rows(
+    request: PartitionRequest,
+    train_rows: Sequence[np.ndarray],
     test_shots: int | None,
-    tests: Sequence[np.ndarray] | None = None,
+    own_test_rows: Sequence[np.ndarray] | None = None,
 ) -> list[ClientRows]:
-    """The portions with these training rows, each with all test rows of its classes, or those of them in `tests`."""
-    everybodys = _Everybodys(pool)
-    result = []
-    for client, rows in enumerate(trains):
-        labels = np.unique(pool.train[rows])
-        if tests is None and test_shots is None:
-            chosen = everybodys.rows(labels)
+    """Return the clients with these training rows, each with test rows of its classes.
+
+    The test rows are all of a class, or `test_shots` random ones. With `own_test_rows`, a client
+    gets only rows from its own array.
+    """
+    shared = _SharedTestRows(request)
+    clients = []
+    for client, rows in enumerate(train_rows):
+        labels = np.unique(request.train[rows])
+        if own_test_rows is not None:
+            candidates = _split_by_label(request, own_test_rows[client], labels)
+            test_rows = _draw_test_rows(request, labels, candidates, test_shots)
+        elif test_shots is not None:
+            candidates = [shared.by_label[label] for label in labels]
+            test_rows = _draw_test_rows(request, labels, candidates, test_shots)
         else:
-            candidates = (
-                everybodys.of(labels) if tests is None else _of_classes(pool, tests[client], labels)
-            )
-            chosen = _test_rows(pool, labels, candidates, test_shots)
-        result.append(ClientRows(np.sort(rows), chosen))
-    return result
+            test_rows = shared.all_of(labels)
+        clients.append(ClientRows(np.sort(rows), test_rows))
+    return clients
 
 
-class _Everybodys:
-    """The test rows of each class; clients with the same classes share one array, or a thousand would fill memory."""
+class _SharedTestRows:
+    """The test rows of each class.
 
-    def __init__(self, pool: PartitionRequest) -> None:
-        self.pool, self.by_class = pool, grouped(pool.test, len(pool.names))
+    Clients with the same classes share one array; with one array each, a thousand clients would
+    fill the memory.
+    """
+
+    def __init__(self, request: PartitionRequest) -> None:
+        self.labels = request.test
+        self.by_label = group_positions(request.test, len(request.names))
+        self.table_size = max(len(request.names), request.test.max(initial=0) + 1)
         self.known: dict[bytes, np.ndarray] = {}
 
-    def of(self, labels: np.ndarray) -> list[np.ndarray]:
-        return [self.by_class[label] for label in labels]
+    def all_of(self, labels: np.ndarray) -> np.ndarray:
+        """Return the rows of all these labels, sorted."""
+        key = labels.tobytes()
+        if key not in self.known:
+            is_wanted = np.zeros(self.table_size, bool)
+            is_wanted[labels] = True
+            self.known[key] = np.flatnonzero(is_wanted[self.labels])
+        return self.known[key]
 
-    def rows(self, labels: np.ndarray) -> np.ndarray:
-        if labels.tobytes() not in self.known:
-            wanted = np.zeros(max(len(self.pool.names), self.pool.test.max(initial=0) + 1), bool)
-            wanted[labels] = True
-            self.known[labels.tobytes()] = np.flatnonzero(wanted[self.pool.test])
-        return self.known[labels.tobytes()]
 
+def group_positions(values: np.ndarray, groups: int) -> list[np.ndarray]:
+    """Return for each number from 0 to groups - 1 the positions where it stands, ascending.
 
-def grouped(values: np.ndarray, groups: int) -> list[np.ndarray]:
-    """For each of the numbers 0 .. groups-1 the places where it stands, ascending: one sort, not a search for each."""
+    This takes one sort instead of one search per number.
+    """
     order = np.argsort(values, kind="stable")
     ends = np.searchsorted(values[order], np.arange(groups + 1))
     return [order[start:end] for start, end in pairwise(ends)]
 
 
-def _of_classes(pool: PartitionRequest, rows: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
-    found = pool.test[rows]
-    return [rows[found == label] for label in labels]
+def _split_by_label(
+    request: PartitionRequest, rows: np.ndarray, labels: np.ndarray
+) -> list[np.ndarray]:
+    """Return the test rows of each label among `rows`."""
+    labels_of_rows = request.test[rows]
+    return [rows[labels_of_rows == label] for label in labels]
 
 
-def _test_rows(
-    pool: PartitionRequest, labels: np.ndarray, candidates: list[np.ndarray], shots: int | None
+def _draw_test_rows(
+    request: PartitionRequest, labels: np.ndarray, candidates: list[np.ndarray], shots: int | None
 ) -> np.ndarray:
-    """All candidates, or a random `shots` of each class."""
-    chosen = []
+    """Return all candidates, or a random `shots` of each label, sorted."""
+    drawn = []
     for label, rows in zip(labels, candidates, strict=True):
-        if shots is not None:
-            rows = pool.generator.permutation(rows)[: enough(pool, label, len(rows), shots, "test")]
-        chosen.append(rows)
-    return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, int)
+        if shots is None:
+            drawn.append(rows)
+            continue
+        require_images(request, label, len(rows), shots, "test")
+        drawn.append(request.generator.permutation(rows)[:shots])
+    if not drawn:
+        return np.zeros(0, int)
+    return np.sort(np.concatenate(drawn))
 
 
-def enough(pool: PartitionRequest, label: int, there: int, wanted: int, part: str) -> int:
-    """`wanted`, unless there are fewer images of the class."""
-    if there < wanted:
-        name = pool.names[label]
+def require_images(
+    request: PartitionRequest, label: int, available: int, wanted: int, kind: str
+) -> None:
+    """Refuse to give out more images of a class than there are; `kind` is training or test."""
+    if available < wanted:
+        name = request.names[label]
         raise ConfigError(
-            f"class {name!r} has {there} {part} images, but {wanted} are wanted: lower shots, ways or clients"
+            f"class {name!r} has {available} {kind} images, but {wanted} are wanted: "
+            "lower shots, ways or clients"
         )
-    return wanted

@@ -3,30 +3,48 @@ import numpy as np
 from fedproto.config.options import PositiveInt, words
 from fedproto.core.class_names import normalise_name
 from fedproto.errors import unknown
-from fedproto.partitions import ClientRows, PartitionRequest, enough, grouped, portions
+from fedproto.partitions import (
+    ClientRows,
+    PartitionRequest,
+    add_test_rows,
+    group_positions,
+    require_images,
+)
 
 
 def classes(
-    pool: PartitionRequest,
+    request: PartitionRequest,
     *,
     names: str = "",
     shots: PositiveInt | None = None,
     test_shots: PositiveInt | None = None,
 ) -> list[ClientRows]:
-    """Images of the named classes, `names="cat,dog"`, or of all: dealt in equal parts, or `shots` of each a client."""
-    wanted = [normalise_name(name) for name in words(names)] or list(pool.names)
-    for name in wanted:
-        if name not in pool.names:
-            raise unknown("class", name, pool.names)
-    rows_of, hands = (
-        grouped(pool.train, len(pool.names)),
-        [[np.zeros(0, int)] for _ in range(pool.clients)],
-    )
-    for label in sorted({pool.names.index(name) for name in wanted}):
-        rows = pool.generator.permutation(rows_of[label])
+    """Images of the named classes, `names="cat,dog"`, or of all classes, dealt to all clients.
+
+    A class is dealt in equal parts, or `shots` images of it go to each client.
+    """
+    clients = request.clients
+    hands: list[list[np.ndarray]] = [[np.zeros(0, int)] for _ in range(clients)]
+    rows_by_label = group_positions(request.train, len(request.names))
+    for label in _find_labels(request, names):
+        rows = request.generator.permutation(rows_by_label[label])
         if names or shots:
-            enough(pool, label, len(rows), (shots or 1) * pool.clients, "training")
-        each = shots * pool.clients if shots else len(rows)
-        for hand, part in zip(hands, np.array_split(rows[:each], pool.clients), strict=True):
+            wanted = (shots or 1) * clients
+            require_images(request, label, len(rows), wanted, "training")
+        if shots:
+            rows = rows[: shots * clients]
+        for hand, part in zip(hands, np.array_split(rows, clients), strict=True):
             hand.append(part)
-    return portions(pool, [np.concatenate(hand) for hand in hands], test_shots)
+    train_rows = [np.concatenate(hand) for hand in hands]
+    return add_test_rows(request, train_rows, test_shots)
+
+
+def _find_labels(request: PartitionRequest, names: str) -> list[int]:
+    """Return the labels of the named classes, or of all, sorted."""
+    wanted = [normalise_name(name) for name in words(names)]
+    for name in wanted:
+        if name not in request.names:
+            raise unknown("class", name, request.names)
+    if not wanted:
+        return list(range(len(request.names)))
+    return sorted({request.names.index(name) for name in wanted})

@@ -2,39 +2,43 @@ import numpy as np
 
 from fedproto.config.options import PositiveFloat, PositiveInt
 from fedproto.errors import ConfigError
-from fedproto.partitions import ClientRows, PartitionRequest, portions
+from fedproto.partitions import ClientRows, PartitionRequest, add_test_rows
 
-TRIES = 100
+MAX_TRIES = 100
 
 
 def dirichlet(
-    pool: PartitionRequest,
+    request: PartitionRequest,
     *,
     alpha: PositiveFloat = 0.5,
     smallest: PositiveInt = 10,
     test_shots: PositiveInt | None = None,
 ) -> list[ClientRows]:
-    """Each class is shared out by proportions drawn from Dirichlet(α, ..., α) (Hsu et al. 2019); all images are used.
+    """Each class is divided by proportions from Dirichlet(α, ..., α) (Hsu et al. 2019).
 
-    Small α: few classes a client. Drawn again until every client has at least `smallest` images.
+    All images are used. A small α gives few classes per client. The split is drawn again until
+    every client has at least `smallest` images.
     """
-    for _ in range(TRIES):
-        trains = _draw(pool, alpha)
-        if min(map(len, trains)) >= smallest:
-            return portions(pool, trains, test_shots)
+    for _ in range(MAX_TRIES):
+        train_rows = _draw_split(request, alpha)
+        if min(len(rows) for rows in train_rows) >= smallest:
+            return add_test_rows(request, train_rows, test_shots)
     raise ConfigError(
-        f"dirichlet found no split of {len(pool.train)} images that gives each of {pool.clients} clients {smallest} "
-        f"in {TRIES} tries with alpha {alpha:g}: raise alpha, or lower clients or smallest"
+        f"dirichlet found no split of {len(request.train)} images that gives each of "
+        f"{request.clients} clients {smallest} in {MAX_TRIES} tries with alpha {alpha:g}: "
+        "raise alpha, or lower clients or smallest"
     )
 
 
-def _draw(pool: PartitionRequest, alpha: float) -> list[np.ndarray]:
-    hands: list[list[np.ndarray]] = [[] for _ in range(pool.clients)]
-    for label in range(len(pool.names)):
-        rows = pool.generator.permutation(np.flatnonzero(pool.train == label))
-        cuts = np.cumsum(pool.generator.dirichlet(np.full(pool.clients, alpha)))[:-1]
-        for hand, piece in zip(
-            hands, np.split(rows, np.rint(cuts * len(rows)).astype(int)), strict=True
-        ):
+def _draw_split(request: PartitionRequest, alpha: float) -> list[np.ndarray]:
+    """Return the training rows of each client."""
+    hands: list[list[np.ndarray]] = [[] for _ in range(request.clients)]
+    alphas = np.full(request.clients, alpha)
+    for label in range(len(request.names)):
+        rows = request.generator.permutation(np.flatnonzero(request.train == label))
+        proportions = request.generator.dirichlet(alphas)
+        ends = np.cumsum(proportions)[:-1] * len(rows)
+        pieces = np.split(rows, np.rint(ends).astype(int))
+        for hand, piece in zip(hands, pieces, strict=True):
             hand.append(piece)
     return [np.concatenate(hand) for hand in hands]

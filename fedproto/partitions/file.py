@@ -6,82 +6,86 @@ from typing import Any
 import numpy as np
 
 from fedproto.core.class_names import normalise_name
-from fedproto.core.files import read_json
+from fedproto.core.files import check_version, read_json
 from fedproto.errors import DataError, shown
 from fedproto.partitions import ClientRows, PartitionRequest
 
 VERSION = 1
+#: Characters of a stored value that an error shows.
+MAX_SHOWN_CHARACTERS = 40
 
 
-def file(pool: PartitionRequest, path: str) -> list[ClientRows]:
-    """A partition that was written before: `file:RUN/partition.json`, checked against its hash and the data set."""
-    clients = [client for client in read(Path(path))["clients"] if client["labels"] == pool.source]
+def file(request: PartitionRequest, path: str) -> list[ClientRows]:
+    """A partition that was written before, `file:RUN/partition.json`.
+
+    It is checked against its hash and against the data set.
+    """
+    stored = read_partition(Path(path))["clients"]
+    clients = [client for client in stored if client["labels"] == request.source]
     if not clients:
         raise DataError(
             f"{path} divides another data set: its class names or labels are not this one's"
         )
-    if len(clients) != pool.clients:
+    if len(clients) != request.clients:
         raise DataError(
-            f"{path} divides this data set among {len(clients)} clients, but {pool.clients} are wanted: set clients to "
-            f"{len(clients)}"
+            f"{path} divides this data set among {len(clients)} clients, "
+            f"but {request.clients} are wanted: set clients to {len(clients)}"
         )
-    portions = [
-        _portion(pool, client, f"{path}: client {number}") for number, client in enumerate(clients)
-    ]
-    rows, counts = np.unique(
-        np.concatenate([portion.train for portion in portions]), return_counts=True
-    )
-    if (counts > 1).any():
-        raise DataError(f"{path} gives training row {rows[counts > 1][0]} to more than one client")
-    return portions
+    rows = []
+    for number, client in enumerate(clients):
+        rows.append(_read_rows(request, client, f"{path}: client {number}"))
+    _refuse_shared_rows(rows, path)
+    return rows
 
 
-def _portion(pool: PartitionRequest, client: dict[str, Any], where: str) -> ClientRows:
-    train = _rows(client["train"], len(pool.train), f"{where} names a train row")
-    test = _rows(client["test"], len(pool.test), f"{where} names a test row")
-    held = {pool.names[label] for label in np.unique(pool.train[train])}
+def _read_rows(request: PartitionRequest, client: dict[str, Any], where: str) -> ClientRows:
+    """Return the rows of one client, checked against the data set."""
+    train = _convert_rows(client["train"], len(request.train), f"{where} names a train row")
+    test = _convert_rows(client["test"], len(request.test), f"{where} names a test row")
+    held = {request.names[label] for label in np.unique(request.train[train])}
     for name in client["classes"]:
         if normalise_name(name) not in held:
             raise DataError(f"{where} claims class {name!r} but has no training image of it")
     return ClientRows(np.sort(train), np.sort(test))
 
 
-def _rows(listed: list[int], rows: int, where: str) -> np.ndarray:
-    """The rows as an array; compared as Python's numbers, which have no largest."""
-    if listed and not (min(listed) >= 0 and max(listed) < rows):
+def _convert_rows(listed: list[int], rows: int, where: str) -> np.ndarray:
+    """Return an array of rows; they are compared as Python's integers, which cannot overflow."""
+    if listed and (min(listed) < 0 or max(listed) >= rows):
         raise DataError(f"{where} out of range: the data set has rows 0 to {rows - 1}")
     return np.array(listed, np.int64)
 
 
-def stamp(content: dict[str, Any]) -> str:
-    """SHA-256 of a partition's canonical JSON, without the stamp itself."""
-    unstamped = {name: value for name, value in content.items() if name != "sha256"}
-    return hashlib.sha256(
-        json.dumps(unstamped, sort_keys=True, separators=(",", ":")).encode()
-    ).hexdigest()
+def _refuse_shared_rows(clients: list[ClientRows], path: str) -> None:
+    """Refuse a training row that two clients have, or one client twice."""
+    all_rows = np.concatenate([client.train for client in clients])
+    rows, counts = np.unique(all_rows, return_counts=True)
+    shared = rows[counts > 1]
+    if len(shared):
+        raise DataError(f"{path} gives training row {shared[0]} to more than one client")
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A partition file of our version, whose hash is right and whose entries are of the right kind."""
-    try:
-        content = read_json(path, DataError)
-    except DataError as error:
-        raise DataError(f"{path} is no partition file: {error}") from error
+def hash_partition(content: dict[str, Any]) -> str:
+    """Return the SHA-256 of a partition's canonical JSON, without its entry `sha256`."""
+    hashed = {name: value for name, value in content.items() if name != "sha256"}
+    text = json.dumps(hashed, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_partition(path: Path) -> dict[str, Any]:
+    """Read a partition file; its version, its hash and the types of its entries are checked."""
+    content = read_json(path, DataError)
     if not isinstance(content, dict) or not isinstance(content.get("sha256"), str):
-        raise DataError(f"{path} is no partition file: it must be an object with a 'sha256'")
-    if stamp(content) != content["sha256"]:
+        raise DataError(f"{path} is not a partition file: it must be an object with a 'sha256'")
+    if hash_partition(content) != content["sha256"]:
         raise DataError(
             f"{path} was changed after it was written: its SHA-256 is not the one it states"
         )
-    version = content.get("version")
-    if type(version) is not int or version != VERSION:
-        raise DataError(
-            f"{path} is a partition of version {shown(version, 40)}, and this fedproto reads version {VERSION}"
-        )
+    check_version(content, VERSION, str(path), DataError)
     clients = content.get("clients")
     if not isinstance(clients, list) or not clients:
         raise DataError(
-            f"{path} is no partition file: its 'clients' must be a list of at least one"
+            f"{path} is not a partition file: its 'clients' must be a list of at least one"
         )
     for number, client in enumerate(clients):
         _check_client(client, f"{path}: client {number}")
@@ -89,19 +93,28 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _check_client(client: Any, where: str) -> None:
-    """Refuse an entry that lacks something, or holds it as something else."""
+    """Refuse an entry that lacks a key, or holds a value of another type."""
     if not isinstance(client, dict):
-        raise DataError(f"{where} must be an object, not {shown(client, 40)}")
+        raise DataError(f"{where} must be an object, not {_shorten(client)}")
     for key in ("dataset", "labels"):
-        if not isinstance(client.get(key), str):
-            raise DataError(f"{where} must have text as {key!r}, not {shown(client.get(key), 40)}")
+        text = client.get(key)
+        if not isinstance(text, str):
+            raise DataError(f"{where} must have text as {key!r}, not {_shorten(text)}")
     for key in ("train", "test"):
-        rows = client.get(key)
-        odd = [row for row in rows if type(row) is not int] if isinstance(rows, list) else [rows]
-        if odd:
-            raise DataError(
-                f"{where} must have a list of whole numbers as {key!r}, not {shown(odd[0], 40)}"
-            )
+        _check_row_numbers(client.get(key), f"{where} must have a list of whole numbers as {key!r}")
     classes = client.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise DataError(f"{where} must have a list of names as 'classes', not {shown(classes, 40)}")
+        raise DataError(f"{where} must have a list of names as 'classes', not {_shorten(classes)}")
+
+
+def _check_row_numbers(rows: Any, demand: str) -> None:
+    """Refuse anything but a list of whole numbers; `demand` begins the sentence."""
+    if not isinstance(rows, list):
+        raise DataError(f"{demand}, not {_shorten(rows)}")
+    for row in rows:
+        if type(row) is not int:  # True is an instance of int
+            raise DataError(f"{demand}, not {_shorten(row)}")
+
+
+def _shorten(value: object) -> str:
+    return shown(value, MAX_SHOWN_CHARACTERS)

@@ -5,9 +5,9 @@ import numpy as np
 
 from fedproto.config.options import Fraction, PositiveFloat, PositiveInt
 from fedproto.errors import ConfigError, need, unknown
-from fedproto.partitions import ClientRows, PartitionRequest, portions
+from fedproto.partitions import ClientRows, PartitionRequest, add_test_rows
 
-#: Those that divide rows by what a pool knows; others want functions, arrays or columns.
+#: The partitioners that need no more than labels and writers; others want functions or arrays.
 PARTITIONERS = (
     "ContinuousPartitioner",
     "DirichletPartitioner",
@@ -20,10 +20,13 @@ PARTITIONERS = (
     "ShardPartitioner",
     "SquarePartitioner",
 )
+INSTALL = "'.[flower]'"
+PURPOSE = "partition flower"
+KIND = "partitioner of Flower Datasets"
 
 
 def flower(
-    pool: PartitionRequest,
+    request: PartitionRequest,
     name: str,
     *,
     alpha: PositiveFloat | None = None,
@@ -38,12 +41,13 @@ def flower(
     strictness: Fraction | None = None,
     test_shots: PositiveInt | None = None,
 ) -> list[ClientRows]:
-    """A partitioner of Flower Datasets by its name: `flower:PathologicalPartitioner(num_classes_per_partition=2)`.
+    """A partitioner of Flower Datasets by its name, such as `flower:IidPartitioner`.
 
-    It divides the shuffled training images by label (by client where it wants ids), with a seed drawn for it; options
-    have its names. Each client is tested on every test image of its classes, or on `test_shots` of each.
+    Its options have Flower's names: `flower:PathologicalPartitioner(num_classes_per_partition=2)`.
+    It divides the shuffled training images by label, or by client if it wants ids, with a seed
+    drawn for it. A client is tested on every test image of its classes, or on `test_shots` of each.
     """
-    given = {
+    options = {
         "alpha": alpha,
         "min_partition_size": min_partition_size,
         "self_balancing": self_balancing,
@@ -55,70 +59,76 @@ def flower(
         "group_size": group_size,
         "strictness": strictness,
     }
-    partitioner = _built(
-        pool, name, {option: value for option, value in given.items() if value is not None}
-    )
-    return portions(pool, _rows(pool, name, partitioner), test_shots)
+    given = {option: value for option, value in options.items() if value is not None}
+    partitioner = _build_partitioner(request, name, given)
+    train_rows = _divide_rows(request, name, partitioner)
+    return add_test_rows(request, train_rows, test_shots)
 
 
-def _built(pool: PartitionRequest, name: str, given: dict[str, Any]) -> Any:
-    """The partitioner, with what it wants to know of this federation filled in."""
+def _build_partitioner(request: PartitionRequest, name: str, given: dict[str, Any]) -> Any:
+    """Return Flower's partitioner; what it wants to know of this federation is filled in."""
     if name not in PARTITIONERS:
-        raise unknown("partitioner of Flower Datasets", name, PARTITIONERS)
-    module = need("flwr_datasets.partitioner", "'fedproto[flower]'", "partition flower")
-    if name not in module.__all__ or name == "Partitioner":
-        raise unknown(
-            "partitioner of Flower Datasets",
-            name,
-            [each for each in module.__all__ if each != "Partitioner"],
-        )
-    wanted = inspect.signature(getattr(module, name)).parameters
-    column = "client" if name.endswith("NaturalIdPartitioner") else "label"
+        raise unknown(KIND, name, PARTITIONERS)
+    module = need("flwr_datasets.partitioner", INSTALL, PURPOSE)
+    if name not in module.__all__:  # an older or newer version of Flower Datasets
+        available = [each for each in module.__all__ if each != "Partitioner"]
+        raise unknown(KIND, name, available)
+    partitioner_class = getattr(module, name)
+    parameters = inspect.signature(partitioner_class).parameters
     known = {
-        "num_partitions": pool.clients,
-        "partition_by": column,
-        "seed": int(pool.generator.integers(2**31)),
+        "num_partitions": request.clients,
+        "partition_by": "client" if _wants_ids(name) else "label",
+        "seed": int(request.generator.integers(2**31)),
     }
     for option in given:
-        if option not in wanted:
-            raise unknown(
-                f"option of {name}", option, [each for each in wanted if each not in known]
-            )
-    options = {option: value for option, value in known.items() if option in wanted} | given
-    return _calling(name, getattr(module, name), **options)
+        if option not in parameters:
+            accepted = [parameter for parameter in parameters if parameter not in known]
+            raise unknown(f"option of {name}", option, accepted)
+    options = {option: value for option, value in known.items() if option in parameters}
+    return _call(name, partitioner_class, **options, **given)
 
 
-def _rows(pool: PartitionRequest, name: str, partitioner: Any) -> list[np.ndarray]:
-    """The training rows of each client. Rows are shuffled first, as Flower does, whose iid deals them in order."""
-    order = pool.generator.permutation(len(pool.train))
-    columns = {"row": order, "label": pool.train[order]}
-    if pool.train_writer is not None:
-        columns["client"] = pool.train_writer[order]
-    elif name.endswith("NaturalIdPartitioner"):
+def _wants_ids(name: str) -> bool:
+    return name.endswith("NaturalIdPartitioner")
+
+
+def _divide_rows(request: PartitionRequest, name: str, partitioner: Any) -> list[np.ndarray]:
+    """Return the training rows of each client.
+
+    Rows are shuffled first, as in Flower, whose IidPartitioner deals them in order.
+    """
+    order = request.generator.permutation(len(request.train))
+    columns = {"row": order, "label": request.train[order]}
+    if request.train_writer is not None:
+        columns["client"] = request.train_writer[order]
+    elif _wants_ids(name):
         raise ConfigError(
             f"{name} needs a data set that says whose each image is, as for partition natural"
         )
-    partitioner.dataset = need(
-        "datasets", "'fedproto[flower]'", "partition flower"
-    ).Dataset.from_dict(columns)
-    found = _calling(name, lambda: partitioner.num_partitions)
-    if found != pool.clients:
+    datasets = need("datasets", INSTALL, PURPOSE)
+    partitioner.dataset = datasets.Dataset.from_dict(columns)
+    found = _call(name, getattr, partitioner, "num_partitions")
+    if found != request.clients:
         raise ConfigError(
-            f"{name} makes {found} clients of this data set, but clients is {pool.clients}"
+            f"{name} makes {found} clients of this data set, but clients is {request.clients}"
         )
-    parts = (_calling(name, partitioner.load_partition, number) for number in range(pool.clients))
-    rows = [np.asarray(part.with_format("numpy")["row"][:], np.int64) for part in parts]
-    for number, some in enumerate(rows):
-        if not len(some):
+    all_rows = []
+    for client in range(request.clients):
+        part = _call(name, partitioner.load_partition, client)
+        rows = np.asarray(part.with_format("numpy")["row"][:], np.int64)
+        if not len(rows):
             raise ConfigError(
-                f"{name} leaves client {number} without an image: fewer clients, or other options, may help"
+                f"{name} leaves client {client} without an image: "
+                "fewer clients, or other options, may help"
             )
-    return rows
+        all_rows.append(rows)
+    return all_rows
 
 
-def _calling(name: str, function: Any, *arguments: Any, **options: Any) -> Any:
-    """What Flower's function returns, or what it refuses in one sentence."""
+def _call(name: str, function: Any, *arguments: Any, **options: Any) -> Any:
+    """Call a function of Flower's; whatever it raises becomes one sentence."""
     try:
         return function(*arguments, **options)
     except Exception as error:  # each partitioner has its own way to refuse
-        raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
+        message = " ".join(str(error).split())
+        raise ConfigError(f"{name}: {message}") from error

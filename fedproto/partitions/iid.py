@@ -2,13 +2,13 @@ import numpy as np
 
 from fedproto.config.options import PositiveInt
 from fedproto.errors import ConfigError
-from fedproto.partitions import ClientRows, PartitionRequest, portions
+from fedproto.partitions import ClientRows, PartitionRequest, add_test_rows
 
 
-def iid(pool: PartitionRequest, *, test_shots: PositiveInt | None = None) -> list[ClientRows]:
+def iid(request: PartitionRequest, *, test_shots: PositiveInt | None = None) -> list[ClientRows]:
     """All training images, shuffled and dealt in equal parts."""
-    if pool.clients > len(pool.train):
-        raise ConfigError(f"{pool.clients} clients cannot share {len(pool.train)} training images")
-    return portions(
-        pool, np.array_split(pool.generator.permutation(len(pool.train)), pool.clients), test_shots
-    )
+    images = len(request.train)
+    if request.clients > images:
+        raise ConfigError(f"{request.clients} clients cannot share {images} training images")
+    shuffled = request.generator.permutation(images)
+    return add_test_rows(request, np.array_split(shuffled, request.clients), test_shots)

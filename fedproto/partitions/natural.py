@@ -2,39 +2,57 @@ import numpy as np
 
 from fedproto.config.options import PositiveInt
 from fedproto.errors import ConfigError
-from fedproto.partitions import ClientRows, PartitionRequest, grouped, portions
+from fedproto.partitions import ClientRows, PartitionRequest, add_test_rows, group_positions
 
 
-def natural(pool: PartitionRequest, *, test_shots: PositiveInt | None = None) -> list[ClientRows]:
-    """One client a writer (or value of `client`), `clients` of them drawn at random.
+def natural(
+    request: PartitionRequest, *, test_shots: PositiveInt | None = None
+) -> list[ClientRows]:
+    """One client per writer (or value of `client`); `clients` writers are drawn at random.
 
-    Tested on images of its classes: the writer's own where every drawn writer has some, else everybody's.
+    A client is tested on images of its classes: on the writer's own if every drawn writer has
+    some, otherwise on everybody's.
     """
-    if pool.train_writer is None:
+    if request.train_writer is None:
         raise ConfigError(
-            "partition natural needs a data set that says who wrote each image: chars74k, femnist, pfllib, or npz, "
-            "csv, text or hf with a column `client`"
+            "partition natural needs a data set that says who wrote each image: chars74k, "
+            "femnist, pfllib, or npz, csv, text or hf with a column `client`"
         )
-    writers, train_writer = np.unique(pool.train_writer, return_inverse=True)
-    if pool.clients > len(writers):
-        raise ConfigError(f"clients is {pool.clients}, but there are only {len(writers)} writers")
-    drawn = np.sort(pool.generator.permutation(len(writers))[: pool.clients])
-    by_writer = grouped(train_writer, len(writers))
-    trains = [by_writer[writer] for writer in drawn]
-    own = _own_tests(pool, writers, train_writer)
-    tests = [own[writer] for writer in drawn] if own else []
-    return portions(pool, trains, test_shots, tests if tests and all(map(len, tests)) else None)
+    writers, train_writer = np.unique(request.train_writer, return_inverse=True)
+    if request.clients > len(writers):
+        raise ConfigError(
+            f"clients is {request.clients}, but there are only {len(writers)} writers"
+        )
+    shuffled = request.generator.permutation(len(writers))
+    drawn = np.sort(shuffled[: request.clients])
+    rows_by_writer = group_positions(train_writer, len(writers))
+    train_rows = [rows_by_writer[writer] for writer in drawn]
+    own_test_rows = None
+    if request.test_writer is not None:
+        tests_by_writer = _find_own_tests(request, request.test_writer, writers, train_writer)
+        tests = [tests_by_writer[writer] for writer in drawn]
+        if all(len(rows) > 0 for rows in tests):
+            own_test_rows = tests
+    return add_test_rows(request, train_rows, test_shots, own_test_rows)
 
 
-def _own_tests(
-    pool: PartitionRequest, writers: np.ndarray, train_writer: np.ndarray
+def _find_own_tests(
+    request: PartitionRequest,
+    test_writer: np.ndarray,
+    writers: np.ndarray,
+    train_writer: np.ndarray,
 ) -> list[np.ndarray]:
-    """Each writer's test rows of classes it has training rows of."""
-    if pool.test_writer is None:
-        return []
-    known = np.flatnonzero(np.isin(pool.test_writer, writers))
-    writer, classes = np.searchsorted(writers, pool.test_writer[known]), len(pool.names)
-    trained = np.unique(train_writer * classes + pool.train)
-    fits = np.isin(writer * classes + pool.test[known], trained)
-    rows = known[fits]
-    return [rows[places] for places in grouped(writer[fits], len(writers))]
+    """Return each writer's test rows of classes of which it has training rows.
+
+    `train_writer` holds positions in `writers`, `test_writer` the writers themselves.
+    """
+    classes = len(request.names)
+    # A pair of writer and class is one number: writer * classes + class.
+    trained_pairs = np.unique(train_writer * classes + request.train)
+    known_rows = np.flatnonzero(np.isin(test_writer, writers))
+    writer_of_row = np.searchsorted(writers, test_writer[known_rows])
+    pairs = writer_of_row * classes + request.test[known_rows]
+    is_trained = np.isin(pairs, trained_pairs)
+    rows = known_rows[is_trained]
+    positions_by_writer = group_positions(writer_of_row[is_trained], len(writers))
+    return [rows[positions] for positions in positions_by_writer]

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedproto.config.settings import GOVERNED, flat, read_tables, require_recorded
-from fedproto.config.settings import VERSION as CONFIG_VERSION
+from fedproto.config.config_file import VERSION as CONFIG_VERSION
+from fedproto.config.config_file import flatten_tables, read_tables, require_recorded
+from fedproto.config.settings import GOVERNED
 from fedproto.core.files import check_version, read_tensors
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.membership.membership import Membership
@@ -202,7 +203,7 @@ def _config(path: Path) -> tuple[dict[str, Any], str]:
     try:
         tables = read_tables(path)
         check_version(tables, CONFIG_VERSION, str(path))
-        settings = flat(tables, str(path))
+        settings = flatten_tables(tables, str(path))
         require_recorded(settings, path)
         return settings, path.read_text(encoding="utf-8")
     except ConfigError as error:

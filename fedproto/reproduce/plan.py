@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedproto.config.settings import configure, read_tables
+from fedproto.config.config_file import read_tables
+from fedproto.config.settings import configure
 from fedproto.data import DataFolders
 from fedproto.errors import ConfigError, unknown
 from fedproto.runs.sweep import Cell

@@ -19,7 +19,7 @@ from fedproto.core.types import Task
 from fedproto.data import Source, Split
 from fedproto.errors import ConfigError, DataError
 from fedproto.partitions import ClientRows, PartitionRequest
-from fedproto.partitions.file import stamp
+from fedproto.partitions.file import hash_partition
 from fedproto.partitions.nway import fill_in
 from fedproto.runs.client_modules import ModuleBuilder
 
@@ -332,4 +332,4 @@ def _describe_partition(
         }
         clients.append(client)
     content = {"version": PARTITION_VERSION, "clients": clients}
-    return content | {"sha256": stamp(content)}
+    return content | {"sha256": hash_partition(content)}

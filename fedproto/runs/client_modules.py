@@ -18,7 +18,7 @@ from fedproto.core.dropout import Dropped, hand_in_dropout
 from fedproto.core.federation import Examples, Member
 from fedproto.core.types import Tree
 from fedproto.errors import ConfigError, FedProtoError
-from fedproto.models import Fit, with_body
+from fedproto.models import Fit, load_body
 
 
 def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
@@ -154,7 +154,7 @@ class ModuleBuilder:
     def _initial_state(self, module: nn.Module) -> Tree:
         """Return the module's state, with the body of the file of weights if there is one."""
         state = copy_state(module)
-        return state if self.weights is None else with_body(state, self.weights)
+        return state if self.weights is None else load_body(state, self.weights)
 
     def _probe_dim(self, module: nn.Module, examples: Examples, client: int) -> int:
         """Return the size of the module's embedding, or refuse one that breaks the contract."""

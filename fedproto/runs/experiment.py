@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.config import plugins
+from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
-from fedproto.config.settings import Config, configure, read_run_toml
+from fedproto.config.settings import Config, configure
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member

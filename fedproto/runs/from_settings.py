@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from fedproto.config import plugins
+from fedproto.config.choices import AUTO, resolve_auto
 from fedproto.config.options import Part
-from fedproto.config.settings import AUTO, Config, resolve_auto
+from fedproto.config.settings import Config
 from fedproto.core.federation import Federation, Member
 from fedproto.core.server import Progress
 from fedproto.core.types import Algorithm

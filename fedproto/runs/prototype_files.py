@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedproto.config.settings import read_run_toml
+from fedproto.config.config_file import read_run_toml
 from fedproto.core import files
 from fedproto.core.class_names import class_name
 from fedproto.core.tensors import FLOATS

@@ -10,7 +10,7 @@ from fedproto.core.federation import Federation
 from fedproto.core.files import hash_tensors
 from fedproto.core.types import Tree
 from fedproto.errors import RunFolderError
-from fedproto.partitions.file import read as read_partition
+from fedproto.partitions.file import read_partition
 from fedproto.runs.folder import RunFolder
 
 

@@ -26,18 +26,17 @@ from typing import Any, NamedTuple
 import torch
 
 from fedproto.config import plugin_trust, plugins
-from fedproto.config.options import Part
-from fedproto.config.settings import (
-    AUTO,
-    Config,
-    as_asked,
-    configure,
-    flat,
+from fedproto.config.choices import AUTO
+from fedproto.config.config_file import (
+    drop_values_from_data,
+    flatten_tables,
     read_run_toml,
     read_tables,
 )
+from fedproto.config.options import Part
+from fedproto.config.settings import Config, configure
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
-from fedproto.partitions.file import read as read_partition
+from fedproto.partitions.file import read_partition
 from fedproto.runs.devices import device_of
 from fedproto.runs.experiment import Experiment, OnRound, execute, hold_all
 from fedproto.runs.folder import RunFolder
@@ -94,9 +93,9 @@ OnBroken = Callable[[Cell, TrainingError], None]
 
 def read_sweep(path: Path) -> list[Cell]:
     """Return the cells of a sweep file in the order of its lists, the last one changing fastest."""
-    tables = as_asked(read_tables(path))
+    tables = drop_values_from_data(read_tables(path))
     lists = _read_lists(tables.pop("sweep", {}), path)
-    settings = flat(tables, str(path))
+    settings = flatten_tables(tables, str(path))
     plugins.refuse_plugins(settings, path)
     plugins.refuse_plugins(lists, path)
     cells = []
@@ -116,7 +115,7 @@ def _read_lists(table: Any, path: Path) -> dict[str, list[Any]]:
             f"{path} has no table [sweep] of lists, such as seed = [0, 1]: use `fedproto run` for "
             "one run"
         )
-    lists = flat(table, f"[sweep] of {path}")
+    lists = flatten_tables(table, f"[sweep] of {path}")
     for key, values in lists.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(

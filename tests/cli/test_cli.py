@@ -1,4 +1,4 @@
-"""The command line as a person or a script meets it: what it writes, prints, and refuses."""
+"""The command line: what it writes, prints and refuses."""
 
 import json
 import shlex
@@ -13,10 +13,10 @@ import torch
 from helpers.command_line import SMALL, Answer, answer, fedproto, files_in, only_line, process
 from safetensors import safe_open
 
-from fedproto.cli.main import LISTS
+from fedproto.cli.list_command import LISTS
 from fedproto.config import plugins
-from fedproto.config.settings import read_toml
-from fedproto.partitions.file import stamp
+from fedproto.config.config_file import read_toml
+from fedproto.partitions.file import hash_partition
 
 KINDS_OF_ACCURACY = {"head", "head_own", "prototype", "prototype_own"}
 COMPLETE = [
@@ -26,8 +26,8 @@ COMPLETE = [
     "partition.json",
     "prototypes.safetensors",
     "result.json",
+    "start.json",
 ]
-COMPLETE += ["start.json"]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def read(path: Path) -> Any:
 
 
 def timeless(folder: Path) -> dict[str, Any]:
-    """result.json without what two equal runs do not share: the seconds, and the checksum, which depends on them."""
+    """result.json without the seconds and the checksum, in which two equal runs differ."""
     stored = read(folder / "result.json")
     return {key: value for key, value in stored.items() if key not in ("seconds", "checksum")}
 
@@ -60,7 +60,7 @@ def timeless(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of five rounds, evaluated in the second, the fourth and the last, from which clients were absent."""
+    """A run of five rounds, evaluated in rounds 2, 4 and 5, with half the clients sampled."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     succeed(
         "run",
@@ -82,7 +82,7 @@ def test_a_run_leaves_a_complete_folder_and_nothing_else(run: Path) -> None:
     assert files_in(run.parent)[0] == "run"
 
 
-def test_everybody_who_may_look_into_the_folder_may_read_its_files(run: Path) -> None:
+def test_all_files_of_a_run_have_the_same_permissions(run: Path) -> None:
     """A run is shared: no file of it is more private than the others."""
     modes = {path.name: path.stat().st_mode & 0o777 for path in run.rglob("*") if path.is_file()}
     assert len(set(modes.values())) == 1, modes
@@ -118,7 +118,7 @@ def test_accuracies_are_fractions_and_their_spread_is_over_clients(run: Path) ->
         assert summary["std"] == pytest.approx(statistics.pstdev(values))
 
 
-def test_there_is_a_line_of_metrics_a_round(run: Path) -> None:
+def test_there_is_one_line_of_metrics_per_round(run: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     keys = {"round", "loss", "accuracy", "bytes_up", "bytes_down", "participants", "seconds"}
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
@@ -151,7 +151,7 @@ def test_the_result_adds_up_what_the_lines_say(run: Path) -> None:
 
 def test_the_partition_is_stamped_and_is_what_the_clients_had(run: Path) -> None:
     partition, result = read(run / "partition.json"), read(run / "result.json")
-    assert partition["sha256"] == stamp(partition) == result["partition"]
+    assert partition["sha256"] == hash_partition(partition) == result["partition"]
     for portion, client in zip(partition["clients"], result["clients"], strict=True):
         assert (len(portion["train"]), len(portion["test"])) == (client["train"], client["test"])
         assert portion["classes"] == client["classes"]
@@ -168,7 +168,7 @@ def test_the_prototypes_carry_the_names_of_their_classes(run: Path) -> None:
     )
     assert prototypes.shape == (10, 50)
     held = {label for client in read(run / "result.json")["clients"] for label in client["classes"]}
-    # With half the clients absent each round, a class may be unspoken of, but no class is known that nobody has.
+    # Half the clients are absent each round, so a class may lack a prototype.
     assert {str(label) for label in known.nonzero().flatten().tolist()} <= held
 
 
@@ -230,7 +230,7 @@ def test_a_folder_may_be_called_anything() -> None:
 
 
 def test_a_run_resumes_whatever_its_folder_is_called() -> None:
-    """Commas and brackets separate in a choice of plug-ins, and the partition of a resumed run is such a choice."""
+    """The partition of a resumed run is a choice of plug-in, where commas and brackets separate."""
     succeed("run", *SMALL, "--out", "a,b (1)*2")
     before = timeless(Path("a,b (1)*2"))
     Path("a,b (1)*2/result.json").unlink()
@@ -251,7 +251,7 @@ def test_several_methods_get_a_folder_each_and_one_table() -> None:
 
 
 def test_a_flag_leaves_the_options_of_the_files_plug_in_behind() -> None:
-    """`lam` is fedproto's: who runs a stored configuration with another method means the rest of it."""
+    """`lam` is an option of fedproto: with another algorithm it must not be refused."""
     succeed("run", *SMALL, "--set", "lam=2", "--out", "one")
     succeed("run", "one/config.toml", "--algorithm", "local", "--out", "other")
     assert read(Path("other/result.json"))["algorithm"] == "local"
@@ -306,7 +306,7 @@ def test_each_of_several_methods_gives_what_it_gives_alone(run: Path) -> None:
     assert timeless(Path("out/fedproto-1")) == timeless(Path("out/fedproto-2")) == timeless(run)
 
 
-# --- who overrides whom
+# --- which setting overrides which
 
 
 def settings_of(folder: str = "out") -> dict[str, Any]:
@@ -357,15 +357,29 @@ def test_the_released_profile_reaches_the_run() -> None:
 
 
 def test_every_flag_is_a_key_of_the_file() -> None:
-    """Flags are written to config.toml under their own names, so that none is forgotten when a run is repeated."""
-    flags = "--batch 4 --lr 0.1 --lost-uploads 0.2 --stragglers 0.2 --seed 7 --eval-every 3 --checkpoint-every 0"
-    more = "--stdev 1 --engine reference --device cpu --shots-stdev 2 --test-shots 9 --ways 4 --data-dir ."
-    more += " --participation 0.9"
-    succeed("run", *SMALL, *flags.split(), *more.split(), "--out", "out")
+    """Flags are written to config.toml under their own names."""
+    flags = {
+        "batch": "4",
+        "lr": "0.1",
+        "lost-uploads": "0.2",
+        "stragglers": "0.2",
+        "seed": "7",
+        "eval-every": "3",
+        "checkpoint-every": "0",
+        "stdev": "1",
+        "engine": "reference",
+        "device": "cpu",
+        "shots-stdev": "2",
+        "test-shots": "9",
+        "ways": "4",
+        "data-dir": ".",
+        "participation": "0.9",
+    }
+    words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
+    succeed("run", *SMALL, *words, "--out", "out")
     settings = settings_of()
-    words = flags.split() + more.split()
-    for flag, value in zip(words[::2], words[1::2], strict=True):
-        key = flag[2:].replace("-", "_")
+    for flag, value in flags.items():
+        key = flag.replace("-", "_")
         found = settings.get(key, settings.get(f"partition.{key}"))
         assert str(found) in (value, f"{value}.0", str(Path(value).absolute())), flag
 
@@ -376,7 +390,7 @@ def test_every_flag_is_a_key_of_the_file() -> None:
 @pytest.mark.parametrize(
     "arguments", ["--help", "run --help", "list --help", "resume --help", "--version"]
 )
-def test_help_does_not_wait_for_torch(arguments: str) -> None:
+def test_help_does_not_import_torch(arguments: str) -> None:
     result = answer(process(*arguments.split(), options=("-X", "importtime")))
     imported = {
         line.rpartition("|")[2].strip().partition(".")[0] for line in result.err.splitlines()
@@ -426,7 +440,8 @@ from torch import nn
 class Flat(nn.Module):
     def __init__(self, pixels, classes, width):
         super().__init__()
-        self.body, self.head = nn.Linear(pixels, width), nn.Linear(width, classes)
+        self.body = nn.Linear(pixels, width)
+        self.head = nn.Linear(width, classes)
 
     def forward(self, x):
         features = self.body(x.flatten(1))
@@ -439,7 +454,7 @@ def flat(fit, *, width: int = 16):
 
 @pytest.fixture
 def _outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two plug-ins beside where the command is typed; python's memory of them ends with the test."""
+    """Two plug-ins in the current folder; their modules are forgotten after the test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("my_algorithm.py").write_text(MY_ALGORITHM)
     Path("my_model.py").write_text(MY_MODEL)
@@ -535,12 +550,14 @@ def _write_arrays(folder: Path) -> None:
 
 
 def _write_partitions(folder: Path, good: dict[str, Any]) -> None:
-    """A partition whose hash is right but whose content cannot be, and one that was changed by hand."""
+    """Partitions with a right hash but impossible content, and one that was changed by hand."""
 
     def write(name: str, **of_first_client: Any) -> None:
         first, *others = good["clients"]
         content = good | {"clients": [first | of_first_client, *others]}
-        (folder / f"{name}.json").write_text(json.dumps(content | {"sha256": stamp(content)}))
+        (folder / f"{name}.json").write_text(
+            json.dumps(content | {"sha256": hash_partition(content)})
+        )
 
     missing = next(name for name in "0123456789" if name not in good["clients"][0]["classes"])
     write("claims", classes=[*good["clients"][0]["classes"], missing])
@@ -593,7 +610,7 @@ DATA = {
     "NaN in the data": ("--dataset npz:{inputs}/nan.npz", "NaN", "row 17"),
     "no data folder": ("--dataset mnist --data-dir {inputs}/nowhere", "not found", "--data-dir"),
 }
-SHARES = {
+PARTITIONS = {
     "more ways than classes": ("--ways 11", "ways is 11", "10 classes"),
     "more shots than images": ("--shots 5000", "training images", "lower shots"),
     "more shots than a number holds": (
@@ -604,8 +621,8 @@ SHARES = {
         "--partition file:{inputs}/nowhere.json --clients 4",
         "nowhere.json",
     ),
-    "partition cut in half": ("--partition file:{inputs}/half.json", "no partition file"),
-    "partition of another kind": ("--partition file:{inputs}/list.json", "no partition file"),
+    "partition cut in half": ("--partition file:{inputs}/half.json", "not valid JSON"),
+    "partition of another kind": ("--partition file:{inputs}/list.json", "not a partition file"),
     "partition changed by hand": ("--partition file:{inputs}/changed.json", "SHA-256"),
     "class without a training image": (
         "--partition file:{inputs}/claims.json",
@@ -678,8 +695,9 @@ FOLDERS = {
     "folder in a file": ("--out {inputs}/used/thesis.tex/out", "cannot be made", "--out"),
     "no such device": ("--device cuda", "cuda", "cpu and auto"),
 }
-PLAIN = ("--dataset", "digits", "--clients", "4")  # what a row that names none gets
-BAD = UNKNOWN_NAMES | ASSIGNMENTS | DATA | SHARES | MODELS | ARCHITECTURES | FILES | FOLDERS
+#: Flags for the rows that name no configuration file.
+PLAIN = ("--dataset", "digits", "--clients", "4")
+BAD = UNKNOWN_NAMES | ASSIGNMENTS | DATA | PARTITIONS | MODELS | ARCHITECTURES | FILES | FOLDERS
 
 
 @pytest.mark.parametrize(

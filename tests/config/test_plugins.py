@@ -1,4 +1,7 @@
-"""Names of plug-ins in files run no code; the user's own names do, from the current folder, for that import only."""
+"""Plug-ins from outside: names in files run no code, the user's own names do.
+
+Their module is looked for in the current folder, during the import only.
+"""
 
 import io
 import json
@@ -40,7 +43,9 @@ from fedproto.partitions.nway import nway
 class Net(nn.Module):
     def __init__(self, fit, width):
         super().__init__()
-        self.body, self.head = nn.Linear(64, fit.dim or width), nn.Linear(fit.dim or width, fit.classes)
+        dim = fit.dim or width
+        self.body = nn.Linear(64, dim)
+        self.head = nn.Linear(dim, fit.classes)
 
     def forward(self, x):
         features = self.body(x.flatten(1))
@@ -72,7 +77,7 @@ KINDS = {
 
 @contextmanager
 def forgotten() -> Iterator[None]:
-    """Python's memory of the module, and of where it looked, ends here."""
+    """Forget the module, and where Python looked for it, at the end."""
     path = list(sys.path)
     sys.modules.pop("sent", None)
     try:
@@ -91,7 +96,7 @@ def succeed(*arguments: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What somebody might send, all of it sound: runs with a plug-in of each kind, and what was made of them."""
+    """What somebody might send: runs with a plug-in of each kind, and what was made of them."""
     folder = tmp_path_factory.mktemp("theirs")
     (folder / "sent.py").write_text(CODE)
     np.save(folder / "two.npy", digits(DataFolders()).test.x[:2])
@@ -223,8 +228,8 @@ def test_what_needs_no_code_of_a_plug_in_works_without_it(
     assert not trace.exists()
 
 
-def test_what_a_manifest_says_about_itself_is_no_way_in(sent: Path, trace: Path) -> None:
-    """`export` builds the model that `about` names, which need not be the one that `predict` builds."""
+def test_what_a_manifest_says_about_itself_runs_no_code(sent: Path, trace: Path) -> None:
+    """`export` builds the model that `about` names, which may differ from that of `predict`."""
     succeed("run", *SMALL, "--model", "mlp", "--out", "plain")
     succeed("export", "plain", "--to", "exported", "--no-onnx")
     manifest = json.loads(Path("exported/manifest.json").read_text())
@@ -235,7 +240,7 @@ def test_what_a_manifest_says_about_itself_is_no_way_in(sent: Path, trace: Path)
     assert not trace.exists() and not Path("new").exists()
 
 
-def test_a_module_that_is_there_already_is_no_way_in(sent: Path) -> None:
+def test_a_module_that_is_loaded_already_is_not_called(sent: Path) -> None:
     """Nothing would be imported, but called: `os:system` takes a text."""
     manifest = json.loads((sent / "exported/manifest.json").read_text())
     (sent / "exported/manifest.json").write_text(json.dumps(manifest | {"model": "os:getcwd"}))
@@ -244,13 +249,13 @@ def test_a_module_that_is_there_already_is_no_way_in(sent: Path) -> None:
 
 
 def test_names_in_a_partition_are_not_looked_up(sent: Path, trace: Path) -> None:
-    from fedproto.partitions.file import stamp
+    from fedproto.partitions.file import hash_partition
 
     content = json.loads((sent / "partition/partition.json").read_text())
     for client in content["clients"]:
         client["dataset"] = "sent:data"
     path = Path("partition.json")
-    path.write_text(json.dumps(content | {"sha256": stamp(content)}))
+    path.write_text(json.dumps(content | {"sha256": hash_partition(content)}))
     succeed(
         "run",
         "--dataset",
@@ -329,7 +334,7 @@ def test_an_archive_that_somebody_sent_runs_no_code(kind: str, sent: Path, trace
 # --- Python
 
 
-def test_from_python_a_file_is_refused_and_a_name_of_ones_own_is_not(
+def test_in_python_names_in_files_are_refused_and_the_users_own_are_not(
     sent: Path, trace: Path
 ) -> None:
     for reading in (
@@ -500,7 +505,7 @@ def test_a_named_folder_must_be_one(trace: Path) -> None:
     )
 
 
-def test_nobodys_folder_takes_the_place_of_an_installed_module(
+def test_the_current_folder_cannot_replace_an_installed_module(
     trace: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = tmp_path_factory.mktemp("installed")
@@ -563,12 +568,14 @@ WRONG = {
     ),
     "a model of one output": (
         "model",
-        "from torch import nn\ndef f(fit): return nn.Sequential(nn.Flatten(), nn.Linear(64, fit.classes))",
+        "from torch import nn\n"
+        "def f(fit): return nn.Sequential(nn.Flatten(), nn.Linear(64, fit.classes))",
         "must take a batch of inputs of shape (1, 8, 8) and return (features, logits)",
     ),
     "a model for other inputs": (
         "model",
-        "from torch import nn\nclass N(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "from torch import nn\nclass N(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
         "        self.l = nn.Linear(3, 2)\n    def forward(self, x): return self.l(x), self.l(x)\n"
         "def f(fit): return N()",
         "must take a batch of inputs of shape (1, 8, 8)",
@@ -587,7 +594,8 @@ WRONG = {
     ),
     "a model that fails in training": (
         "model",
-        "from torch import nn\nclass N(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "from torch import nn\nclass N(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
         "        self.drop = nn.Dropout()\n    def forward(self, x):\n"
         "        if self.training: raise RuntimeError('not now')\n"
         "        x = x.flatten(1)[:, :10]\n        return x, x\ndef f(fit): return N()",

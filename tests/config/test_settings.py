@@ -1,4 +1,4 @@
-"""From what a person wrote to a checked configuration, and back."""
+"""From settings to a checked configuration, and back to TOML."""
 
 import string
 from pathlib import Path
@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedproto.config import plugins
+from fedproto.config.choices import resolve_auto
+from fedproto.config.config_file import read_toml
 from fedproto.config.options import (
     File,
     Fraction,
@@ -17,25 +19,18 @@ from fedproto.config.options import (
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
-    checked,
+    check_options,
     convert,
     parse,
 )
 from fedproto.config.plugin_trust import trust_plugins
-from fedproto.config.settings import (
-    RUN_FIELDS,
-    Config,
-    configure,
-    read_assignment,
-    read_toml,
-    resolve_auto,
-)
+from fedproto.config.settings import RUN_FIELDS, Config, configure, read_assignment
 from fedproto.errors import ConfigError, unknown
 
 # --- the text form of a choice
 
 NAMES = st.text(string.ascii_lowercase + "-_", min_size=1)
-#: What a path may hold: brackets, commas, stars and blanks inside, but no double quote, which is what quotes it.
+#: A path may hold brackets, commas, stars and blanks, but no double quote, which quotes it.
 ARGUMENTS = st.text(string.ascii_letters + "/.,()*='[] é", min_size=1).map(str.strip)
 VALUES = st.text(string.ascii_letters + string.digits + "/.,()*=' -é")
 PARTS = st.builds(
@@ -76,11 +71,11 @@ def test_any_text_is_parts_or_one_clear_error(text: str) -> None:
         ('npz:"/a,b (1).npz"*2', [Part("npz:/a,b (1).npz", {}, 2)]),
     ],
 )
-def test_what_a_choice_looks_like(text: str, expected: list[Part] | None) -> None:
+def test_a_choice_is_parsed_into_parts(text: str, expected: list[Part] | None) -> None:
     if expected is not None:
         assert parse(text, "model") == expected
         return
-    with pytest.raises(ConfigError, match="is no option"):
+    with pytest.raises(ConfigError, match="is not an option"):
         parse(text, "model")
 
 
@@ -102,7 +97,7 @@ def test_what_a_choice_looks_like(text: str, expected: list[Part] | None) -> Non
     ],
 )
 def test_a_choice_that_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be read|is no option|the count in"):
+    with pytest.raises(ConfigError, match=r"cannot be read|is not an option|the count in"):
         parse(text, "model")
 
 
@@ -114,6 +109,7 @@ def test_a_choice_that_cannot_be_read_is_refused(text: str) -> None:
     [
         ("3", PositiveInt, 3),
         (3.0, PositiveInt, 3),
+        (str(10**400), PositiveInt, 10**400),  # more than a float holds
         ("0.5", PositiveFloat, 0.5),
         (1, PositiveFloat, 1.0),
         ("1", Fraction, 1.0),
@@ -183,7 +179,7 @@ def test_counts_are_the_whole_numbers_from_one(number: int) -> None:
 
 
 @given(st.floats())
-def test_shares_are_the_numbers_from_zero_to_one(number: float) -> None:
+def test_fractions_are_the_numbers_from_zero_to_one(number: float) -> None:
     if 0 <= number <= 1:
         assert convert("it", repr(number), Fraction) == number
         return
@@ -198,19 +194,20 @@ def test_a_file_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_plug_in_may_leave_types_out() -> None:
-    def somebody_elses(*, mu=0.1, steps=2, loud=False, name="x", other=None): ...  # type: ignore[no-untyped-def]
+    def untyped(*, mu=0.1, steps=2, loud=False, name="x", other=None):  # type: ignore[no-untyped-def]
+        pass
 
     given = {"mu": "1", "steps": "3", "loud": "true", "name": "5", "other": "y"}
     expected = {"mu": 1.0, "steps": 3, "loud": True, "name": "5", "other": "y"}
-    assert checked(somebody_elses, given, "algorithm mine") == expected
+    assert check_options(untyped, given, "algorithm mine") == expected
 
 
 def test_an_option_without_default_must_be_given() -> None:
     def somebody_elses(*, mu: PositiveFloat) -> None: ...
 
-    assert checked(somebody_elses, {"mu": "2"}, "algorithm mine") == {"mu": 2.0}
+    assert check_options(somebody_elses, {"mu": "2"}, "algorithm mine") == {"mu": 2.0}
     with pytest.raises(ConfigError, match="algorithm mine needs its option 'mu'"):
-        checked(somebody_elses, {}, "algorithm mine")
+        check_options(somebody_elses, {}, "algorithm mine")
 
 
 # --- nearest names
@@ -256,7 +253,7 @@ def only(settings: dict[str, Any], assigned: dict[str, Any] | None = None) -> Co
     return config
 
 
-def test_a_bare_name_goes_to_whoever_alone_has_it() -> None:
+def test_a_bare_name_goes_to_what_alone_has_it() -> None:
     config = only({"lam": 0.5, "ways": 4, "channels": 18, "model": "cnn", "lr": 0.1})
     assert config.algorithm.options["lam"] == 0.5
     assert config.partition.options["ways"] == 4
@@ -266,7 +263,7 @@ def test_a_bare_name_goes_to_whoever_alone_has_it() -> None:
 
 @pytest.fixture
 def model_with_lr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A model of somebody's own with an option that the run has, too."""
+    """A user's own model with an option that the run has, too."""
     (tmp_path / "with_lr.py").write_text("def with_lr(fit, *, lr: float = 0.5):\n    ...\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     trust_plugins("with_lr:with_lr")
@@ -341,7 +338,7 @@ def test_options_of_a_mix_apply_to_those_that_have_them() -> None:
     assert "channels" not in mlp.options and mlp.options["width"] == 7
 
 
-def test_an_option_nobody_in_the_mix_has_is_refused() -> None:
+def test_an_option_that_no_plug_in_of_the_mix_has_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown key 'strides'"):
         only({"model": "cnn,mlp", "strides": "1,4"})
 
@@ -352,7 +349,7 @@ def test_a_preset_is_written_out(preset: str) -> None:
 
 
 def test_the_automatic_model_takes_options() -> None:
-    """Which model it will be is not known before the data is read, so any model's option may be given."""
+    """The model is not known before the data is read, so any model's option may be given."""
     config = only({"width": 40, "channels": 18})
     (part,) = config.model
     assert (part.name, part.options) == ("auto", {"width": 40, "channels": 18})
@@ -486,16 +483,14 @@ def test_tables_name_a_plug_in_and_its_options(tmp_path: Path) -> None:
         (b"algorithm = 3", "algorithm must be text"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused(
-    content: bytes, message: str, tmp_path: Path
-) -> None:
+def test_an_invalid_file_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         configure(read_toml(tmp_path / "config.toml"))
 
 
 @pytest.mark.parametrize("path", ["nowhere.toml", "."])
-def test_a_file_that_is_not_there_is_refused(path: str) -> None:
+def test_a_missing_file_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match=r"does not exist|cannot be read|is not valid TOML"):
         read_toml(Path(path))
 

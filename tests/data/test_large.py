@@ -17,8 +17,8 @@ from fedproto.core import rng
 from fedproto.data import Source, Split, check
 from fedproto.data.shared.lazy_images import Lazy
 from fedproto.errors import DataError, FedProtoError
-from fedproto.partitions import PartitionRequest, grouped, portions
-from fedproto.partitions.nway import _deal
+from fedproto.partitions import PartitionRequest, add_test_rows, group_positions
+from fedproto.partitions.nway import deal_rows
 from fedproto.runs import assemble
 from fedproto.runs.experiment import Experiment
 
@@ -222,7 +222,7 @@ seeds = st.integers(0, 2**31)
 @quickly
 def test_portions_are_the_plain_ones(seed, shots):
     trains = np.array_split(np.random.default_rng(seed).permutation(300), 40)
-    assert as_lists(portions(a_pool(seed), trains, shots)) == plain_portions(
+    assert as_lists(add_test_rows(a_pool(seed), trains, shots)) == plain_portions(
         a_pool(seed), trains, shots
     )
 
@@ -248,7 +248,7 @@ def test_nway_deals_as_a_plain_loop_does(seed, clients):
         for client in range(clients):
             if label in classes[client].tolist():
                 hands[client] += [stack.pop(0) for _ in range(ks[client])]
-    found = _deal(pool, rng.generator(seed, "rows").spawn(6), classes, ks)
+    found = deal_rows(pool, rng.generator(seed, "rows").spawn(6), classes, ks)
     assert [rows.tolist() for rows in found] == hands
 
 
@@ -256,7 +256,7 @@ def test_nway_deals_as_a_plain_loop_does(seed, clients):
 @quickly
 def test_grouped_is_a_search_for_each_number(values):
     array = np.array(values, int)
-    found = grouped(array, 7)  # numbers above are nobody's
+    found = group_positions(array, 7)  # numbers above are nobody's
     assert [rows.tolist() for rows in found] == [
         np.flatnonzero(array == number).tolist() for number in range(7)
     ]

@@ -372,7 +372,7 @@ def test_the_command_line_refuses_in_one_line(tmp_path):
         (("--dataset", f"text:{bad}"), "bad.csv has no column 'text': it has a, label"),
         (
             ("--dataset", "digits", "--model", "textcnn"),
-            "model textcnn takes texts of at least 5 word ids a row",
+            "model textcnn takes texts of at least 5 word ids per row",
         ),
     ]:
         answer = fedproto("run", *arguments, "--out", tmp_path / "run")
@@ -559,7 +559,7 @@ def test_textcnn_dim_projects_the_features():
 
 @pytest.mark.parametrize("shape", [(4,), (1, 8, 8)])
 def test_textcnn_refuses_what_is_no_row_of_words(shape):
-    with pytest.raises(ConfigError, match="takes texts of at least 5 word ids a row"):
+    with pytest.raises(ConfigError, match="takes texts of at least 5 word ids per row"):
         plugins.build("model", Part("textcnn"), Fit(shape, 3))
 
 

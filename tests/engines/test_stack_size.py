@@ -10,7 +10,7 @@ from helpers.command_line import fedproto
 from helpers.tiny import SETTINGS, experiment
 from safetensors.torch import load_file
 
-from fedproto.config.settings import read_toml
+from fedproto.config.config_file import read_toml
 from fedproto.engines import selection
 from fedproto.engines.vectorised import architecture_groups
 from fedproto.engines.vectorised.engine import VectorisedEngine

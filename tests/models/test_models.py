@@ -1,4 +1,4 @@
-"""The models: the paper's layer sizes, independent oracles of their arithmetic, loading weights, and who gets which."""
+"""The models: layer sizes, arithmetic, weights from files, and which client gets which model."""
 
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 import fedproto
 from fedproto.config import plugins
+from fedproto.config.choices import parse_choices
 from fedproto.config.options import Part
-from fedproto.config.settings import configure, parts_of
+from fedproto.config.settings import configure
 from fedproto.errors import ConfigError
 from fedproto.models import Fit
 from fedproto.models.resnet18 import Block
@@ -39,16 +40,14 @@ def size(module):
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-# --- cnn --------------------------------------------------------------------------------------------------------------
+# --- cnn
 
 
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
-        (
-            {},
-            {"conv1": 260, "conv2": 5_020, "fc1": 16_050, "fc2": 510},
-        ),  # 21,840, the paper's "430 thousand" / 20
+        # 21,840, the paper's "430 thousand" / 20
+        ({}, {"conv1": 260, "conv2": 5_020, "fc1": 16_050, "fc2": 510}),
         ({"channels": 18}, {"conv1": 260, "conv2": 4_518, "fc1": 14_450, "fc2": 510}),
         ({"channels": 22}, {"conv1": 260, "conv2": 5_522, "fc1": 17_650, "fc2": 510}),
         ({"width": 32}, {"conv1": 260, "conv2": 5_020, "fc1": 10_272, "fc2": 330}),
@@ -80,7 +79,7 @@ def test_cnn_with_kernel_3_fits_the_papers_femnist():
 
 
 def papers_network(p, x):
-    """The paper's network at test time, where dropout does nothing: conv-pool-relu twice, then fc-relu-fc."""
+    """The paper's network without dropout, as at test time: conv-pool-relu twice, fc-relu-fc."""
     x = F.relu(F.max_pool2d(F.conv2d(x, p["body.conv1.weight"], p["body.conv1.bias"]), 2))
     x = F.relu(F.max_pool2d(F.conv2d(x, p["body.conv2.weight"], p["body.conv2.bias"]), 2))
     features = F.relu(F.linear(x.reshape(len(x), -1), p["body.fc1.weight"], p["body.fc1.bias"]))
@@ -132,7 +131,7 @@ def test_cnn_takes_the_smallest_image_that_leaves_a_pixel():
     assert build("cnn", (1, 16, 16))(torch.zeros(1, 1, 16, 16))[0].shape == (1, 50)
 
 
-# --- mlp, and what all models share -----------------------------------------------------------------------------------
+# --- mlp, and what all models share
 
 
 @pytest.mark.parametrize("shape", [(64,), (1, 8, 8), (3, 4, 2, 5)])
@@ -152,12 +151,13 @@ def test_mlp_computes_two_hidden_layers_and_a_head():
     torch.testing.assert_close(logits, wanted @ p["head.fc3.weight"].T + p["head.fc3.bias"])
 
 
+#: An input shape for each model; a new model needs a line here.
 SHAPES = {
     "textcnn": (20,),
     "cnn": (1, 28, 28),
     "mlp": (1, 8, 8),
     "resnet18": (3, 32, 32),
-}  # a new model needs a line here
+}
 
 
 @pytest.mark.parametrize("name", plugins.names("model"))
@@ -182,7 +182,7 @@ def test_every_model_is_a_body_and_a_head(name):
     assert {key.split(".")[0] for key in model.state_dict()} == {"body", "head"}
 
 
-# --- resnet18 ---------------------------------------------------------------------------------------------------------
+# --- resnet18
 
 
 def norm(name):
@@ -225,7 +225,7 @@ def batch_norm(p, name, x, training=False):
 
 
 def basic_block(p, name, x, stride, training=False):
-    """He et al. 2016, figure 5 left: conv-bn-relu-conv-bn, plus x (projected where the shape changes), relu."""
+    """He et al. 2016, figure 5 left: conv-bn-relu-conv-bn, plus x (projected if need be), relu."""
     y = F.relu(
         batch_norm(
             p, f"{name}bn1", F.conv2d(x, p[f"{name}conv1.weight"], None, stride, 1), training
@@ -248,12 +248,12 @@ def unlike_the_start(module):
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
-    ("inside", "outside", "stride"), [(4, 4, 1), (4, 8, 2), (4, 8, 1), (4, 4, 2)]
+    ("in_channels", "out_channels", "stride"), [(4, 4, 1), (4, 8, 2), (4, 8, 1), (4, 4, 2)]
 )
-def test_resnet18_block_computes_the_papers_block(inside, outside, stride, training):
+def test_resnet18_block_computes_the_papers_block(in_channels, out_channels, stride, training):
     torch.manual_seed(0)
-    block = unlike_the_start(Block(inside, outside, stride)).double().train(training)
-    x = torch.randn(3, inside, 6, 6, dtype=torch.float64)
+    block = unlike_the_start(Block(in_channels, out_channels, stride)).double().train(training)
+    x = torch.randn(3, in_channels, 6, 6, dtype=torch.float64)
     wanted = basic_block(block.state_dict(), "", x, stride, training)
     torch.testing.assert_close(block(x), wanted)
 
@@ -299,12 +299,12 @@ def test_resnet18_refuses_what_it_cannot_take(shape, options, words):
     assert words in refusal("resnet18", shape, **options)
 
 
-# --- resnet18: weights from a file ------------------------------------------------------------------------------------
+# --- resnet18: weights from a file
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """A weights file as they are shipped: torchvision's names, half precision, the classes of other data."""
+    """A weights file with torchvision's names, in half precision, for other classes."""
     path = tmp_path_factory.mktemp("weights") / "made.safetensors"
     model = unlike_the_start(build("resnet18", (3, 32, 32), classes=200, seed=1))
     tensors = {
@@ -316,7 +316,7 @@ def stored(tmp_path_factory):
 
 
 def layers_equal(model, other):
-    """Which tensors are the same in both, by torchvision's name and without the counters of batches."""
+    """The names of tensors that are equal in both, without the counters of batches."""
     pairs = zip(plain_keys(model), model.state_dict().values(), other, strict=True)
     return {
         key
@@ -412,16 +412,16 @@ def test_resnet18_refuses_pth_files_of_other_things_and_runs_no_code(tmp_path, c
     victim = tmp_path / "victim"
     torch.save(content(victim) if content is RunsCode else content, tmp_path / "made.pth")
     message = refusal("resnet18", (3, 32, 32), weights=f"{tmp_path}/made.pth")
-    assert "made.pth' are no .safetensors or .pth file of named tensors" in message
+    assert "made.pth' are not a .safetensors or .pth file of named tensors" in message
     assert not victim.exists()
 
 
 @pytest.mark.parametrize("name", ["made.safetensors", "made.pth", "made"])
 @pytest.mark.parametrize("raw", [b"", b"text", None], ids=["empty", "text", "absent"])
-def test_resnet18_weights_that_are_no_weights_are_refused(tmp_path, name, raw):
+def test_resnet18_refuses_files_that_hold_no_weights(tmp_path, name, raw):
     if raw is not None:
         (tmp_path / name).write_bytes(raw)
-    words = "cannot be read: " if raw is None else "are no .safetensors or .pth file"
+    words = "cannot be read: " if raw is None else "are not a .safetensors or .pth file"
     assert f"{name}' {words}" in refusal("resnet18", (3, 32, 32), weights=str(tmp_path / name))
 
 
@@ -434,7 +434,7 @@ def test_resnet18_loads_the_real_file():
     assert model.eval()(torch.randn(2, 3, 32, 32))[1].isfinite().all()
 
 
-# --- who gets which model, and which start ----------------------------------------------------------------------------
+# --- which client gets which model, and which initial weights
 
 
 def federation(**options):
@@ -449,9 +449,8 @@ def equal_trees(a, b):
 def test_equal_architectures_share_their_initial_weights():
     a, b, c, d = federation(model="mlp(hidden=30),mlp,mlp(hidden=30),mlp(hidden=100)").members
     assert equal_trees(a.initial, c.initial)
-    assert equal_trees(
-        b.initial, d.initial
-    )  # 100 is the default: the same architecture, said otherwise
+    # 100 is the default, so this is the same architecture.
+    assert equal_trees(b.initial, d.initial)
     assert a.initial["body.fc1.weight"].shape != b.initial["body.fc1.weight"].shape
 
 
@@ -466,7 +465,9 @@ def test_initial_weights_depend_on_the_seed_and_on_nothing_else():
 
 
 def channels_of(text, clients):
-    return [part.options["channels"] for part in deal(parts_of("model", text), clients, "model")]
+    return [
+        part.options["channels"] for part in deal(parse_choices("model", text), clients, "model")
+    ]
 
 
 def test_a_mix_of_models_is_dealt_in_order():
@@ -486,22 +487,20 @@ def test_preset_cnn_mh_on_20_clients_gives_7_7_and_6(tmp_path):
     np.savez(tmp_path / "own.npz", x=np.zeros((600, 28, 28), np.uint8), y=np.arange(600) % 3)
     made = federation(dataset=f"npz:{tmp_path}/own.npz", model="cnn-mh", clients=20)
     models = [member.model for member in made.members]
-    assert (
-        models == ["cnn(channels=18)"] * 7 + ["cnn"] * 7 + ["cnn(channels=22)"] * 6
-    )  # 20 is the default
-    assert [member.initial["body.conv2.bias"].numel() for member in made.members] == [18] * 7 + [
-        20
-    ] * 7 + [22] * 6
+    channels = [member.initial["body.conv2.bias"].numel() for member in made.members]
+    # 20 channels are the default.
+    assert models == ["cnn(channels=18)"] * 7 + ["cnn"] * 7 + ["cnn(channels=22)"] * 6
+    assert channels == [18] * 7 + [20] * 7 + [22] * 6
 
 
 def test_preset_resnet18_mh_deals_the_papers_strides():
     strides = [
-        part.options["strides"] for part in deal(parts_of("model", "resnet18-mh"), 20, "model")
+        part.options["strides"] for part in deal(parse_choices("model", "resnet18-mh"), 20, "model")
     ]
     assert strides == ["1,4"] * 10 + ["2,2"] * 10
 
 
-def test_members_name_their_models_as_a_person_would():
+def test_clients_name_their_models_without_default_options():
     members = federation(model="mlp(hidden=30)*1,mlp*3").members
     assert [member.model for member in members] == ["mlp(hidden=30)", "mlp", "mlp", "mlp"]
 
@@ -535,9 +534,10 @@ def test_dim_brings_models_of_different_widths_together():
     assert {tuple(member.initial["head.fc3.weight"].shape) for member in made.members} == {(10, 16)}
 
 
-# --- a user's own module ----------------------------------------------------------------------------------------------
+# --- a user's own module
 
-X, Y = np.random.default_rng(0).random((30, 6), np.float32), np.arange(30) % 3
+X = np.random.default_rng(0).random((30, 6), np.float32)
+Y = np.arange(30) % 3
 
 
 class Own(nn.Module):
@@ -545,7 +545,8 @@ class Own(nn.Module):
 
     def __init__(self, outputs, inputs=6):
         super().__init__()
-        self.layer, self.outputs = nn.Linear(inputs, 3), outputs
+        self.layer = nn.Linear(inputs, 3)
+        self.outputs = outputs
 
     def forward(self, x):
         return self.outputs(x, self.layer(x))
@@ -568,7 +569,9 @@ def test_modules_may_differ_between_clients():
     assert [client["model"] for client in result.clients] == ["Own", "Other"]
 
 
-CONTRACT = "client 0's model must take a batch of inputs of shape (6,) and return (features, logits), one row per sample"
+CONTRACT = (
+    "client 0's model must take a batch of inputs of shape (6,) and return (features, logits)"
+)
 
 
 @pytest.mark.parametrize(
@@ -601,7 +604,7 @@ def test_a_users_module_with_a_wrong_forward_is_refused(module, words):
 
 
 @pytest.mark.parametrize("model", [Own, 5, [nn.Linear(6, 3)], [1, 2]])
-def test_what_is_no_module_is_refused(model):
+def test_a_model_that_is_not_a_module_is_refused(model):
     with pytest.raises(ConfigError, match="model must be text, a module, or a list of 2 modules"):
         run(model)
 
@@ -611,10 +614,8 @@ class Bare(nn.Module):
 
     def __init__(self, hidden):
         super().__init__()
-        self.first, self.second = (
-            nn.Parameter(torch.randn(6, hidden)),
-            nn.Parameter(torch.randn(hidden, 3)),
-        )
+        self.first = nn.Parameter(torch.randn(6, hidden))
+        self.second = nn.Parameter(torch.randn(hidden, 3))
 
     def forward(self, x):
         return x, x @ self.first @ self.second
@@ -640,7 +641,7 @@ def test_trained_models_come_back():
     assert not torch.equal(*(next(iter(state.values())) for state in result.states))
 
 
-def test_dim_is_not_passed_over_for_a_users_module():
+def test_dim_is_not_ignored_for_a_users_module():
     with pytest.raises(ConfigError, match="dim is 4, but client 0's Own embeds in 6 values"):
         fedproto.run(
             dataset=[(X, Y), (X, Y)], model=Own(lambda x, logits: (x, logits)), rounds=1, dim=4

@@ -27,7 +27,7 @@ from PIL import Image
 from safetensors import safe_open
 
 import fedproto as package
-from fedproto.config.settings import flat
+from fedproto.config.config_file import flatten_tables
 from fedproto.core.files import write_atomically
 from fedproto.core.types import Upload
 from fedproto.core.uploads import LatestUploads
@@ -445,7 +445,9 @@ def test_what_is_common_and_what_is_a_runs_own_are_together_its_configuration(ru
     for each in groups:
         for run in each.runs:
             seed = f"seed = {run.seed}\n" if len(each.runs) > 1 else ""
-            settings = flat(tomllib.loads(f"{common(groups)}\n{own(each, groups)}\n{seed}"), "both")
+            settings = flatten_tables(
+                tomllib.loads(f"{common(groups)}\n{own(each, groups)}\n{seed}"), "both"
+            )
             assert settings == run.config
     assert "algorithm" not in common(groups) and "rounds = 3" in common(groups)
 

@@ -13,7 +13,7 @@ from helpers.killed_runs import Killed, as_toml
 from helpers.tiny import SETTINGS
 from safetensors.torch import load_file
 
-from fedproto.cli import console
+from fedproto.cli import progress
 from fedproto.config.settings import configure
 from fedproto.engines.vectorised.engine import VectorisedEngine
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
@@ -381,7 +381,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
 def test_a_sweep_continues_after_ctrl_c(tmp_path, monkeypatch):
     """The round is finished, checkpoints are written, and one line says how to go on."""
     path = written(tmp_path / "sweep.toml", {"seed": [0, 1]}, rounds=5, checkpoint_every=5)
-    real = console.sweep_bar
+    real = progress.sweep_bar
 
     class Bar:
         def __init__(self, *arguments):
@@ -412,7 +412,7 @@ def test_a_sweep_continues_after_ctrl_c(tmp_path, monkeypatch):
         return len(signals) > 1
 
     with monkeypatch.context() as patch:
-        patch.setattr(console, "sweep_bar", Bar)
+        patch.setattr(progress, "sweep_bar", Bar)
         answer = fedproto("sweep", path, "--out", tmp_path / "out")
     assert answer.code == 130
     assert f"stopped; `fedproto sweep {path} --out {tmp_path / 'out'}` goes on" in answer.err

@@ -1,0 +1,295 @@
+"""`fedproto predict` and `fedproto export`, which use a trained client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fedproto.cli.flags import PluginDir, TrustPlugins
+from fedproto.cli.output import print_json_lines, print_table, say
+from fedproto.errors import DataError
+
+if TYPE_CHECKING:
+    from fedproto.inference.classifier import Judgement
+    from fedproto.inference.input_files import Input
+    from fedproto.inference.open_set import Rejection
+    from fedproto.inference.trained_client import Trained
+
+#: Clients that one sentence names.
+MAX_NAMED_CLIENTS = 50
+#: The fraction of known inputs that may be rejected where the user names none.
+DEFAULT_REJECT = 0.05
+
+Way = Literal["prototype", "head"]
+Among = Literal["all", "own"]
+Run = Annotated[
+    Path, typer.Argument(help="a run folder, an exported one, or a deployed member's TOML file")
+]
+
+
+# --- predict
+
+
+def predict(
+    run: Run,
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[INPUT]...",
+            help="images, tables, texts, .npy or .npz arrays, or folders of them",
+        ),
+    ] = None,
+    client: Annotated[
+        int | None, typer.Option(help="client whose model classifies [0]", show_default=False)
+    ] = None,
+    by: Annotated[
+        Literal["prototype", "head", "both"],
+        typer.Option(help="the nearest prototype, the client's head, or both"),
+    ] = "both",
+    among: Annotated[
+        Among, typer.Option(help="the federation's classes, or the client's own")
+    ] = "all",
+    top: Annotated[int, typer.Option(help="number of classes to show", min=1)] = 1,
+    reject: Annotated[
+        float | None,
+        typer.Option(
+            help='answer "none of these", rejecting this fraction of known inputs', min=0, max=1
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="one line of JSON per input")] = False,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
+) -> None:
+    """Classify inputs; without any, show how well each client recognises unseen classes."""
+    if not inputs:
+        wanted = DEFAULT_REJECT if reject is None else reject
+        _show_rejections(run, client, wanted, json)
+        return
+    trained = _read_trained(run, client or 0)
+    ways: list[Way]
+    if by != "both":
+        ways = [by]
+    elif trained.prototypes is None:
+        ways = ["head"]
+    else:
+        ways = ["prototype", "head"]
+    read = _read_inputs(inputs, trained)
+    answers: list[dict[str, Any]] = [{"input": each.name} for each in read]
+    for way in ways:
+        found = _classify(trained, way, among, reject, top, read)
+        for answer, of_this_way in zip(answers, found, strict=True):
+            answer[way] = of_this_way
+    if json:
+        print_json_lines(answers)
+    else:
+        _print_answers(answers, ways)
+
+
+def _read_trained(run: Path, client: int) -> Trained:
+    """Read a trained client from a run folder, an exported folder or a member's TOML file."""
+    from fedproto.inference.export import MANIFEST, read_member
+    from fedproto.inference.trained_client import member_of
+
+    if run.suffix == ".toml" and run.is_file():
+        from fedproto.deploy.member import trained
+        from fedproto.deploy.settings import read_member as read_settings
+
+        return trained(read_settings(run))
+    if (run / MANIFEST).exists():
+        return read_member(run)
+    return member_of(run, client)
+
+
+def _read_inputs(paths: list[Path], trained: Trained) -> list[Input]:
+    """Read all inputs, and say what was done to them."""
+    from fedproto.inference.input_files import read_inputs
+
+    read: list[Input] = []
+    for path in paths:
+        read.extend(read_inputs(path, trained.preparation))
+    for each in read:
+        for notice in each.notices:
+            say(notice, stderr=True)
+    return read
+
+
+def _classify(
+    trained: Trained, way: Way, among: Among, reject: float | None, top: int, inputs: list[Input]
+) -> list[dict[str, Any]]:
+    """Return the answer of one way to classify for each input."""
+    import numpy as np
+
+    from fedproto.inference.classifier import Classifier
+
+    classifier = Classifier.from_member(trained, by=way, among=among, reject=reject)
+    x = np.stack([each.x for each in inputs])
+    found = classifier.judge(trained.preparation.normalised(x))
+    is_finite = np.isfinite(found.distances).all(1)
+    if not is_finite.all():
+        first = inputs[int(np.argmin(is_finite))]
+        raise DataError(f"{first.name} is out of range: the model's output for it is not finite")
+    class_names = [str(name) for name in classifier.classes_]
+    answers = []
+    for row, label in enumerate(found.labels):
+        candidates = _list_candidates(found, row, way, class_names, trained.own, top)
+        answers.append({"label": str(label), "candidates": candidates})
+    return answers
+
+
+def _list_candidates(
+    found: Judgement, row: int, way: Way, class_names: list[str], own: Any, top: int
+) -> list[dict[str, Any]]:
+    """Return the `top` most probable classes of one input."""
+    import numpy as np
+
+    probabilities = found.shares[row]
+    best_first = np.argsort(-probabilities, kind="stable")  # the first of equals, as `predict`
+    candidates = []
+    for column in best_first[:top]:
+        name = class_names[column]
+        candidate: dict[str, Any] = {"class": name, "own": name in own}
+        if way == "prototype":
+            candidate["distance"] = float(found.distances[row, column])
+        candidate["probability"] = float(probabilities[column])
+        candidates.append(candidate)
+    return candidates
+
+
+def _print_answers(answers: list[dict[str, Any]], ways: list[Way]) -> None:
+    rows = []
+    has_unseen = False
+    for answer in answers:
+        cells = [answer["input"]]
+        for way in ways:
+            cells.append(_describe_answer(answer[way]))
+            candidates = answer[way]["candidates"]
+            has_unseen = has_unseen or not all(candidate["own"] for candidate in candidates)
+        rows.append(cells)
+    print_table(["input", *(f"by {way}" for way in ways)], rows)
+    if has_unseen:
+        say("* the client has never seen this class itself")
+
+
+def _describe_answer(answer: dict[str, Any]) -> str:
+    """Write an answer as `7 at 0.41`, or as `none of these (7 at 9.13)`."""
+    described = []
+    for candidate in answer["candidates"]:
+        name = candidate["class"]
+        if not candidate["own"]:
+            name += "*"
+        if "distance" in candidate:
+            described.append(f"{name} at {candidate['distance']:.3g}")
+        else:
+            described.append(f"{name} {candidate['probability']:.1%}")
+    listed = ", ".join(described)
+    if answer["label"] == answer["candidates"][0]["class"]:
+        return listed
+    return f"{answer['label']} ({listed})"
+
+
+# --- predict without inputs
+
+
+def _show_rejections(run: Path, client: int | None, reject: float, json: bool) -> None:
+    """Print how many known and unseen test images the clients of a run reject."""
+    from fedproto.inference.open_set import rejections
+
+    found = rejections(run, reject, None if client is None else [client])
+    if not found:
+        raise DataError(
+            f"{run} has no test images of classes that its clients never saw, "
+            "so there is nothing to show"
+        )
+    _name_clients_that_cannot_reject(found, reject)
+    if json:
+        print_json_lines([vars(each) for each in found])
+        return
+    headers = (
+        "classified by",
+        "clients",
+        "accuracy",
+        "known rejected",
+        "unseen rejected",
+        "AUROC, unseen",
+    )
+    by_way: dict[str, list[Rejection]] = {}
+    for each in found:
+        by_way.setdefault(each.way, []).append(each)
+    rows = []
+    for way, of_way in by_way.items():
+        row = [
+            way,
+            str(len(of_way)),
+            _mean_of(of_way, "accuracy", ".1%"),
+            _mean_of(of_way, "known_rejected", ".1%"),
+            _mean_of(of_way, "unseen_rejected", ".1%"),
+            _mean_of(of_way, "auroc", ".3f"),
+        ]
+        rows.append(row)
+    print_table(headers, rows)
+    say(
+        f"means over clients; rejecting {reject:.0%} of known images was asked for, "
+        "by test images not counted here"
+    )
+
+
+def _mean_of(found: list[Rejection], column: str, form: str) -> str:
+    """Return the mean over the clients that have a value, or a dash where none has."""
+    all_values = [getattr(each, column) for each in found]
+    values = [value for value in all_values if value is not None]
+    if not values:
+        return "–"
+    return format(sum(values) / len(values), form)
+
+
+def _name_clients_that_cannot_reject(found: list[Rejection], reject: float) -> None:
+    """Name the clients that have too few images for calibration, in one sentence."""
+    from fedproto.inference.trained_client import rows_needed
+
+    clients = {each.client for each in found}
+    images = {each.client: each.calibrated_on for each in found if each.known_rejected is None}
+    if not images:
+        return
+    described = [f"{client} ({count})" for client, count in images.items()]
+    listed = ", ".join(described[:MAX_NAMED_CLIENTS])
+    if len(described) > MAX_NAMED_CLIENTS:
+        listed += f" and {len(described) - MAX_NAMED_CLIENTS} others"
+    say(
+        f"{len(images)} of {len(clients)} clients cannot reject {reject:g} of known images, "
+        f"which needs {rows_needed(reject)} held-out images, and are left out of the fractions "
+        f"rejected; each with the images it has: {listed}",
+        stderr=True,
+    )
+
+
+# --- export
+
+
+def export(
+    run: Run,
+    to: Annotated[Path, typer.Option(help="a new or empty folder")],
+    client: Annotated[int, typer.Option(help="number of the client", min=0)] = 0,
+    onnx: Annotated[
+        bool, typer.Option(help="write model.onnx, too (needs pip install '.[onnx]')")
+    ] = True,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
+) -> None:
+    """Write a client as a folder that needs neither the run nor its data.
+
+    The folder holds weights, prototypes, preprocessing and an ONNX model.
+    """
+    from fedproto.data.shared.feature_encoding import ENCODING
+    from fedproto.inference.export import MANIFEST, why_not_rejecting_of, write_member
+
+    trained = _read_trained(run, client)
+    write_member(trained, to, onnx)
+    obstacle = why_not_rejecting_of(trained)
+    if obstacle is not None:
+        say(f"{obstacle}: {to / MANIFEST} states no threshold", stderr=True)
+    encoding = trained.preparation.encoding
+    if encoding is not None:
+        say(f"{to / ENCODING} {encoding.tells}: read it before you hand it on", stderr=True)
+    say(f"written to {to}")

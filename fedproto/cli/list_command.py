@@ -1,0 +1,54 @@
+"""`fedproto list`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedproto.errors import unknown
+
+#: plural, as typed -> kind, as in `--algorithm`
+LISTS = {
+    "algorithms": "algorithm",
+    "datasets": "dataset",
+    "models": "model",
+    "partitions": "partition",
+}
+
+
+def list_plugins(
+    kind: Annotated[
+        str | None, typer.Argument(help="algorithms, datasets, models or partitions [all]")
+    ] = None,
+) -> None:
+    """Show the names that can be used, with their options."""
+    if kind is not None and kind not in LISTS:
+        raise unknown("list", kind, LISTS)
+    from rich.table import Table
+
+    for plural in [kind] if kind else LISTS:
+        table = Table(title=plural, title_justify="left", show_edge=False, pad_edge=False)
+        for header in ("name", "what it is", "options and their defaults"):
+            table.add_column(header, overflow="fold")
+        for name, description, options in _describe_plugins(LISTS[plural]):
+            table.add_row(name, description, options)
+        Console().print(table, "", highlight=False)
+
+
+def _describe_plugins(kind: str) -> list[tuple[str, str, str]]:
+    """Return name, description and options of each plug-in and preset of a kind."""
+    from fedproto.config import plugins
+    from fedproto.config.options import options_of
+
+    rows = []
+    for name in plugins.names(kind):
+        function = plugins.find(kind, name)
+        docstring = function.__doc__ or ""
+        first_line = docstring.strip().split("\n")[0]
+        options = [str(option) for option in options_of(function).values()]
+        rows.append((name, first_line, ", ".join(options)))
+    for name, mix in plugins.presets(kind).items():
+        rows.append((name, f"in equal blocks: {mix}", ""))
+    return rows

@@ -1,0 +1,185 @@
+"""`fedproto join`, `fedproto members` and `fedproto extend`: clients that come and go."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedproto.cli.flags import PluginDir, TrustPlugins
+from fedproto.cli.output import execute, print_table, say, show_results
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from fedproto.membership.join import Epoch
+    from fedproto.runs.experiment import OnRound
+
+
+def join(
+    prototypes: Annotated[
+        Path, typer.Option(help="the federation's prototypes: a run folder, or a file of one")
+    ],
+    data: Annotated[
+        str, typer.Option(metavar="NAME", help="the newcomer's data: mnist5k, folder:PATH, ...")
+    ],
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="any architecture [the data set's]")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="a file with weights of the model's body [random]")
+    ] = None,
+    classes: Annotated[
+        str,
+        typer.Option(help="the newcomer's classes, separated by commas [all]", show_default=False),
+    ] = "",
+    shots: Annotated[
+        int | None, typer.Option(help="images per class [all]", min=1, show_default=False)
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="epochs of training", min=1)] = 10,
+    seed: Annotated[int, typer.Option(help="seed of weights, shuffles and samples", min=0)] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    data_dir: Annotated[
+        str | None, typer.Option(help="folder with data files [$FEDPROTO_DATA]")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="the newcomer's name [the folder's]", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="the newcomer's run folder [runs/newcomer]")
+    ] = None,
+    assign: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="as for run: lam=0.1")
+    ] = None,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
+) -> None:
+    """Train a newcomer with a federation's fixed prototypes, and alone for comparison."""
+    from fedproto.cli.progress import progress_bar
+    from fedproto.config.settings import read_assignment
+    from fedproto.membership.join import notices, prepare, proceed
+    from fedproto.runs.experiment import Interrupted
+    from fedproto.runs.folder import RunFolder
+
+    target = out or Path("runs") / "newcomer"
+    RunFolder.refuse_used(target)
+    options = {"seed": seed, "device": device, "data_dir": data_dir}
+    for text in assign or []:
+        key, value = read_assignment(text)
+        options[key] = value
+    prepared = prepare(
+        prototypes,
+        data,
+        model=model,
+        weights=weights,
+        classes=classes,
+        shots=shots,
+        epochs=epochs,
+        options=options,
+    )
+    for notice in notices(prepared[0]):
+        say(notice, stderr=True)
+
+    def bar(run_name: str) -> AbstractContextManager[OnRound]:
+        return progress_bar(Console(), run_name, 0, epochs)
+
+    try:
+        joined = proceed(prepared, target, name or target.name, bar)
+    except Interrupted:
+        if target.exists():
+            say(f"stopped; continue with: fedproto resume {target}", stderr=True)
+        else:
+            say("stopped; nothing was written", stderr=True)
+        raise typer.Exit(130) from None
+    _print_epochs(joined.epochs)
+    say(f"written to {target}; fold it in with: fedproto members {prototypes} --add {target}")
+
+
+def _print_epochs(epochs: list[Epoch]) -> None:
+    headers = (
+        "epoch",
+        "head, joined",
+        "head, alone",
+        "difference",
+        "prototype, joined",
+        "prototype, own classes",
+    )
+    rows = []
+    for epoch in epochs:
+        head_joined = epoch.joined["head"]
+        head_alone = epoch.alone["head"]
+        row = [
+            str(epoch.epoch),
+            f"{head_joined:.1%}",
+            f"{head_alone:.1%}",
+            f"{head_joined - head_alone:+.1%}",
+            f"{epoch.joined['prototype']:.1%}",
+            f"{epoch.joined['prototype_own']:.1%}",
+        ]
+        rows.append(row)
+    print_table(headers, rows)
+
+
+def members(
+    run: Annotated[Path, typer.Argument(help="a finished run of fedproto")],
+    add: Annotated[
+        list[Path] | None, typer.Option(help="fold in a newcomer: its folder, or its upload")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="remove a member's contribution")
+    ] = None,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
+) -> None:
+    """Show who contributed to a federation's prototypes; let members join and leave."""
+    from fedproto.membership.membership import Contribution, Membership
+    from fedproto.runs.folder import RunFolder
+
+    folder = RunFolder.open(run)
+    is_change = bool(add or remove)
+    with folder.hold() if is_change else nullcontext():
+        membership = Membership.of(folder)
+        for name in remove or []:
+            membership = membership.without(name)
+        for path in add or []:
+            membership = membership.with_member(Contribution.load(path))
+        for notice in membership.notices():
+            say(notice, stderr=True)
+        if is_change:
+            membership.save(folder)
+    rows = [(name, ", ".join(membership.held_by(name))) for name in membership.members]
+    print_table(("member", "classes"), rows)
+    for change in membership.changes:
+        sentence = f"{change['member']} {change['did']}"
+        if change["classes"]:
+            verb = "brought" if change["did"] == "joined" else "took along"
+            sentence += f", and {verb} {', '.join(change['classes'])}"
+        say(sentence)
+
+
+def extend(
+    run: Annotated[Path, typer.Argument(help="a finished run of fedproto")],
+    newcomers: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[NEWCOMER]...", help="run folders of `fedproto join`"),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="number of further rounds", min=1)] = 10,
+    out: Annotated[
+        Path | None, typer.Option(help="the run folder [RUN-extended]", show_default=False)
+    ] = None,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
+) -> None:
+    """Continue to train a federation with its newcomers, and without members that left."""
+    from fedproto.membership.extend import extend as prepare
+
+    target = out or run.with_name(f"{run.name}-extended")
+    experiment, folder = prepare(run, newcomers or [], target, rounds)
+    for notice in experiment.notices:
+        say(notice, stderr=True)
+    result = execute(experiment, folder, resumable=target)
+    show_results([result], [experiment.algorithm.name])
+    say(f"written to {target}")

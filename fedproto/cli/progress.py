@@ -1,0 +1,117 @@
+"""Progress bars with an estimate of the time left, for a run and for a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from fedproto.core.rounds import RoundResult
+from fedproto.errors import FedProtoError
+from fedproto.runs.experiment import OnRound
+from fedproto.runs.sweep import Cell, batches
+
+
+@contextmanager
+def progress_bar(console: Console, name: str, done: int, rounds: int) -> Iterator[OnRound]:
+    """Yield a function that is called with each round's result and moves a bar over the rounds.
+
+    Evaluated rounds and notes leave a line above the bar.
+    """
+    with _bar(console, "rounds, left") as bar:
+        task = bar.add_task(name, total=rounds, completed=done)
+
+        def show(result: RoundResult) -> None:
+            bar.update(task, completed=result.round)
+            if result.accuracy:
+                _print(console, _describe_round(name, result))
+            for note in result.notes:
+                _print(console, f"round {result.round}: {note}", "yellow")
+
+        yield show
+
+
+@contextmanager
+def sweep_bar(
+    console: Console, cells: Sequence[Cell], out: Path, broken: list[str] | None = None
+) -> Iterator[SweepProgress]:
+    """Yield what shows the progress of a sweep: a bar over the rounds of all unfinished cells.
+
+    The names of cells that break down are added to `broken`.
+    """
+    rounds = 0
+    for batch in batches(cells, out):
+        for cell, _ in batch:
+            rounds += cell.config.rounds
+    with _bar(console, "rounds of all, left") as bar:
+        task = bar.add_task("sweep", total=rounds)
+        yield SweepProgress(console, bar, task, [] if broken is None else broken)
+
+
+class SweepProgress:
+    """Shows how a sweep proceeds."""
+
+    def __init__(self, console: Console, bar: Progress, task: TaskID, broken: list[str]) -> None:
+        self.console = console
+        self.bar = bar
+        self.task = task
+        self.names_of_broken = broken
+
+    def batch(self, cells: Sequence[Cell], done: int, notices: Sequence[str]) -> OnRound:
+        """Announce cells that are trained together; return what is called after each round."""
+        what = cells[0].name if len(cells) == 1 else f"{len(cells)} federations together"
+        name = f"{cells[0].config.algorithm.name}: {what}"
+        self.bar.update(self.task, description=name)
+        _print(self.console, f"{name}, from round {done + 1}")
+        for notice in notices:
+            _print(self.console, notice, "yellow")
+
+        def show(result: RoundResult) -> None:
+            self.bar.advance(self.task)
+            if result.diverged:
+                _print(self.console, f"round {result.round}: {result.notes[-1]}", "red")
+
+        return show
+
+    def broken(self, cell: Cell, error: FedProtoError) -> None:
+        """Report a cell that broke down."""
+        self.names_of_broken.append(cell.name)
+        _print(self.console, f"{cell.name} broke down: {error}", "red")
+
+
+def _bar(console: Console, unit: str) -> Progress:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+        TextColumn("spent"),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _print(console: Console, sentence: str, style: str = "") -> None:
+    console.print(sentence, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def _describe_round(name: str, result: RoundResult) -> str:
+    accuracies = []
+    for key, summary in (result.accuracy or {}).items():
+        if not key.endswith("_own"):
+            accuracies.append(f"{key} {summary['mean']:.1%}")
+    loss = sum(result.loss.values())
+    listed = "  ".join(accuracies)
+    return f"{name} round {result.round:>4}  loss {loss:.3f}  accuracy by {listed}"

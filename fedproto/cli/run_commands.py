@@ -1,0 +1,280 @@
+"""`fedproto run` and `fedproto resume`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedproto.cli.flags import PluginDir, TrustPlugins
+from fedproto.cli.output import execute, say, show_results
+
+if TYPE_CHECKING:
+    from fedproto.config.settings import Config
+    from fedproto.data import Source
+
+RUN_EPILOG = (
+    "Keys that only --set and TOML know: dim, start, epochs, momentum, last_batch, precision, "
+    "threads, workers, stack, states, compile, and the options that `fedproto list` shows."
+)
+#: Bytes that the name of a data set or algorithm may take in the name of a folder.
+MAX_NAME_BYTES = 100
+
+
+def _flag(name: str, metavar: str, text: str) -> Any:
+    """Declare a flag that takes text: fedproto/config alone says which values are accepted."""
+    return typer.Option(f"--{name}", metavar=metavar, help=text, show_default=False)
+
+
+def run(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="CONFIG.toml", help="settings as a TOML file; flags override them"),
+    ] = None,
+    profile: Annotated[str | None, _flag("profile", "NAME", "paper or released [paper]")] = None,
+    dataset: Annotated[
+        str | None,
+        _flag("dataset", "NAME", "mnist5k, digits, mnist, cifar10, npz:PATH, ... [mnist5k]"),
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        _flag("algorithm", "NAME", "fedproto, local, ...; 'A,B' compares several [fedproto]"),
+    ] = None,
+    model: Annotated[
+        str | None,
+        _flag("model", "NAME", "cnn, 'cnn(channels=18)*7,mlp*13', cnn-mh, ... [the data set's]"),
+    ] = None,
+    partition: Annotated[
+        str | None, _flag("partition", "NAME", "nway, dirichlet, natural, iid, file:PATH [nway]")
+    ] = None,
+    clients: Annotated[str | None, _flag("clients", "N", "number of clients [20]")] = None,
+    ways: Annotated[
+        str | None, _flag("ways", "N", "classes per client (mean) [3, or all if there are fewer]")
+    ] = None,
+    shots: Annotated[
+        str | None, _flag("shots", "N", "training images per class (mean) [the data set's]")
+    ] = None,
+    stdev: Annotated[str | None, _flag("stdev", "X", "noise on ways [2]")] = None,
+    shots_stdev: Annotated[str | None, _flag("shots-stdev", "X", "noise on shots [stdev]")] = None,
+    test_shots: Annotated[
+        str | None, _flag("test-shots", "N", "test images per class [all]")
+    ] = None,
+    rounds: Annotated[str | None, _flag("rounds", "N", "communication rounds [100]")] = None,
+    batch: Annotated[str | None, _flag("batch", "N", "images per training step [8]")] = None,
+    lr: Annotated[str | None, _flag("lr", "X", "learning rate [0.01]")] = None,
+    participation: Annotated[
+        str | None, _flag("participation", "X", "fraction of clients sampled per round [1]")
+    ] = None,
+    lost_uploads: Annotated[
+        str | None, _flag("lost-uploads", "X", "fraction of uploads that are lost [0]")
+    ] = None,
+    stragglers: Annotated[
+        str | None, _flag("stragglers", "X", "fraction of clients that do half their steps [0]")
+    ] = None,
+    seed: Annotated[
+        str | None, _flag("seed", "N", "seed of partition, weights, shuffles and samples [0]")
+    ] = None,
+    engine: Annotated[
+        str | None, _flag("engine", "NAME", "reference, vectorised, processes or auto [auto]")
+    ] = None,
+    device: Annotated[str | None, _flag("device", "NAME", "cpu, cuda or auto [auto]")] = None,
+    eval_every: Annotated[
+        str | None, _flag("eval-every", "N", "evaluate every N rounds, and after the last [10]")
+    ] = None,
+    checkpoint_every: Annotated[
+        str | None,
+        _flag("checkpoint-every", "N", "write a checkpoint every N rounds, 0: none [10]"),
+    ] = None,
+    data_dir: Annotated[
+        str | None, _flag("data-dir", "DIR", "folder with data files [$FEDPROTO_DATA]")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="the run folder [runs/TIME-DATASET-ALGORITHM]", show_default=False),
+    ] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="any other key: lam=0.1, model.dropout=0"),
+    ] = None,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
+) -> None:
+    """Run a federation, or compare algorithms over one."""
+    flags = {
+        "profile": profile,
+        "dataset": dataset,
+        "algorithm": algorithm,
+        "model": model,
+        "partition": partition,
+        "clients": clients,
+        "partition.ways": ways,
+        "partition.shots": shots,
+        "partition.stdev": stdev,
+        "partition.shots_stdev": shots_stdev,
+        "partition.test_shots": test_shots,
+        "rounds": rounds,
+        "batch": batch,
+        "lr": lr,
+        "participation": participation,
+        "lost_uploads": lost_uploads,
+        "stragglers": stragglers,
+        "seed": seed,
+        "engine": engine,
+        "device": device,
+        "eval_every": eval_every,
+        "checkpoint_every": checkpoint_every,
+        "data_dir": data_dir,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    _run_configs(_read_configs(config, given, assign or []), out)
+
+
+def _read_configs(
+    path: Path | None, flags: dict[str, str], assignments: Sequence[str]
+) -> list[Config]:
+    """Return one configuration per algorithm; `--set` wins over flags, and flags over the file.
+
+    Plug-ins that the user names are trusted; a file that names others is refused.
+    """
+    from fedproto.config import plugins
+    from fedproto.config.config_file import read_toml
+    from fedproto.config.settings import configure, read_assignment
+
+    assigned = dict(read_assignment(text) for text in assignments)
+    plugins.trust_chosen(flags)
+    plugins.trust_chosen(assigned)
+    stored: dict[str, Any] = {}
+    if path is not None:
+        stored = _drop_replaced(read_toml(path), flags)
+        effective = {key: value for key, value in stored.items() if key not in assigned}
+        plugins.refuse_plugins(effective, path)
+    return configure(stored | flags, assigned)
+
+
+def _drop_replaced(stored: dict[str, Any], flags: dict[str, str]) -> dict[str, Any]:
+    """Return a file's settings without those of a plug-in or profile that a flag replaces."""
+    from fedproto.config.settings import GOVERNED
+
+    replaced = {key for key, value in flags.items() if value != stored.get(key)}
+    kept = {}
+    for key, value in stored.items():
+        is_governed = "profile" in replaced and key in GOVERNED
+        if key.partition(".")[0] not in replaced and not is_governed:
+            kept[key] = value
+    return kept
+
+
+def _run_configs(configs: Sequence[Config], out: Path | None) -> None:
+    """Run configurations that differ in their algorithm one after the other; print the results."""
+    from fedproto.engines.distributed.torchrun import follows
+    from fedproto.runs.experiment import Experiment, follow, hold_all
+    from fedproto.runs.folder import RunFolder
+
+    names = [config.algorithm.name for config in configs]
+    target = out or _default_folder(configs[0].dataset[0].name, "-".join(names))
+    if not follows():
+        RunFolder.refuse_used(target)
+    sources: dict[str, Source] = {}
+    experiments = [Experiment.prepare(config, loaded=sources) for config in configs]
+    if follows():
+        follow(experiments)
+        return
+    notices: dict[str, None] = {}
+    for experiment in experiments:
+        notices |= dict.fromkeys(experiment.notices)
+    for notice in notices:
+        say(notice, style="yellow")
+    # All folders first: whatever happens from here on, `fedproto resume` can finish all of them.
+    paths = [target / name for name in _number_repeated(names)] if len(names) > 1 else [target]
+    folders = []
+    for experiment, path in zip(experiments, paths, strict=True):
+        folders.append(experiment.new_folder(path))
+    results = []
+    with hold_all(folders):
+        for experiment, folder in zip(experiments, folders, strict=True):
+            results.append(execute(experiment, folder, resumable=target))
+    show_results(results, _labels(configs))
+    say(f"written to {target}")
+
+
+def _labels(configs: Sequence[Config]) -> list[str]:
+    """Return what tables call the runs: the algorithm, with its options if it is run twice."""
+    from fedproto.config import plugins
+
+    names = [config.algorithm.name for config in configs]
+    labels = []
+    for config, name in zip(configs, names, strict=True):
+        if names.count(name) > 1:
+            labels.append(plugins.short("algorithm", config.algorithm))
+        else:
+            labels.append(name)
+    return labels
+
+
+def _default_folder(dataset: str, algorithms: str) -> Path:
+    time = f"{datetime.now():%Y%m%d-%H%M%S}"
+    source = _name_for_folder(Path(dataset).name)
+    return Path("runs") / f"{time}-{source}-{_name_for_folder(algorithms)}"
+
+
+def _name_for_folder(text: str) -> str:
+    """Return text that every system takes as a part of a folder's name."""
+    safe = ""
+    for character in text:
+        safe += character if character.isalnum() or character in "-_" else "-"
+    return safe.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
+
+
+def _number_repeated(algorithms: Sequence[str]) -> list[str]:
+    """Return folder names: the algorithms, numbered where one is run twice."""
+    names = []
+    for position, algorithm in enumerate(algorithms):
+        name = algorithm.replace(":", "-")
+        if algorithms.count(algorithm) > 1:
+            name += f"-{position + 1}"
+        names.append(name)
+    return names
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="a run folder, or a folder of compared runs")],
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
+) -> None:
+    """Continue a run that was stopped or killed."""
+    from fedproto.runs.folder import RunFolder
+
+    folders = RunFolder.inside(run) or [RunFolder.open(run)]
+    stored = [folder.result() for folder in folders]
+    finished = [result for result in stored if result]
+    if len(finished) == len(folders):  # nothing to prepare: the data may be gone
+        rounds = max(result["rounds"] for result in finished)
+        say(f"{run} has finished all its {rounds} rounds: its result is in result.json")
+        return
+    from fedproto.engines.distributed.torchrun import follows
+    from fedproto.runs.experiment import follow, hold_all, reopen
+
+    if follows():
+        unfinished = []
+        for folder, result in zip(folders, stored, strict=True):
+            if not result:
+                experiment, _ = reopen(folder)
+                unfinished.append(experiment)
+        follow(unfinished)
+        return
+    results = []
+    with hold_all(folders):  # before checkpoints are read, so that nobody writes newer ones
+        for folder in folders:
+            result = folder.result()
+            if not result:
+                experiment, reopened = reopen(folder)
+                result = execute(experiment, reopened, resumable=run)
+            results.append(result)
+    if len(folders) > 1:
+        labels = [folder.path.name for folder in folders]
+    else:
+        labels = [results[0]["algorithm"]]
+    show_results(results, labels)

@@ -1,0 +1,144 @@
+"""`fedproto sweep` and `fedproto reproduce`, which run many federations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedproto.cli.flags import PluginDir, TrustPlugins
+from fedproto.cli.output import say, warn_of_divergence, wide_console
+
+if TYPE_CHECKING:
+    from fedproto.cli.progress import SweepProgress
+    from fedproto.runs.sweep import Cell
+
+
+def sweep(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG.toml", help="settings as for run, and a table [sweep] of lists"
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the runs [runs/NAME]", show_default=False)
+    ] = None,
+    trust_plugins: TrustPlugins = False,
+    plugin_dir: PluginDir = None,
+) -> None:
+    """Run all combinations of some settings; run again, it continues where it stopped.
+
+    All settings come from the file: dataset = "mnist5k", then [sweep], seed = [0, 1, 2],
+    ways = [3, 4]. Federations that differ only in seed, partition, clients, lr, momentum,
+    participation, lost_uploads or stragglers are trained together.
+    """
+    from fedproto.cli.progress import sweep_bar
+    from fedproto.cli.tables import sweep_table
+    from fedproto.engines.distributed.torchrun import refuse_torchrun
+    from fedproto.runs.sweep import read_sweep, run_sweep
+
+    refuse_torchrun("sweep")
+    cells = read_sweep(config)
+    target = out or Path("runs") / config.stem
+    try:
+        with sweep_bar(Console(), cells, target) as progress:
+            results = run_sweep(cells, target, progress.batch, progress.broken)
+    except KeyboardInterrupt:
+        _say_stopped(f"fedproto sweep {config}", out)
+        raise typer.Exit(130) from None
+    wide_console().print(sweep_table(cells, results), highlight=False)
+    finished = []
+    for cell, result in zip(cells, results, strict=True):
+        if result is not None:
+            finished.append(result | {"algorithm": cell.name})
+    warn_of_divergence(finished)
+    say(f"written to {target}")
+    if len(finished) < len(cells):
+        raise typer.Exit(2)
+
+
+def reproduce(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="table-mnist, table-femnist, table-cifar10, fig-tsne, fig-shots, fig-lambda, "
+            "..., verdicts or all"
+        ),
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="a small version: minutes on a CPU, no data needed")
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="number of seeds [the target's]", min=1, show_default=False)
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="rounds per run [the target's]", min=1, show_default=False)
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="only these, separated by commas [all]", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or auto [auto]", show_default=False)
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="folder with data files [$FEDPROTO_DATA]")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="output folder [runs/reproduce, or runs/quick]", show_default=False),
+    ] = None,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="run nothing, show what is finished")
+    ] = False,
+    archive: Annotated[
+        Path | None,
+        typer.Option(help="file that keeps finished cells between runs", show_default=False),
+    ] = None,
+) -> None:
+    """Make the paper's tables and figures, and further studies; run again, it continues."""
+    from fedproto.cli.progress import sweep_bar
+    from fedproto.engines.distributed.torchrun import refuse_torchrun
+    from fedproto.reproduce.make import make
+    from fedproto.reproduce.plan import Narrowed
+
+    refuse_torchrun("reproduce")
+    computed = []
+    if device is not None:
+        computed.append(("device", device))
+    if data_dir is not None:
+        computed.append(("data_dir", data_dir))
+    chosen_methods = tuple(methods.split(",")) if methods else ()
+    narrowed = Narrowed(quick, seeds, rounds, chosen_methods, tuple(computed))
+    target_folder = out or Path("runs") / ("quick" if quick else "reproduce")
+    broken: list[str] = []
+
+    def bar(cells: Sequence[Cell], folder: Path) -> AbstractContextManager[SweepProgress]:
+        return sweep_bar(Console(), cells, folder, broken)
+
+    try:
+        for path in make(target, narrowed, target_folder, archive, None if finished else bar):
+            say(f"written to {path}")
+    except KeyboardInterrupt:
+        command = f"fedproto reproduce {target}"
+        if quick:
+            command += " --quick"
+        narrowing = {"--seeds": seeds, "--rounds": rounds, "--methods": methods}
+        for flag, value in narrowing.items():
+            if value is not None:
+                command += f" {flag} {value}"
+        _say_stopped(command, out)
+        raise typer.Exit(130) from None
+    if broken:
+        raise typer.Exit(2)
+
+
+def _say_stopped(command: str, out: Path | None) -> None:
+    """Say which command continues what Ctrl-C stopped."""
+    if out is not None:
+        command += f" --out {out}"
+    say(f"stopped; `{command}` goes on", stderr=True)

@@ -1,0 +1,210 @@
+"""Results as tables and sentences."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.markup import escape
+from rich.table import Table
+
+from fedproto.runs.sweep import Cell
+
+#: The widest minimum, in characters, of the column with the models' names.
+MAX_MODEL_WIDTH = 20
+
+
+# --- sweeps and benchmarks
+
+
+def sweep_table(cells: Sequence[Cell], results: Sequence[dict[str, Any] | None]) -> Table:
+    """Return a table with one row per federation of a sweep.
+
+    A row has the settings in which the federations differ, the mean accuracies, and the
+    federation's share of the seconds of its stack. The result of one that broke down is None.
+    """
+    settings = _varied_settings(cells)
+    ways = _ways_to_predict(results)
+    table = _plain_table("mean test accuracy over clients, %")
+    for setting in settings:
+        table.add_column(escape(setting), overflow="fold")
+    for way in ways:
+        table.add_column(way.replace("_", "\n"), justify="right")
+    table.add_column("share of\nseconds", justify="right")
+    for cell, result in zip(cells, results, strict=True):
+        values = [escape(str(cell.varied.get(setting, ""))) for setting in settings]
+        if result is None:
+            table.add_row(*values, "broke down", style="red")
+            continue
+        means = [_mean_accuracy(result, way) for way in ways]
+        table.add_row(*values, *means, f"{result['seconds']['total']:.1f}")
+    return table
+
+
+def _varied_settings(cells: Sequence[Cell]) -> list[str]:
+    """Return the settings in which cells differ, in the order of their first appearance."""
+    settings: dict[str, None] = {}
+    for cell in cells:
+        settings |= dict.fromkeys(cell.varied)
+    return list(settings)
+
+
+def _ways_to_predict(results: Sequence[dict[str, Any] | None]) -> list[str]:
+    """Return the kinds of accuracy that some result has, in the order of first appearance."""
+    ways: dict[str, None] = {}
+    for result in results:
+        if result is not None:
+            ways |= dict.fromkeys(result["accuracy"])
+    return list(ways)
+
+
+def _mean_accuracy(result: dict[str, Any], way: str) -> str:
+    if way not in result["accuracy"]:
+        return ""
+    return _percent(result["accuracy"][way]["mean"])
+
+
+def bench_table(found: dict[str, Any]) -> Table:
+    """Return a table with one row per engine that `fedproto bench` measured."""
+    machine = ", ".join(f"{key} {value}" for key, value in found["machine"].items())
+    table = _plain_table(f"seconds per round; {machine}")
+    table.add_column("work")
+    table.add_column("contender")
+    for header in ("seconds", "times the\nplain loop", "ms per\nclient", "first\nround", "GB"):
+        table.add_column(header, justify="right")
+    previous_work = None
+    for row in found["rows"]:
+        work = f"{row['model']}, {row['clients']:,} clients, {row['precision']}, {row['data']}"
+        contender = row["contender"]
+        if row["counted"] != row["clients"]:
+            contender += f" (of {row['counted']})"
+        milliseconds = 1000 * row["seconds"] / row["clients"]
+        table.add_row(
+            "" if work == previous_work else work,
+            contender,
+            f"{row['seconds']:.4g}",
+            "" if row["ratio"] is None else f"{row['ratio']:.1f}",
+            f"{milliseconds:.3g}",
+            f"{row['start']:.2f}",
+            f"{row['memory']:.2f}",
+        )
+        previous_work = work
+    return table
+
+
+# --- runs
+
+
+def clients_table(results: Sequence[dict[str, Any]]) -> Table:
+    """Return a table of the clients of one run, or of several runs over the same clients."""
+    first = results[0]
+    is_alone = len(results) == 1
+    columns: list[tuple[dict[str, Any], str]] = []
+    for result in results:
+        columns.extend((result, way) for way in _shown_ways(result, is_alone))
+    title = f"{len(first['clients'])} clients on {first['dataset']}: test accuracy, %"
+    table = _plain_table(title)
+    table.padding = (0, 1, 0, 0)
+    longest_model = max(len(client["model"]) for client in first["clients"])
+    table.add_column("client", justify="right")
+    table.add_column("model", min_width=min(longest_model, MAX_MODEL_WIDTH))
+    table.add_column("classes")
+    table.add_column("train", justify="right")
+    for result, way in columns:
+        # In two lines, so that the column is no wider than its numbers need.
+        header = way.replace("_", "\n") if is_alone else f"{result['algorithm']}\n{way}"
+        table.add_column(escape(header), justify="right", overflow="fold")
+    for number, client in enumerate(first["clients"]):
+        accuracies = []
+        for result, way in columns:
+            accuracies.append(_percent(result["clients"][number]["accuracy"][way]))
+        table.add_row(
+            str(client["id"]),
+            escape(client["model"]),
+            escape(" ".join(client["classes"])),  # a class may be called [a]
+            str(client["train"]),
+            *accuracies,
+        )
+    table.add_section()
+    _add_summary_row(table, "mean", columns, style="bold")
+    _add_summary_row(table, "std", columns, style="dim")
+    return table
+
+
+def _add_summary_row(
+    table: Table, statistic: str, columns: Sequence[tuple[dict[str, Any], str]], style: str
+) -> None:
+    cells = [_percent(result["accuracy"][way][statistic]) for result, way in columns]
+    table.add_row(statistic, "", "", "", *cells, style=style)
+
+
+def _shown_ways(result: dict[str, Any], is_alone: bool) -> list[str]:
+    """Return the kinds of accuracy to show; side by side, there is no room for own classes."""
+    ways = list(result["accuracy"])
+    if is_alone:
+        return ways
+    return [way for way in ways if not way.endswith("_own")]
+
+
+def _plain_table(title: str) -> Table:
+    return Table(title=escape(title), title_justify="left", box=SIMPLE, pad_edge=False)
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
+
+
+def compare_runs(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return one sentence per later run and way to predict: how it compares with the first's head.
+
+    The runs have the same clients. A further sentence says where their models differ.
+    """
+    first, *others = results
+    first_models = [client["model"] for client in first["clients"]]
+    sentences = []
+    for other in others:
+        models = [client["model"] for client in other["clients"]]
+        if models != first_models:
+            sentences.append(
+                f"{other['algorithm']} has other models than {first['algorithm']}, "
+                "whose column is shown"
+            )
+        ways = _shown_ways(other, is_alone=False)
+        sentences.extend(_compare(first, other, way) for way in ways)
+    return sentences
+
+
+def _compare(first: dict[str, Any], other: dict[str, Any], way: str) -> str:
+    gains = []
+    for before, after in zip(first["clients"], other["clients"], strict=True):
+        gains.append(100 * (after["accuracy"][way] - before["accuracy"]["head"]))
+    better = sum(gain > 0 for gain in gains)
+    return (
+        f"{other['algorithm']} {way} against {first['algorithm']} head: "
+        f"{statistics.fmean(gains):+.1f} points, better for {better} of {len(gains)} clients"
+    )
+
+
+def describe_divergence(result: dict[str, Any]) -> str | None:
+    """Return a warning for a run that finished although its loss exploded, otherwise None."""
+    exploded = result.get("diverged")
+    if not exploded:
+        return None
+    first = min(exploded, key=lambda each: each["round"])
+    return (
+        f"warning: {result['algorithm']} diverged: the loss of {len(exploded)} of "
+        f"{len(result['clients'])} clients exploded, first that of client {first['client']} in "
+        f"round {first['round']}; its accuracies say little, and a smaller lr may help"
+    )
+
+
+def describe_traffic(result: dict[str, Any]) -> str:
+    """Return one sentence on what a run sent, and on how long it took."""
+    sent = result["communication"]
+    return (
+        f"{result['algorithm']}: {sent['values_per_round']:,.0f} values uploaded per round by all "
+        f"clients, {sent['bytes_up']:,} bytes up and {sent['bytes_down']:,} down in "
+        f"{result['rounds']} rounds, {result['seconds']['total']:.1f} s"
+    )
