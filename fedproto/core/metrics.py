@@ -39,6 +39,15 @@ def _is_predicted(scores: Tensor, y: Tensor) -> Tensor:
     return (predicted == y) & (best > -torch.inf)
 
 
+def divide_counts(correct: Tree, samples: Tensor) -> Tree:
+    """Return each accuracy of several clients: (clients,), float64, on the CPU.
+
+    correct  (clients,) each, the number of correct predictions
+    samples  (clients,) the number of all predictions
+    """
+    return {name: (count.double() / samples).cpu() for name, count in correct.items()}
+
+
 def summarise(accuracies: Tree) -> dict[str, dict[str, float]]:
     """Return each accuracy's mean and (population) standard deviation over clients."""
     summaries = {}

@@ -36,13 +36,15 @@ from fedproto.core.sampling import Schedule
 from fedproto.core.server import Progress
 from fedproto.core.types import Algorithm
 from fedproto.data import DIGITS, DataFolders, Source, Split
-from fedproto.engines.distributed.forked import processes
+from fedproto.engines.distributed.forked import build_process_engine
 from fedproto.engines.distributed.torchrun import refuse_torchrun
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.engines.selection import builder, on_one_core
-from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, Data, Store
+from fedproto.engines.selection import choose_for_one_core, make_builder
+from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, Data
 from fedproto.engines.vectorised.engine import VectorisedEngine
-from fedproto.engines.vectorised.stacks import Plan, Stack
+from fedproto.engines.vectorised.plan import Plan
+from fedproto.engines.vectorised.stacks import Stack
+from fedproto.engines.vectorised.state_store import Store
 from fedproto.errors import ConfigError, DataError
 from fedproto.partitions import ClientRows
 from fedproto.runs.assemble import assemble
@@ -269,8 +271,9 @@ def _two_processes(
     federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]
 ) -> Engine:
     """What `auto` is on a machine of two cores without a GPU."""
-    plan = Plan(stacked=on_one_core(federations) == "vectorised")
-    return processes(builder(plan, federations, algorithm, trainings), algorithm, workers=2)
+    plan = Plan(stacked=choose_for_one_core(federations) == "vectorised")
+    build = make_builder(plan, federations, algorithm, trainings)
+    return build_process_engine(build, algorithm, workers=2)
 
 
 def measure(work: Work, places: DataFolders, rounds: int) -> list[Row]:

@@ -25,11 +25,12 @@ from fedproto.core.local_training import Training
 from fedproto.core.rounds import RoundResult, run_rounds
 from fedproto.core.sampling import sample_cohort
 from fedproto.core.types import Tree
-from fedproto.engines.distributed.engine import Build, DistributedEngine
-from fedproto.engines.distributed.forked import processes
+from fedproto.engines.distributed.engine import DistributedEngine
+from fedproto.engines.distributed.forked import build_process_engine
+from fedproto.engines.distributed.shared_work import Build
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.vectorised.engine import VectorisedEngine
-from fedproto.engines.vectorised.stacks import Plan
+from fedproto.engines.vectorised.plan import Plan
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import RunFolder
@@ -92,7 +93,7 @@ def builder(runs: Sequence[Experiment], vectorised: bool = False) -> Build:
 
 
 def parallel(run: Experiment, workers: int, **how: Any) -> Experiment:
-    run.engine = processes(builder([run], **how), run.algorithm, workers)
+    run.engine = build_process_engine(builder([run], **how), run.algorithm, workers)
     return run
 
 
@@ -187,7 +188,7 @@ def test_federations_are_trained_together(name: str) -> None:
         ]
 
     runs, others = pair(), pair()
-    runs[0].engine = processes(builder(runs), runs[0].algorithm, 2)
+    runs[0].engine = build_process_engine(builder(runs), runs[0].algorithm, 2)
     others[0].engine = builder(others)(Shard())
     for found, expected in zip(everything(*runs), everything(*others), strict=True):
         assert_alike(found, expected, ALMOST)
@@ -210,7 +211,7 @@ def test_the_workers_run_with_as_many_threads_as_the_parent_even_where_it_has_us
             (big @ big).sin().sum()
             return base(shard)
 
-        run.engine = processes(build, run.algorithm, 2)
+        run.engine = build_process_engine(build, run.algorithm, 2)
         results_of(run)
         run.engine.close()
     finally:
@@ -387,7 +388,7 @@ def test_an_engine_that_cannot_be_built_says_so(rank: int) -> None:
             raise Odd("this", "that")
         return base(shard)
 
-    run.engine = processes(build, run.algorithm, 2)
+    run.engine = build_process_engine(build, run.algorithm, 2)
     with pytest.raises((TrainingError, Odd), match=r"this and that$"):
         run.engine.evaluate([run.progress.server])
     assert not multiprocessing.active_children()
@@ -473,7 +474,7 @@ def test_workers_never_clean_up_what_their_parent_left(tmp_path: Path) -> None:
     gc.disable()
     try:
         Remnant(path)
-        run.engine = processes(collecting, run.algorithm, 2)
+        run.engine = build_process_engine(collecting, run.algorithm, 2)
         kept = [Remnant(path)]  # garbage only in a fork that lets go of it
         results_of(run)
         run.engine.close()
@@ -566,10 +567,10 @@ except Interrupted:
 def test_ranks_agree_on_the_size_of_their_stacks(tmp_path: Path) -> None:
     """Each looks at the free memory of its own GPU; all use what the fullest one leaves, and write that down."""
     body = """
-from fedproto.engines.vectorised import architecture_groups
+from fedproto.engines.vectorised import memory
 from fedproto.runs.experiment import follow
 rank = int(os.environ["RANK"])
-architecture_groups.free_memory = lambda device: 2**40 if rank == 0 else 1
+memory.free_memory = lambda device: 2**40 if rank == 0 else 1
 run = experiment("fedavg", engine="vectorised", clients=6)
 assert run.config.stack == 1, run.config.stack
 if torchrun.follows():

@@ -16,7 +16,9 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedproto.engines.gpu import fused_passes, implicit_convolutions, window_convolutions
+from fedproto.engines.vectorised import layer_support
 from fedproto.engines.vectorised import layers as stacked
+from fedproto.engines.vectorised.masked_norm import MaskedNorm
 
 quickly = settings(max_examples=60, deadline=None)
 
@@ -270,7 +272,7 @@ def test_normalised_rows_are_batchnorms(shape, eps):
     torch.manual_seed(0)
     leaves = [torch.randn(s, dtype=torch.float64) * 3 + 1 for s in (shape, shape[:1], shape[:1])]
     x, weight, bias = (leaf.requires_grad_() for leaf in leaves)
-    out, mean, variance = fused_passes.Normalised.apply(x, weight, bias, eps)
+    out, mean, variance = fused_passes.NormalisedRows.apply(x, weight, bias, eps)
     assert torch.allclose(mean, x.mean(1)) and torch.allclose(variance, x.var(1, correction=0))
     assert not mean.requires_grad and not variance.requires_grad
     if shape[1] == 1:  # torch refuses one value
@@ -284,7 +286,7 @@ def test_the_gradient_of_normalised_rows_is_the_numerical_one():
     torch.manual_seed(0)
     leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 5), (3,), (3,))]
     assert torch.autograd.gradcheck(
-        lambda x, w, b: fused_passes.Normalised.apply(x, w, b, 1e-3)[0], leaves
+        lambda x, w, b: fused_passes.NormalisedRows.apply(x, w, b, 1e-3)[0], leaves
     )
 
 
@@ -302,22 +304,22 @@ def test_rows_reach_the_kernel_in_one_piece(monkeypatch):
     first_images = torch.randn(2, 3, 8, 5, 5)[:, :, :4].reshape(6, -1)
     for x in (one_pixel, first_images):
         assert not x.is_contiguous()
-        fused_passes.Normalised.apply(x, torch.ones(len(x)), torch.zeros(len(x)), 1e-5)
+        fused_passes.NormalisedRows.apply(x, torch.ones(len(x)), torch.zeros(len(x)), 1e-5)
     assert seen == [True, True]
 
 
 def as_on_a_gpu(monkeypatch):
     """Layers choose the GPU's way; what its kernels compute is computed by torch. Counts how often each is chosen."""
-    chosen = {"_by_row": 0, "_by_statistics": 0}
-    monkeypatch.setattr(stacked, "on_gpu", lambda x: True)
+    chosen = {"_normalise_rows": 0, "_apply_statistics": 0}
+    monkeypatch.setattr(layer_support, "on_gpu", lambda x: True)
     for name in chosen:
-        before = getattr(stacked._MaskedNorm, name)
+        before = getattr(MaskedNorm, name)
 
         def counted(self, x, name=name, before=before):
             chosen[name] += 1
             return before(self, x)
 
-        monkeypatch.setattr(stacked._MaskedNorm, name, counted)
+        monkeypatch.setattr(MaskedNorm, name, counted)
     return chosen
 
 
@@ -350,7 +352,7 @@ def test_batchnorm_as_on_a_gpu_is_each_clients_own(size, options, layout, monkey
     clients, channels = 3, 4
     alone = norms(clients, channels, **options)
     state = stack_of(alone)
-    module, told = stacked.stackable(alone[0])
+    module, told = stacked.make_stackable(alone[0])
     assert told == ["rows"]
 
     def run(state, x):
@@ -373,7 +375,7 @@ def test_batchnorm_as_on_a_gpu_is_each_clients_own(size, options, layout, monkey
             assert torch.allclose(state[name].double(), value.double(), rtol=1e-12, atol=1e-12), (
                 name
             )
-    assert chosen == {"_by_row": 3, "_by_statistics": 1}
+    assert chosen == {"_normalise_rows": 3, "_apply_statistics": 1}
 
 
 @pytest.mark.parametrize("frozen", [("weight",), ("bias",), ("weight", "bias")], ids=str)
@@ -381,7 +383,7 @@ def test_frozen_weights_of_batchnorm_have_no_gradient_and_images_still_do(frozen
     as_on_a_gpu(monkeypatch)
     alone = norms(2, 3)
     state = stack_of(alone)
-    module, _ = stacked.stackable(alone[0])
+    module, _ = stacked.make_stackable(alone[0])
     x = torch.randn(2, 4, 3, 2, 2, dtype=torch.float64, requires_grad=True)
     free = [name for name in ("weight", "bias") if name not in frozen]
     leaves = [x] + [state[name].requires_grad_() for name in free]
@@ -399,7 +401,7 @@ def test_frozen_weights_of_batchnorm_have_no_gradient_and_images_still_do(frozen
 def test_batchnorm_without_statistics_or_weights_as_on_a_gpu(options, monkeypatch):
     as_on_a_gpu(monkeypatch)
     alone = [nn.BatchNorm2d(3, **options).double() for _ in range(2)]
-    module, _ = stacked.stackable(alone[0])
+    module, _ = stacked.make_stackable(alone[0])
     state = stack_of(alone)
     for training in (True, True, False):
         x = torch.randn(2, 4, 3, 2, 2, dtype=torch.float64) * 3 + 1
@@ -414,7 +416,9 @@ def test_batchnorm_without_statistics_or_weights_as_on_a_gpu(options, monkeypatc
 def test_a_network_as_on_a_gpu_is_each_clients_own(monkeypatch):
     """Convolutions, BatchNorm, pooling and a shortcut in the layouts they leave to each other, gradients and all."""
     as_on_a_gpu(monkeypatch)
-    monkeypatch.setattr(stacked, "SMALL", 60)  # the first convolution is small, the others are not
+    monkeypatch.setattr(
+        stacked, "MAX_SMALL_WEIGHTS", 60
+    )  # the first convolution is small, the others are not
 
     class Block(nn.Module):
         def __init__(self):
@@ -430,7 +434,7 @@ def test_a_network_as_on_a_gpu_is_each_clients_own(monkeypatch):
 
     torch.manual_seed(0)
     alone = [Block().double() for _ in range(3)]
-    module, _ = stacked.stackable(alone[0])
+    module, _ = stacked.make_stackable(alone[0])
     state = stack_of(alone)
     names = [name for name, _ in alone[0].named_parameters()]
     x = torch.randn(3, 5, 1, 7, 6, dtype=torch.float64)
@@ -487,14 +491,16 @@ def interpret():
                 window_convolutions._fold_plain(w, b, shape),
                 dtype,
             )
-            window_convolutions.NEAR = 0  # as if a client had more values than 32 bits can count
+            window_convolutions.MIN_FAR_PLACES = (
+                0  # as if a client had more values than 32 bits can count
+            )
             assert torch.equal(window_convolutions._unfold(x, shape), seen)
             close(
                 window_convolutions._fold(w, b, shape),
                 window_convolutions._fold_plain(w, b, shape),
                 dtype,
             )
-            window_convolutions.NEAR = 2**31
+            window_convolutions.MIN_FAR_PLACES = 2**31
     print("windows")
     for dtype in (torch.float32, torch.float64):
         for rows, values in ((37, 32), (3, 2048), (9, 1), (2, 1500)):
@@ -542,7 +548,7 @@ def interpret():
             torch.randn(4, requires_grad=True),
         ]
         theirs = F.batch_norm(x.T, None, None, *leaves[1:], True, 0.1, 1e-5).T
-        ours = outcome(fused_passes.Normalised.apply(*leaves, 1e-5)[0], leaves)
+        ours = outcome(fused_passes.NormalisedRows.apply(*leaves, 1e-5)[0], leaves)
         for mine, other in zip(ours, outcome(theirs, leaves), strict=True):
             close(mine, other, torch.float32, 10)
     print("passes")

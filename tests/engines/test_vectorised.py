@@ -26,13 +26,15 @@ from fedproto.core.engine import Cohort, Shard
 from fedproto.core.local_training import Training
 from fedproto.core.rounds import run_rounds
 from fedproto.engines import selection
-from fedproto.engines.gpu.graphs import STEP, rewound
+from fedproto.engines.gpu.graphs import STEP, rewind
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.vectorised import engine as vectorised
+from fedproto.engines.vectorised import layer_support, obstacles, stacks
 from fedproto.engines.vectorised import layers as stacked
-from fedproto.engines.vectorised import stacks
-from fedproto.engines.vectorised.architecture_groups import Store, grouped
-from fedproto.engines.vectorised.engine import VectorisedEngine, _received
+from fedproto.engines.vectorised.architecture_groups import group_by_architecture
+from fedproto.engines.vectorised.engine import VectorisedEngine
+from fedproto.engines.vectorised.receiving import send_own_classes
+from fedproto.engines.vectorised.state_store import Store
 from fedproto.errors import TrainingError
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
@@ -501,7 +503,7 @@ def test_the_size_of_a_stack_does_not_matter(stack):
     }
     for algorithm in ("fedproto", "fedproto(absent=drop)", "fesem(clusters=2)"):
         runs = [prepared(algorithm, "vectorised", stack=size, **settings) for size in (None, stack)]
-        assert runs[1].engine.stacks[0].room == stack
+        assert runs[1].engine.stacks[0].capacity == stack
         assert_equal(*((run, run.execute()) for run in runs), 1e-10)
 
 
@@ -511,11 +513,12 @@ def test_a_step_is_tried_with_two_clients_however_little_memory_is_free(monkeypa
 
     class Seen(vectorised.Stack):
         def train(self, *how):
-            tried.append((self.room, len(how[1])))
+            tried.append((self.capacity, len(how[1])))
             return super().train(*how)
 
-    monkeypatch.setattr(stacks, "_room", lambda group, batch: 1)
+    monkeypatch.setattr(stacks, "_choose_capacity", lambda group, batch: 1)
     monkeypatch.setattr(vectorised, "Stack", Seen)
+    monkeypatch.setattr(obstacles, "Stack", Seen)
     run = prepared("fedproto", "vectorised", data=clients_of(RAGGED))
     assert tried == [(2, 2)] and not run.notices
     run.execute()
@@ -553,7 +556,7 @@ def test_a_store_gives_back_what_was_put_in(place):
 def test_equal_modules_of_other_weights_are_one_stack():
     modules = [normalised(seed) for seed in range(5)]
     (_, (run, result)) = assert_engines_agree("fedproto", modules=modules, data=clients_of(RAGGED))
-    assert len(grouped([run.federation], Shard())) == 1
+    assert len(group_by_architecture([run.federation], Shard())) == 1
     assert apart(result.states[0], result.states[1]) > 1e-3
 
 
@@ -588,7 +591,10 @@ def test_modules_that_differ_in_an_attribute_are_two_stacks(name, values):
     """Or one would be trained as the other."""
     modules = [Scaled(name, values[number % 2]) for number in range(5)]
     (_, (run, _)) = assert_engines_agree("fedproto", modules=modules, data=clients_of(RAGGED))
-    assert [[member.id for _, member in group] for group in grouped([run.federation], Shard())] == [
+    assert [
+        [member.id for _, member in group]
+        for group in group_by_architecture([run.federation], Shard())
+    ] == [
         [0, 2, 4],
         [1, 3],
     ]
@@ -604,7 +610,10 @@ def test_layers_with_other_settings_are_other_stacks():
         network(nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.MaxPool2d(4), nn.ReLU())
     )
     (_, (run, _)) = assert_engines_agree("local", modules=modules, data=clients_of(RAGGED))
-    groups = [[member.id for _, member in group] for group in grouped([run.federation], Shard())]
+    groups = [
+        [member.id for _, member in group]
+        for group in group_by_architecture([run.federation], Shard())
+    ]
     assert groups == [[0, 2], [1], [3], [4]]
 
 
@@ -704,8 +713,8 @@ def outcome_alone(layer, x, weights):
 
 def assert_stacked_is_each_alone(layers, x):
     """A stack of layers on (clients, batch, ...) inputs against each layer on its own."""
-    module, _ = stacked.stackable(layers[0])
-    assert type(module) is stacked.TABLE[type(layers[0])]
+    module, _ = stacked.make_stackable(layers[0])
+    assert type(module) is stacked.STACKED_LAYERS[type(layers[0])]
     parameters = [dict(layer.named_parameters()) for layer in layers]
     state = {
         name: torch.stack([each[name].detach() for each in parameters]) for name in parameters[0]
@@ -777,7 +786,7 @@ def test_batchnorm_over_some_rows_is_batchnorm_of_those_rows(norm, shape, option
     """Five rows of which the last two are padding, three times with other running statistics."""
     torch.manual_seed(0)
     layer, x = norm(3, **options).double(), torch.randn(shape).double()
-    module, told = stacked.stackable(layer)
+    module, told = stacked.make_stackable(layer)
     assert told == ["rows"]
     rows = torch.tensor([1, 1, 1, 0, 0]).double()
     inputs = x.clone().requires_grad_()
@@ -821,7 +830,7 @@ def test_convolution_by_columns_is_each_clients(
         return [out, *torch.autograd.grad((out * torch.randn_like(out)).sum(), leaves)]
 
     if fusing:
-        with stacked.fusing():
+        with layer_support.fusing():
             ours = outcome(stacked.convolve(x, weight, shift, stride, padding))
     else:
         ours = outcome(stacked.convolve(x, weight, shift, stride, padding))
@@ -833,7 +842,7 @@ def test_convolution_by_columns_is_each_clients(
 
 @pytest.mark.parametrize("fusing", [False, True], ids=["plain", "fusing"])
 def test_the_gradient_of_convolution_by_columns_is_the_numerical_one(fusing, monkeypatch):
-    monkeypatch.setattr(stacked, "_fusing", fusing)
+    monkeypatch.setattr(layer_support, "_fusing", fusing)
     torch.manual_seed(0)
     shapes = (2, 2, 2, 4, 5), (2, 3, 2, 3, 2), (2, 3)
     leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
@@ -843,10 +852,10 @@ def test_the_gradient_of_convolution_by_columns_is_the_numerical_one(fusing, mon
 
 
 def test_fusing_ends_with_its_block_even_in_an_error():
-    with pytest.raises(ValueError, match="boom"), stacked.fusing():
-        assert stacked._fusing
+    with pytest.raises(ValueError, match="boom"), layer_support.fusing():
+        assert layer_support.is_fusing()
         raise ValueError("boom")
-    assert not stacked._fusing
+    assert not layer_support.is_fusing()
 
 
 def by_columns(info, in_dims, x, weight, bias, stride, padding, dilation, groups):
@@ -890,8 +899,8 @@ def test_a_resnet_by_the_gpus_windows_and_rows_is_the_reference_engines(
 ):
     """Its convolutions and BatchNorm as on a GPU, their kernels' arithmetic done by torch; the last layers' images are
     one pixel, so batches are not small: over four values BatchNorm's gradient is noise."""
-    monkeypatch.setattr(stacked, "on_gpu", lambda x: True)
-    monkeypatch.setattr(stacked, "SMALL", 0)
+    monkeypatch.setattr(layer_support, "on_gpu", lambda x: True)
+    monkeypatch.setattr(stacked, "MAX_SMALL_WEIGHTS", 0)
     settings = {"batch": 16, "rounds": 1, "lr": 0.01, "model": f'resnet18(strides="{strides}")'}
     assert_engines_agree(algorithm, 1e-6, data=noise([32, 48, 40], (3, 32, 32)), **settings)
 
@@ -900,9 +909,9 @@ def slots_of(stack, server):
     """All that a step of a stack's first phase works on."""
     who = torch.arange(len(stack.group))
     slow = torch.zeros(len(who), dtype=torch.bool)
-    received = _received(stack.algorithm, [server], stack.group, who)
+    received = send_own_classes(stack.algorithm, [server], stack.group, who)
     state = vmap(stack.algorithm.adopt)(stack.group.states.take(who), received)
-    return stack._load(0, state, received, stack.timetable.tables(1, who, slow)[0])
+    return stack.steps.load(0, state, received, stack.timetable.make_tables(1, who, slow)[0])
 
 
 @pytest.mark.parametrize("algorithm", ["fedproto(collect=during)", "fedavg", "fedrep"])
@@ -921,12 +930,12 @@ def test_a_traced_step_is_the_step(algorithm, monkeypatch):
     )
     (stack,) = run.engine.stacks
     slots = slots_of(stack, run.progress.server)
-    names, step = list(slots), stack._step(0, len(RAGGED)).function
+    names, step = list(slots), stack.steps.recorded_step(0, len(RAGGED)).function
 
     def flat(*values):
         step(dict(zip(names, values, strict=True)))
 
-    with stacked.fusing(), warnings.catch_warnings():
+    with layer_support.fusing(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = make_fx(flat)(*(value.clone() for value in slots.values()))
     traced = {name: value.clone() for name, value in slots.items()}
@@ -948,7 +957,7 @@ def test_warming_up_never_runs_past_the_last_step():
     slots[STEP].fill_(slots["at"].shape[1] - 1)
     aside = {name: value.clone() for name, value in slots.items()}
     for _ in range(2):
-        stack._step(0, len(RAGGED)).function(rewound(aside))
+        stack.steps.recorded_step(0, len(RAGGED)).function(rewind(aside))
     assert aside[STEP].item() == 1
     assert slots[STEP].item() == slots["at"].shape[1] - 1
 
@@ -1075,10 +1084,12 @@ def test_a_loss_may_divide_by_the_number_of_samples():
 
     run = prepared("local", "vectorised", data=clients_of(RAGGED))
     (stack,) = run.engine.stacks
-    stack.algorithm = replace(stack.algorithm, loss=loss)
+    stack.steps.algorithm = replace(stack.algorithm, loss=loss)
     slots = slots_of(stack, run.progress.server)
     for _ in range(slots["at"].shape[1]):
-        stack._step(0, len(RAGGED)).function(slots)  # all of them in every step, as on a GPU
+        stack.steps.recorded_step(0, len(RAGGED)).function(
+            slots
+        )  # all of them in every step, as on a GPU
     assert all(torch.isfinite(value).all() for value in slots.values())
 
 
@@ -1109,7 +1120,7 @@ def test_a_server_may_begin_to_send_something_else():
         run = prepared("fedproto", engine, data=clients_of(RAGGED))
         run.algorithm = run.engine.algorithm = algorithm
         for stack in getattr(run.engine, "stacks", []):
-            stack.algorithm = algorithm
+            stack.algorithm = stack.steps.algorithm = algorithm
         federation_runs = [run.federation_run()]
         losses = [result.loss for (result,) in run_rounds(algorithm, run.engine, federation_runs)]
         found.append((losses, run.engine.export(0)))
@@ -1320,7 +1331,7 @@ def resolved(cores=2, data=None, **settings):
         config.batch, config.lr, config.momentum, config.epochs, config.last_batch, config.seed
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "_cores", lambda: cores)
+        patch.setattr(selection, "_count_cores", lambda: cores)
         return selection.resolve(config, [run.federation], run.algorithm, [training])[0]
 
 
@@ -1360,7 +1371,7 @@ def test_what_auto_means_is_written_down(tmp_path):
 
 @pytest.mark.parametrize("cores", [1, 2, 64])
 def test_auto_is_the_engine_it_names_whatever_the_machine(cores, monkeypatch):
-    monkeypatch.setattr(selection, "_cores", lambda: cores)
+    monkeypatch.setattr(selection, "_count_cores", lambda: cores)
     auto, named = (prepared("fedproto", engine, device="auto") for engine in ("auto", "vectorised"))
     assert isinstance(auto.engine, VectorisedEngine)
     assert auto.config.engine == "vectorised"
