@@ -1,4 +1,4 @@
-"""How many clients are trained at a time: where free memory decides it, the run says so and repeats it."""
+"""How many clients are trained at a time: where free memory decides, a run records it."""
 
 import json
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_a_cpu_leaves_the_stack_open() -> None:
 def test_free_memory_decides_and_the_configuration_says_so(
     fitting: int, used: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At least one client, at most as many as there are: more would say what was free, not what was used."""
+    """At least one client and at most all of them: the configuration says what was used."""
     pretend_free(monkeypatch, fitting)
     run = experiment("fedproto", **RUN)
     assert run.config.stack == used
