@@ -44,6 +44,9 @@ def divide_counts(correct: Tree, samples: Tensor) -> Tree:
 
     correct  (clients,) each, the number of correct predictions
     samples  (clients,) the number of all predictions
+
+    >>> divide_counts({"head": torch.tensor([1, 3])}, torch.tensor([2, 4]))["head"].tolist()
+    [0.5, 0.75]
     """
     return {name: (count.double() / samples).cpu() for name, count in correct.items()}
 

@@ -41,6 +41,8 @@ from fedproto.errors import ConfigError, TrainingError
 from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import RunFolder
 
+#: A lost process is noticed at once, but the machine that runs the tests may be busy.
+MAX_SECONDS_TO_NOTICE = 30
 needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks into /proc")
 
 
@@ -324,7 +326,7 @@ def test_a_worker_killed_at_work_is_an_error_at_once() -> None:
         TrainingError, match=r"^worker process 2 was killed by signal 9, .* last checkpoint$"
     ):
         train_one_round(run)
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < MAX_SECONDS_TO_NOTICE
     with pytest.raises(TrainingError, match="last checkpoint"):
         run.engine.export(0)
     run.engine.close()
@@ -355,7 +357,7 @@ def test_an_interrupted_round_leaves_no_process_waiting() -> None:
         train_one_round(run)
     started = time.perf_counter()
     run.engine.close()
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < MAX_SECONDS_TO_NOTICE
     with pytest.raises(TrainingError, match="last checkpoint"):
         run.engine.export(0)
 
