@@ -39,6 +39,18 @@ def _is_predicted(scores: Tensor, y: Tensor) -> Tensor:
     return (predicted == y) & (best > -torch.inf)
 
 
+def divide_counts(correct: Tree, samples: Tensor) -> Tree:
+    """Return each accuracy of several clients: (clients,), float64, on the CPU.
+
+    correct  (clients,) each, the number of correct predictions
+    samples  (clients,) the number of all predictions
+
+    >>> divide_counts({"head": torch.tensor([1, 3])}, torch.tensor([2, 4]))["head"].tolist()
+    [0.5, 0.75]
+    """
+    return {name: (count.double() / samples).cpu() for name, count in correct.items()}
+
+
 def summarise(accuracies: Tree) -> dict[str, dict[str, float]]:
     """Return each accuracy's mean and (population) standard deviation over clients."""
     summaries = {}

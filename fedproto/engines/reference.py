@@ -1,4 +1,4 @@
-"""One client after the other, in plain sight: the engine that all others must agree with."""
+"""The reference engine: one client after the other. All other engines must agree with it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from fedproto.core.types import Algorithm, Tree
 
 
 class ReferenceEngine:
+    """Trains the clients of all federations one after the other."""
+
     def __init__(
         self,
         federations: Sequence[Federation],
@@ -23,86 +25,96 @@ class ReferenceEngine:
         trainings: Sequence[Training],
         shard: Shard = Shard(),  # noqa: B008 (a constant)
     ) -> None:
-        self.federations, self.algorithm, self.trainings, self.shard = (
-            federations,
-            algorithm,
-            trainings,
-            shard,
-        )
-        self.states: list[list[Tree]] = [
-            [member.initial for member in each.members] for each in federations
-        ]
+        self.federations = federations
+        self.algorithm = algorithm
+        self.trainings = trainings
+        self.shard = shard
+        self.states: list[list[Tree]] = []  # by federation and client
+        for federation in federations:
+            self.states.append([member.initial for member in federation.members])
 
     def train(
         self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]
     ) -> Iterator[Chunk]:
         """Train the sampled clients, one chunk each, and keep their new states."""
-        for number, (server, cohort) in enumerate(zip(servers, cohorts, strict=True)):
+        for number, server in enumerate(servers):
+            cohort = cohorts[number]
             slow = set(cohort.slow.tolist())
-            for client in filter(self.shard.holds, cohort.sampled.tolist()):
-                yield self._train(round, number, server, cohort, client, client in slow)
+            for client in cohort.sampled.tolist():
+                if self.shard.holds(client):
+                    yield self._train_one(round, number, server, cohort, client, client in slow)
 
-    def _train(
+    def _train_one(
         self, round: int, number: int, server: Tree, cohort: Cohort, client: int, slow: bool
     ) -> Chunk:
-        federation, training = self.federations[number], self.trainings[number]
-        member, own = federation.members[client], self.states[number][client]
+        """Train one client of the federation with this number; return its chunk."""
+        federation = self.federations[number]
+        member = federation.members[client]
         with errors_named(f"round {round}, client {client} ({member.model}), training"):
             received = self.algorithm.send(server, federation.own_classes[client])
             outcome = local_training.train(
-                member, self.algorithm, own, received, training, round, slow
+                member,
+                self.algorithm,
+                self.states[number][client],
+                received,
+                self.trainings[number],
+                round,
+                slow,
             )
         self.states[number][client] = outcome.state
+        uploads = stack_uploads([outcome.upload])
         loss = {name: value[None] for name, value in outcome.loss.items()}
-        sound = _finite(outcome.loss | outcome.state | outcome.upload.sums)
-        return make_chunk(
-            number,
-            cohort,
-            torch.tensor([client]),
-            stack_uploads([outcome.upload]),
-            loss,
-            sound[None],
-        )
+        sound = _is_finite(outcome.loss | outcome.state | outcome.upload.sums)
+        return make_chunk(number, cohort, torch.tensor([client]), uploads, loss, sound[None])
 
     def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
-        """Every client's accuracies with the server's present state."""
+        """Return every client's accuracies with the server's present state, per federation."""
         tables = []
-        for federation, states, server in zip(self.federations, self.states, servers, strict=True):
-            everything = torch.ones_like(federation.own_classes[0])
-            table: Tree = {}
-            for member in filter(lambda member: self.shard.holds(member.id), federation.members):
-                with errors_named(f"client {member.id} ({member.model}), evaluation"):
-                    received = self.algorithm.send(server, everything)
-                    accuracies = local_training.evaluate(
-                        member, self.algorithm, states[member.id], received
-                    )
-                for key, value in accuracies.items():
-                    table.setdefault(key, torch.zeros(len(states), dtype=torch.float64))[
-                        member.id
-                    ] = value
-            tables.append(table)
+        for number, server in enumerate(servers):
+            tables.append(self._evaluate_federation(number, server))
         return tables
 
+    def _evaluate_federation(self, number: int, server: Tree) -> Tree:
+        """Return the accuracies of one federation's clients; 0 for clients of other shards."""
+        federation = self.federations[number]
+        states = self.states[number]
+        all_classes = torch.ones_like(federation.own_classes[0])
+        table: Tree = {}
+        for member in federation.members:
+            if not self.shard.holds(member.id):
+                continue
+            with errors_named(f"client {member.id} ({member.model}), evaluation"):
+                received = self.algorithm.send(server, all_classes)
+                accuracies = local_training.evaluate(
+                    member, self.algorithm, states[member.id], received
+                )
+            for name, value in accuracies.items():
+                if name not in table:
+                    table[name] = torch.zeros(len(states), dtype=torch.float64)
+                table[name][member.id] = value
+        return table
+
     def export(self, federation: int) -> Tree:
-        """All clients' states as one flat tree, for a checkpoint."""
-        mine = [
-            (number, state)
-            for number, state in enumerate(self.states[federation])
-            if self.shard.holds(number)
-        ]
-        return {
-            f"{number}.{name}": value for number, state in mine for name, value in state.items()
-        }
+        """Return all clients' states as one flat tree, `CLIENT.NAME`, for a checkpoint."""
+        tree = {}
+        for client, state in enumerate(self.states[federation]):
+            if self.shard.holds(client):
+                for name, value in state.items():
+                    tree[f"{client}.{name}"] = value
+        return tree
 
     def restore(self, federation: int, tree: Tree) -> None:
-        states, device = self.states[federation], self.federations[federation].device
-        for number, state in enumerate(states):
-            if self.shard.holds(number):
-                states[number] = {name: tree[f"{number}.{name}"].to(device) for name in state}
+        """Continue from the states that `export` returned."""
+        states = self.states[federation]
+        device = self.federations[federation].device
+        for client, state in enumerate(states):
+            if self.shard.holds(client):
+                states[client] = {name: tree[f"{client}.{name}"].to(device) for name in state}
 
     def close(self) -> None:
-        pass
+        """Do nothing: there is nothing to release."""
 
 
-def _finite(tree: Tree) -> Tensor:
+def _is_finite(tree: Tree) -> Tensor:
+    """Return whether all values of a tree are finite, as a boolean tensor ()."""
     return torch.stack([torch.isfinite(value).all() for value in tree.values()]).all()

@@ -1,8 +1,9 @@
 """Which engine a run gets.
 
-`auto` is: on a GPU, stacks. On a CPU, stacks of small models (large ones fill a core alone, and gain nothing), and one
-process a core where the run is long enough to be worth starting them. A rule of configuration, models and cores, not of
-a stopwatch: the same run gets the same engine on every such machine.
+With `auto`, a GPU trains in stacks. A CPU trains small models in stacks (large ones use a core
+fully by themselves), in one process per core if the run is long enough for that to pay off. The
+rule depends on configuration, models and cores, not on measured times: the same run gets the same
+engine on every machine of that kind.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
@@ -20,16 +22,24 @@ from fedproto.core.local_training import Training, steps_per_epoch
 from fedproto.core.types import Algorithm
 from fedproto.engines.distributed import forked, torchrun
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.engines.vectorised import architecture_groups
-from fedproto.engines.vectorised.architecture_groups import grouped
-from fedproto.engines.vectorised.engine import VectorisedEngine, obstacle
-from fedproto.engines.vectorised.stacks import Plan, training_memory
+from fedproto.engines.vectorised import memory
+from fedproto.engines.vectorised.architecture_groups import GroupedClient, group_by_architecture
+from fedproto.engines.vectorised.engine import VectorisedEngine
+from fedproto.engines.vectorised.obstacles import find_obstacle
+from fedproto.engines.vectorised.plan import Plan
+from fedproto.engines.vectorised.state_store import Store
 from fedproto.errors import ConfigError
 
-SMALL = 1_000_000  # parameters up to which a CPU trains several models faster together than one after the other
-FEW = 3  # clients of an architecture from which on it pays
-LONG = 5_000  # steps of single clients, some milliseconds each, from which on a process a core pays
-COMPILED = 20.0  # seconds that a compiled step must save to be worth compiling
+EngineName = Literal["reference", "vectorised", "processes"]
+
+#: A CPU trains several models of at most this size faster together than one after the other.
+MAX_STACKED_PARAMETERS = 1_000_000
+#: Stacks pay off from this mean number of clients per architecture on.
+MIN_STACKED_CLIENTS = 3
+#: One process per core pays off from this many steps of single clients on, some milliseconds each.
+MIN_STEPS_FOR_PROCESSES = 5_000
+#: Compiling a step pays off if it saves more than this.
+MIN_SECONDS_SAVED_BY_COMPILING = 20.0
 
 
 def resolve(
@@ -38,157 +48,209 @@ def resolve(
     algorithm: Algorithm,
     trainings: Sequence[Training],
 ) -> tuple[Config, Plan, list[str]]:
-    """The configuration with what `auto` means here, so that a run folder says what was done; and what to say."""
-    device = federations[0].device.type
-    engine = _engine(config, federations, trainings) if config.engine == "auto" else config.engine
+    """Return the configuration with `auto` replaced, the plan, and notices for the user.
+
+    A run folder gets this configuration, so that it says how the run was done.
+    """
+    if config.engine == "auto":
+        engine = _choose_engine(config, federations, trainings)
+    else:
+        engine = config.engine
     plan = Plan(
-        config.stack,
-        config.states,
-        _compiles(config, engine, federations, trainings),
-        config.precision == "bf16",
-    )
-    stacked = engine == "vectorised" or (
-        engine == "processes" and on_one_core(federations) == "vectorised"
+        stack=config.stack,
+        place=config.states,
+        compile=_choose_compile(config, engine, federations, trainings),
+        half=config.precision == "bf16",
+        stacked=_uses_stacks(engine, federations),
     )
     notices = []
-    if stacked:
-        plan, why_not = _fitting(plan, federations, algorithm, trainings)
-        if why_not:
-            notices = [f"{why_not}: the reference engine trains one client after the other"]
-            engine, stacked = "reference" if engine == "vectorised" else engine, False
-    if stacked and plan.stack is None:
-        plan = replace(plan, stack=_fitting_stack(config, federations, trainings))
-    if config.precision == "bf16" and not stacked:
-        raise ConfigError(
-            f"precision bf16 needs the vectorised engine, but {notices[0] if notices else engine} it is"
-        )
-    ranks = torchrun.ranks() if torchrun.under_torchrun() else None
-    workers = ranks or ((config.workers or _cores()) if engine == "processes" else None)
-    compile = "on" if plan.compile and stacked else "off"
-    settled = {
-        "engine": engine,
-        "device": device,
-        "compile": compile,
-        "workers": workers,
-        "stack": plan.stack,
-    }
-    return replace(config, **settled), replace(plan, stacked=stacked), notices  # type: ignore[arg-type]
+    if plan.stacked:
+        plan, reason = _find_stackable_plan(plan, federations, algorithm, trainings)
+        if reason is not None:
+            plan = replace(plan, stacked=False)
+            engine = "reference" if engine == "vectorised" else engine
+            notices = [f"{reason}: the reference engine trains one client after the other"]
+    if plan.stacked and plan.stack is None:
+        plan = replace(plan, stack=_choose_stack_size(config, federations, trainings))
+    if plan.half and not plan.stacked:
+        cause = notices[0] if notices else f"this run uses engine {engine}"
+        raise ConfigError(f"precision bf16 needs the vectorised engine, but {cause}")
+    resolved = replace(
+        config,
+        engine=engine,
+        device="cuda" if federations[0].device.type == "cuda" else "cpu",
+        compile="on" if plan.compile and plan.stacked else "off",
+        workers=_count_workers(config, engine),
+        stack=plan.stack,
+    )
+    return resolved, plan, notices
 
 
-def _engine(
+# --- the choices
+
+
+def _choose_engine(
     config: Config, federations: Sequence[Federation], trainings: Sequence[Training]
-) -> str:
-    """What `auto` means."""
+) -> EngineName:
+    """Return the engine that `auto` stands for."""
     if federations[0].device.type == "cuda":
         return "vectorised"
-    steps = (
-        config.rounds
-        * config.epochs
-        * config.participation
-        * sum(map(sum, _steps(federations, trainings)))
-    )
-    # Not where CUDA is: a process that has used its GPU must not be forked.
-    may_fork = not (torch.cuda.is_available() or torchrun.under_torchrun() or forked.is_daemon())
-    several = max(len(each.members) for each in federations) > 1 and _cores() > 1
-    return "processes" if steps >= LONG and several and may_fork else on_one_core(federations)
+    all_steps = sum(sum(steps) for steps in _count_steps(federations, trainings))
+    steps_of_run = config.rounds * config.epochs * config.participation * all_steps
+    largest_federation = max(len(federation.members) for federation in federations)
+    can_share_work = largest_federation > 1 and _count_cores() > 1
+    if steps_of_run >= MIN_STEPS_FOR_PROCESSES and can_share_work and _may_fork():
+        return "processes"
+    return choose_for_one_core(federations)
 
 
-def _steps(federations: Sequence[Federation], trainings: Sequence[Training]) -> list[list[int]]:
-    """Each client's batches an epoch."""
-    return [
-        [steps_per_epoch(m, t) for m in f.members]
-        for f, t in zip(federations, trainings, strict=True)
-    ]
+def _may_fork() -> bool:
+    """Return whether this process may fork: not if there is CUDA, which does not survive it."""
+    return not (torch.cuda.is_available() or torchrun.under_torchrun() or forked.is_daemon())
 
 
-def _compiles(
+def choose_for_one_core(federations: Sequence[Federation]) -> EngineName:
+    """Return the engine that trains these models fastest on one core of a CPU."""
+    groups = group_by_architecture(federations, Shard())
+    clients = sum(len(group) for group in groups)
+    largest_model = max(_count_parameters(group[0].member) for group in groups)
+    if largest_model <= MAX_STACKED_PARAMETERS and clients >= MIN_STACKED_CLIENTS * len(groups):
+        return "vectorised"
+    return "reference"
+
+
+def _uses_stacks(engine: str, federations: Sequence[Federation]) -> bool:
+    """Return whether an engine, or the engines of its processes, train in stacks."""
+    if engine == "processes":
+        return choose_for_one_core(federations) == "vectorised"
+    return engine == "vectorised"
+
+
+def _choose_compile(
     config: Config, engine: str, federations: Sequence[Federation], trainings: Sequence[Training]
 ) -> bool:
-    """Whether the step is compiled: on a GPU only, and by itself only where the run is long enough to win it back."""
+    """Return whether the step is compiled: only on a GPU, with `auto` only if that saves time."""
     if federations[0].device.type != "cuda" or engine != "vectorised":
         if config.compile == "on":
             raise ConfigError(
-                "compile on needs device cuda and the vectorised engine: accepted here are off and auto"
+                "compile on needs device cuda and the vectorised engine: "
+                "accepted here are off and auto"
             )
         return False
-    steps = _steps(federations, trainings)
-    saved = 0.0003 + 2.5e-6 * sum(map(len, steps))  # seconds a step (benchmarks/RESULTS.md)
-    pays = config.rounds * config.epochs * max(map(max, steps)) * saved > COMPILED
-    return pays if config.compile == "auto" else config.compile == "on"
+    if config.compile != "auto":
+        return config.compile == "on"
+    steps = _count_steps(federations, trainings)
+    clients = sum(len(counts) for counts in steps)
+    most_steps = max(max(counts) for counts in steps)
+    seconds_saved_per_step = 0.0003 + 2.5e-6 * clients  # see benchmarks/RESULTS.md
+    seconds_saved = config.rounds * config.epochs * most_steps * seconds_saved_per_step
+    return seconds_saved > MIN_SECONDS_SAVED_BY_COMPILING
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _count_workers(config: Config, engine: str) -> int | None:
+    """Return the number of processes that train, or None if it is this one alone."""
+    if torchrun.under_torchrun():
+        return torchrun.ranks()
+    if engine == "processes":
+        return config.workers or _count_cores()
+    return None
 
 
-def on_one_core(federations: Sequence[Federation]) -> str:
-    """What trains these models fastest on one core of a CPU."""
-    groups = grouped(federations, Shard())
-    clients = sum(map(len, groups))
-    largest = max(sum(value.numel() for value in group[0][1].initial.values()) for group in groups)
-    return "vectorised" if largest <= SMALL and clients >= FEW * len(groups) else "reference"
-
-
-def _fitting(
+def _find_stackable_plan(
     plan: Plan,
     federations: Sequence[Federation],
     algorithm: Algorithm,
     trainings: Sequence[Training],
 ) -> tuple[Plan, str | None]:
-    """The plan under which the models can be stacked, or why there is none."""
-    for tried in (plan, replace(plan, tidy=True)):  # tidy is slower, but some modules call x.view
-        why_not = obstacle(federations, algorithm, trainings, tried)
-        if why_not is None:
-            return tried, None
-    return plan, why_not
+    """Return a plan by which the models can be stacked; or the given one, and why there is none."""
+    tidy_plan = replace(plan, tidy=True)  # slower, but some modules call x.view
+    reason = None
+    for tried_plan in (plan, tidy_plan):
+        reason = find_obstacle(federations, algorithm, trainings, tried_plan)
+        if reason is None:
+            return tried_plan, None
+    return plan, reason
 
 
-def _fitting_stack(
+def _choose_stack_size(
     config: Config, federations: Sequence[Federation], trainings: Sequence[Training]
 ) -> int | None:
-    """The number of clients that a GPU's free memory lets us train at a time; None on a CPU.
+    """Return how many clients fit into a GPU's free memory at a time; None on a CPU.
 
-    What is free differs from hour to hour, and the order of sums with it. So the run's configuration
-    says what was used, and whoever resumes the run uses it again.
+    What is free changes, and the order of sums with it. The run's configuration therefore says
+    what was used, and a resumed run uses it again.
     """
     device = federations[0].device
-    free = architecture_groups.free_memory(device)
+    free = memory.free_memory(device)
     if free is None:
         return None
-    under_torchrun = torchrun.under_torchrun()
-    groups = architecture_groups.grouped(
-        federations, torchrun.own_shard() if under_torchrun else Shard()
-    )
-    for group in groups:  # where the models lie between rounds
-        held = len(group) * _model_memory(group[0][1])
-        if config.states == "device" or (
-            config.states == "auto" and held < architecture_groups.Store.SPARE * free
-        ):
-            free -= held
-    fitting = []
+    shard = torchrun.own_shard() if torchrun.under_torchrun() else Shard()
+    groups = group_by_architecture(federations, shard)
     for group in groups:
-        number, first = group[0]
-        longest = max(len(member.train) for _, member in group)
-        image = first.train.x[0].nbytes
-        batch = trainings[number].batch
-        need = training_memory(_model_memory(first), image, batch, first.dropped, longest)
-        fitting.append(free // need)
-    largest = max(len(group) for group in groups)
-    stack = max(1, min(*fitting, largest))
-    return torchrun.agree_on_smallest(stack, device) if under_torchrun else stack
+        state_bytes = len(group) * _model_bytes(group[0].member)
+        fits_on_device = state_bytes < Store.SPARE * free
+        if config.states == "device" or (config.states == "auto" and fits_on_device):
+            free -= state_bytes
+    stack = max(len(group) for group in groups)
+    for group in groups:
+        stack = min(stack, free // _training_bytes(group, trainings))
+    stack = max(1, stack)
+    if torchrun.under_torchrun():
+        return torchrun.agree_on_smallest(stack, device)
+    return stack
 
 
-def _model_memory(member: Member) -> int:
+def _training_bytes(group: Sequence[GroupedClient], trainings: Sequence[Training]) -> int:
+    """Return the bytes of a GPU's memory that one client of a group is granted in training."""
+    number, first = group[0]
+    samples = max(len(client.member.train) for client in group)
+    return memory.training_memory(
+        model_bytes=_model_bytes(first),
+        input_bytes=first.train.x[0].nbytes,
+        batch=trainings[number].batch,
+        dropped=first.dropped,
+        samples=samples,
+    )
+
+
+# --- what they depend on
+
+
+def _count_steps(
+    federations: Sequence[Federation], trainings: Sequence[Training]
+) -> list[list[int]]:
+    """Return each client's steps per epoch, by federation."""
+    counts = []
+    for federation, training in zip(federations, trainings, strict=True):
+        counts.append([steps_per_epoch(member, training) for member in federation.members])
+    return counts
+
+
+def _count_cores() -> int:
+    """Return the number of CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _count_parameters(member: Member) -> int:
+    return sum(value.numel() for value in member.initial.values())
+
+
+def _model_bytes(member: Member) -> int:
     return sum(value.nbytes for value in member.initial.values())
 
 
-def builder(
+# --- building the engine
+
+
+def make_builder(
     plan: Plan,
     federations: Sequence[Federation],
     algorithm: Algorithm,
     trainings: Sequence[Training],
 ) -> Callable[[Shard], Engine]:
-    """What makes the engine of one process's share of the clients."""
+    """Return a function that builds the engine for one process's shard of the clients."""
 
     def build(shard: Shard) -> Engine:
         if plan.stacked:
@@ -205,10 +267,10 @@ def build_engine(
     algorithm: Algorithm,
     trainings: Sequence[Training],
 ) -> Engine:
-    """The engine of a resolved configuration."""
-    build = builder(plan, federations, algorithm, trainings)
+    """Return the engine of a resolved configuration."""
+    build = make_builder(plan, federations, algorithm, trainings)
     if torchrun.under_torchrun():
         return torchrun.join(build, algorithm, federations[0].device)
     if config.engine == "processes":
-        return forked.processes(build, algorithm, config.workers or 1)
+        return forked.build_process_engine(build, algorithm, config.workers or 1)
     return build(Shard())

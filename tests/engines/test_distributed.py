@@ -1,6 +1,5 @@
-"""Several processes find what one finds, and leave nothing behind: real processes, forked or under torchrun."""
+"""Several real processes, forked or under torchrun, compute what one does, and leave nothing."""
 
-import functools
 import gc
 import multiprocessing
 import os
@@ -9,49 +8,41 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.distributed_runs import (
+    ALMOST,
+    EXACT,
+    FAULTS,
+    RUNS,
+    assert_alike,
+    collect_outcomes,
+    collect_states,
+    do_rounds,
+    make_builder,
+    outcome_of_one_process,
+    train_one_round,
+    use_one_process,
+    use_processes,
+)
 from helpers.tiny import SETTINGS, experiment
 from torch import nn
 
 from fedproto.config.settings import configure
 from fedproto.core.engine import Engine, Shard
-from fedproto.core.local_training import Training
 from fedproto.core.rounds import RoundResult, run_rounds
-from fedproto.core.sampling import sample_cohort
-from fedproto.core.types import Tree
-from fedproto.engines.distributed.engine import Build, DistributedEngine
-from fedproto.engines.distributed.forked import processes
-from fedproto.engines.reference import ReferenceEngine
-from fedproto.engines.vectorised.engine import VectorisedEngine
-from fedproto.engines.vectorised.stacks import Plan
+from fedproto.engines.distributed.engine import DistributedEngine
+from fedproto.engines.distributed.forked import build_process_engine
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import RunFolder
 
-ALMOST = 1e-10
-FAULTS = {
-    "clients": 6,
-    "participation": 0.7,
-    "lost_uploads": 0.3,
-    "stragglers": 0.5,
-    "eval_every": 2,
-}
-EXACT = ("fesem", "fedproto(absent=remember)", "local")  # nothing is added in another order
-RUNS: dict[str, dict[str, Any]] = {
-    **{
-        name: {}
-        for name in ("local", "fedavg", "fedprox", "fedper", "fedrep", "fedproto(absent=drop)")
-    },
-    "fesem": {"clusters": 2},
-    "fedproto(absent=remember)": {},
-    "fedproto-mh": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8},
-}
+#: A lost process is noticed at once, but the machine that runs the tests may be busy.
+MAX_SECONDS_TO_NOTICE = 30
 needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks into /proc")
 
 
@@ -61,7 +52,8 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    before, interface = children(os.getpid()), os.environ.get("GLOO_SOCKET_IFNAME")
+    before = children(os.getpid())
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
     yield
     if DistributedEngine.running:
         DistributedEngine.running.close()
@@ -77,91 +69,31 @@ def children(pid: int) -> set[int]:
     return {int(child) for file in listed for child in file.read_text().split()}
 
 
-def builder(runs: Sequence[Experiment], vectorised: bool = False) -> Build:
-    configs, federations = [run.config for run in runs], [run.federation for run in runs]
-    trainings = [
-        Training(c.batch, c.lr, c.momentum, c.epochs, c.last_batch, c.seed) for c in configs
-    ]
-
-    def build(shard: Shard) -> Engine:
-        if vectorised:
-            return VectorisedEngine(federations, runs[0].algorithm, trainings, Plan(), shard)
-        return ReferenceEngine(federations, runs[0].algorithm, trainings, shard)
-
-    return build
-
-
-def parallel(run: Experiment, workers: int, **how: Any) -> Experiment:
-    run.engine = processes(builder([run], **how), run.algorithm, workers)
-    return run
-
-
-def single(run: Experiment) -> Experiment:
-    run.engine = builder([run])(Shard())
-    return run
-
-
-def results_of(*runs: Experiment) -> list[list[RoundResult]]:
-    return list(
-        run_rounds(runs[0].algorithm, runs[0].engine, [run.federation_run() for run in runs])
-    )
-
-
-def everything(*runs: Experiment) -> list[Tree]:
-    """All that a run comes to, a tree a federation: states, server, ledger, losses, accuracies."""
-    lines = results_of(*runs)
-    runs[0].engine.close()
-    trees = []
-    for place, run in enumerate(runs):
-        tree = {f"client.{name}": value for name, value in runs[0].engine.export(place).items()}
-        tree |= run.progress.export()
-        for result in (line[place] for line in lines):
-            tree |= {
-                f"loss.{result.round}.{name}": torch.tensor(v).double()
-                for name, v in result.loss.items()
-            }
-            tree |= {
-                f"accuracy.{result.round}.{name}": v for name, v in (result.clients or {}).items()
-            }
-        trees.append(tree)
-    return trees
-
-
-def assert_alike(found: Tree, expected: Tree, tolerance: float) -> None:
-    assert list(found) == list(expected)
-    for name, value in expected.items():
-        assert found[name].dtype == value.dtype and found[name].shape == value.shape, name
-        assert float((found[name].double() - value.double()).abs().sum()) <= tolerance, name
-
-
-@functools.cache
-def alone(name: str) -> Tree:
-    return everything(single(experiment(name, **FAULTS | RUNS[name])))[0]
-
-
 # --- the same result
 
 
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("name", RUNS)
-def test_processes_find_what_one_finds(name: str, workers: int) -> None:
-    found = everything(parallel(experiment(name, **FAULTS | RUNS[name]), workers))[0]
-    assert_alike(found, alone(name), 0 if name in EXACT else ALMOST)
+def test_several_processes_compute_what_one_does(name: str, workers: int) -> None:
+    found = collect_outcomes(use_processes(experiment(name, **FAULTS | RUNS[name]), workers))[0]
+    assert_alike(found, outcome_of_one_process(name), 0 if name in EXACT else ALMOST)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fesem", "fedproto-mh", "fedrep"])
-def test_stacks_of_clients_in_processes_find_what_one_finds(name: str) -> None:
-    found = everything(parallel(experiment(name, **FAULTS | RUNS[name]), 2, vectorised=True))[0]
-    assert_alike(found, alone(name), ALMOST)
+def test_stacks_in_several_processes_compute_what_one_process_does(name: str) -> None:
+    found = collect_outcomes(
+        use_processes(experiment(name, **FAULTS | RUNS[name]), 2, vectorised=True)
+    )[0]
+    assert_alike(found, outcome_of_one_process(name), ALMOST)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fesem", "fedproto(absent=remember)"])
 @pytest.mark.parametrize("vectorised", [False, True], ids=["reference", "vectorised"])
 def test_there_may_be_more_processes_than_clients(name: str, vectorised: bool) -> None:
     settings = {"clients": 2, "participation": 0.5} | RUNS[name]
-    expected = everything(single(experiment(name, **settings)))[0]
+    expected = collect_outcomes(use_one_process(experiment(name, **settings)))[0]
     assert_alike(
-        everything(parallel(experiment(name, **settings), 3, vectorised=vectorised))[0],
+        collect_outcomes(use_processes(experiment(name, **settings), 3, vectorised=vectorised))[0],
         expected,
         ALMOST,
     )
@@ -169,13 +101,17 @@ def test_there_may_be_more_processes_than_clients(name: str, vectorised: bool) -
 
 def test_one_process_is_a_group_too() -> None:
     assert_alike(
-        everything(parallel(experiment("fesem", **FAULTS | RUNS["fesem"]), 1))[0], alone("fesem"), 0
+        collect_outcomes(use_processes(experiment("fesem", **FAULTS | RUNS["fesem"]), 1))[0],
+        outcome_of_one_process("fesem"),
+        0,
     )
 
 
 def test_a_round_of_which_nothing_arrives() -> None:
-    expected = everything(single(experiment("fedavg", lost_uploads=1)))[0]
-    assert_alike(everything(parallel(experiment("fedavg", lost_uploads=1), 2))[0], expected, 0)
+    expected = collect_outcomes(use_one_process(experiment("fedavg", lost_uploads=1)))[0]
+    assert_alike(
+        collect_outcomes(use_processes(experiment("fedavg", lost_uploads=1), 2))[0], expected, 0
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fesem", "fedproto(absent=remember)"])
@@ -187,14 +123,14 @@ def test_federations_are_trained_together(name: str) -> None:
         ]
 
     runs, others = pair(), pair()
-    runs[0].engine = processes(builder(runs), runs[0].algorithm, 2)
-    others[0].engine = builder(others)(Shard())
-    for found, expected in zip(everything(*runs), everything(*others), strict=True):
+    runs[0].engine = build_process_engine(make_builder(runs), runs[0].algorithm, 2)
+    others[0].engine = make_builder(others)(Shard())
+    for found, expected in zip(collect_outcomes(*runs), collect_outcomes(*others), strict=True):
         assert_alike(found, expected, ALMOST)
 
 
-def test_the_workers_run_with_as_many_threads_as_the_parent_even_where_it_has_used_them() -> None:
-    """GNU's OpenMP would hang in the fork."""
+def test_workers_have_as_many_threads_as_their_parent() -> None:
+    """GNU's OpenMP would hang in the fork if the parent has used threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -203,15 +139,15 @@ def test_the_workers_run_with_as_many_threads_as_the_parent_even_where_it_has_us
         run = experiment(
             "local", clients=2, model="mlp(hidden=300,width=8)", batch=100, shots=20, rounds=1
         )
-        base = builder([run])
+        base = make_builder([run])
 
         def build(shard: Shard) -> Engine:
             assert torch.get_num_threads() == 2
             (big @ big).sin().sum()
             return base(shard)
 
-        run.engine = processes(build, run.algorithm, 2)
-        results_of(run)
+        run.engine = build_process_engine(build, run.algorithm, 2)
+        do_rounds(run)
         run.engine.close()
     finally:
         torch.set_num_threads(before)
@@ -220,35 +156,28 @@ def test_the_workers_run_with_as_many_threads_as_the_parent_even_where_it_has_us
 # --- start, close and checkpoints
 
 
-def test_nothing_starts_before_the_first_round() -> None:
-    run = parallel(experiment("fedavg"), 2)
+def test_no_process_starts_before_the_first_round() -> None:
+    run = use_processes(experiment("fedavg"), 2)
     assert not multiprocessing.active_children()
-    fresh = single(experiment("fedavg")).engine.export(0)
+    fresh = use_one_process(experiment("fedavg")).engine.export(0)
     assert_alike(run.engine.export(0), fresh, 0)
     run.engine.close()
 
 
-def states(run: Experiment) -> Tree:
-    """What is left of `everything` when a run is over."""
-    return {
-        f"client.{name}": value for name, value in run.engine.export(0).items()
-    } | run.progress.export()
-
-
-def test_an_engine_closed_in_the_middle_goes_on_from_there() -> None:
-    run = parallel(experiment("fedrep", **FAULTS), 2)
+def test_a_closed_engine_can_continue() -> None:
+    run = use_processes(experiment("fedrep", **FAULTS), 2)
     for _ in run_rounds(run.algorithm, run.engine, [run.federation_run()]):
         run.engine.close()
         run.engine.close()
         assert not multiprocessing.active_children()
-    found = states(run)
-    assert_alike(found, {name: alone("fedrep")[name] for name in found}, ALMOST)
+    found = collect_states(run)
+    assert_alike(found, {name: outcome_of_one_process("fedrep")[name] for name in found}, ALMOST)
 
 
 def test_engines_take_turns() -> None:
-    """There is one group of processes, but methods may be compared round by round."""
+    """There is one group of processes, but two methods may be compared round by round."""
     names = ("fesem", "fedproto(absent=remember)")
-    runs = [parallel(experiment(name, **FAULTS | RUNS[name]), 2) for name in names]
+    runs = [use_processes(experiment(name, **FAULTS | RUNS[name]), 2) for name in names]
     for _ in zip(
         *(run_rounds(run.algorithm, run.engine, [run.federation_run()]) for run in runs),
         strict=True,
@@ -256,14 +185,14 @@ def test_engines_take_turns() -> None:
         pass
     for name, run in zip(names, runs, strict=True):
         run.engine.close()
-        found = states(run)
-        assert_alike(found, {key: alone(name)[key] for key in found}, 0)
+        found = collect_states(run)
+        assert_alike(found, {key: outcome_of_one_process(name)[key] for key in found}, 0)
 
 
 @pytest.mark.parametrize("started", [False, True])
 def test_states_are_restored(started: bool) -> None:
-    source, run = single(experiment("local")), parallel(experiment("local"), 2)
-    results_of(source)
+    source, run = use_one_process(experiment("local")), use_processes(experiment("local"), 2)
+    do_rounds(source)
     servers = [run.progress.server]
     if started:
         run.engine.evaluate(servers)
@@ -276,8 +205,8 @@ def test_states_are_restored(started: bool) -> None:
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_states_of_another_run_are_refused_at_once(started: bool) -> None:
-    run = parallel(experiment("local"), 2)
+def test_states_that_lack_a_value_are_refused_at_once(started: bool) -> None:
+    run = use_processes(experiment("local"), 2)
     if started:
         run.engine.evaluate([run.progress.server])
     tree = run.engine.export(0)
@@ -304,12 +233,12 @@ def test_a_run_resumes_to_the_same_checkpoint(tmp_path: Path) -> None:
             raise Killed
 
     run, folder = begin("one")
-    single(run).execute(folder)
+    use_one_process(run).execute(folder)
     run, other = begin("several")
     with pytest.raises(Killed):
-        parallel(run, 2).execute(other, die)
+        use_processes(run, 2).execute(other, die)
     run.engine.close()
-    again = parallel(experiment("fedproto(absent=remember)", **settings), 4)
+    again = use_processes(experiment("fedproto(absent=remember)", **settings), 4)
     again.restore(other)
     assert again.progress.round == 2
     again.execute(other)
@@ -324,11 +253,12 @@ def test_a_run_resumes_to_the_same_checkpoint(tmp_path: Path) -> None:
 
 
 class Moody(nn.Module):
-    """Does what its mood is when it is trained."""
+    """Calls its mood, if any, when it is trained."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head = nn.Linear(64, 8), nn.Linear(8, 10)
+        self.body = nn.Linear(64, 8)
+        self.head = nn.Linear(8, 10)
         self.mood: Callable[[], None] | None = None
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -347,26 +277,18 @@ def moody(mood: Callable[[], None], client: int) -> Experiment:
     return run
 
 
-def one_round(run: Experiment) -> list[Any]:
-    return list(
-        run.engine.train(
-            1, [run.progress.server], [sample_cohort(4, run.federation_run().schedule, 1)]
-        )
-    )
-
-
 def complain() -> None:
     raise ValueError("I would rather not")
 
 
 @pytest.mark.parametrize("client", [0, 1, 3])
-def test_an_error_on_one_rank_is_rank_0s_and_the_others_go_on(client: int) -> None:
-    run = parallel(moody(complain, client), 3)
+def test_an_error_on_one_rank_is_raised_on_rank_0_and_the_others_continue(client: int) -> None:
+    run = use_processes(moody(complain, client), 3)
     for _ in range(2):
         with pytest.raises(
             TrainingError, match=f"^round 1, client {client} .*: I would rather not$"
         ):
-            one_round(run)
+            train_one_round(run)
     assert len(run.engine.evaluate([run.progress.server])[0]["head"]) == 4
     run.engine.close()
     assert len(run.engine.export(0)) == 16
@@ -380,14 +302,14 @@ class Odd(Exception):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_engine_that_cannot_be_built_says_so(rank: int) -> None:
     run = experiment("fedavg")
-    base = builder([run])
+    base = make_builder([run])
 
     def build(shard: Shard) -> Engine:
         if shard.first == rank:
             raise Odd("this", "that")
         return base(shard)
 
-    run.engine = processes(build, run.algorithm, 2)
+    run.engine = build_process_engine(build, run.algorithm, 2)
     with pytest.raises((TrainingError, Odd), match=r"this and that$"):
         run.engine.evaluate([run.progress.server])
     assert not multiprocessing.active_children()
@@ -397,14 +319,14 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_killed_at_work_is_an_error_and_not_a_wait() -> None:
-    run = parallel(moody(die, client=2), 4)
+def test_a_worker_killed_at_work_is_an_error_at_once() -> None:
+    run = use_processes(moody(die, client=2), 4)
     started = time.perf_counter()
     with pytest.raises(
         TrainingError, match=r"^worker process 2 was killed by signal 9, .* last checkpoint$"
     ):
-        one_round(run)
-    assert time.perf_counter() - started < 5
+        train_one_round(run)
+    assert time.perf_counter() - started < MAX_SECONDS_TO_NOTICE
     with pytest.raises(TrainingError, match="last checkpoint"):
         run.engine.export(0)
     run.engine.close()
@@ -414,8 +336,8 @@ def test_a_worker_killed_at_work_is_an_error_and_not_a_wait() -> None:
 
 
 def test_a_worker_killed_between_rounds_is_an_error_too() -> None:
-    run = parallel(experiment("fedavg"), 2)
-    one_round(run)
+    run = use_processes(experiment("fedavg"), 2)
+    train_one_round(run)
     (worker,) = multiprocessing.active_children()
     assert worker.pid
     os.kill(worker.pid, signal.SIGKILL)
@@ -428,43 +350,44 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def test_an_interrupted_round_leaves_nobody_waiting() -> None:
-    """A second Ctrl-C stops rank 0 anywhere, while the others wait for it in the middle of the round."""
-    run = parallel(moody(interrupt, client=0), 3)
+def test_an_interrupted_round_leaves_no_process_waiting() -> None:
+    """A second Ctrl-C stops rank 0 anywhere; the others wait for it in the middle of the round."""
+    run = use_processes(moody(interrupt, client=0), 3)
     with pytest.raises(KeyboardInterrupt):
-        one_round(run)
+        train_one_round(run)
     started = time.perf_counter()
     run.engine.close()
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < MAX_SECONDS_TO_NOTICE
     with pytest.raises(TrainingError, match="last checkpoint"):
         run.engine.export(0)
 
 
-def test_a_process_that_has_a_group_of_its_own_is_refused() -> None:
+def test_a_process_that_is_in_a_group_already_is_refused() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    run = parallel(experiment("fedavg"), 2)
+    run = use_processes(experiment("fedavg"), 2)
     with pytest.raises(ConfigError, match="in a group already"):
-        one_round(run)
+        train_one_round(run)
     assert dist.is_initialized()
     dist.destroy_process_group()
 
 
 class Remnant:
-    """Writes down in which process it is cleaned up."""
+    """Writes down the process in which it is freed."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.itself = path, self  # a cycle, so that only the garbage collector finds it
+        self.path = path
+        self.itself = self  # a cycle, so that only the garbage collector finds it
 
     def __del__(self) -> None:
         with self.path.open("a") as file:
             file.write(f"{os.getpid()}\n")
 
 
-def test_workers_never_clean_up_what_their_parent_left(tmp_path: Path) -> None:
-    """A group of an earlier run, freed in a fork, waited for ever for threads that exist in the parent only."""
+def test_workers_never_free_what_their_parent_left(tmp_path: Path) -> None:
+    """An earlier run's group, freed in a fork, waited for threads that only the parent has."""
     path = tmp_path / "freed"
     run = experiment("fedavg", rounds=2)
-    build = builder([run])
+    build = make_builder([run])
 
     def collecting(shard: Shard) -> Engine:
         gc.collect()
@@ -473,9 +396,9 @@ def test_workers_never_clean_up_what_their_parent_left(tmp_path: Path) -> None:
     gc.disable()
     try:
         Remnant(path)
-        run.engine = processes(collecting, run.algorithm, 2)
+        run.engine = build_process_engine(collecting, run.algorithm, 2)
         kept = [Remnant(path)]  # garbage only in a fork that lets go of it
-        results_of(run)
+        do_rounds(run)
         run.engine.close()
         del kept
     finally:
@@ -487,13 +410,13 @@ def test_workers_never_clean_up_what_their_parent_left(tmp_path: Path) -> None:
 # --- as programs: signals, and torchrun
 
 SCRIPT = """
-import os, sys, time
-sys.path[:0] = [{tests!r}, {tests!r} + "/engines"]
+import multiprocessing, os, sys, time
+sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
 from helpers.tiny import experiment
-from test_distributed import *
+from helpers.distributed_runs import *
 from fedproto.engines.distributed import torchrun
 folder = Path({folder!r})
 """
@@ -523,8 +446,8 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize("ending", ["killed", "exits"])
 def test_workers_do_not_outlive_their_parent(ending: str, tmp_path: Path) -> None:
     body = """
-run = parallel(experiment("fedavg"), 3)
-one_round(run)
+run = use_processes(experiment("fedavg"), 3)
+train_one_round(run)
 print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
 """
     parent = program(tmp_path, body + ("time.sleep(60)" if ending == "killed" else ""))
@@ -546,7 +469,7 @@ print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
 def test_an_interrupt_of_all_processes_finishes_the_round(tmp_path: Path) -> None:
     body = """
 from fedproto.runs.experiment import Interrupted
-run = parallel(experiment("fedavg", rounds=100000, checkpoint_every=100000), 2)
+run = use_processes(experiment("fedavg", rounds=100000, checkpoint_every=100000), 2)
 try:
     run.execute(run.new_folder(folder / "run"), lambda result: print(result.round, flush=True))
 except Interrupted:
@@ -564,12 +487,12 @@ except Interrupted:
 
 @pytest.mark.slow
 def test_ranks_agree_on_the_size_of_their_stacks(tmp_path: Path) -> None:
-    """Each looks at the free memory of its own GPU; all use what the fullest one leaves, and write that down."""
+    """Each looks at its own GPU's free memory; all use, and write down, the smallest size."""
     body = """
-from fedproto.engines.vectorised import architecture_groups
+from fedproto.engines.vectorised import memory
 from fedproto.runs.experiment import follow
 rank = int(os.environ["RANK"])
-architecture_groups.free_memory = lambda device: 2**40 if rank == 0 else 1
+memory.free_memory = lambda device: 2**40 if rank == 0 else 1
 run = experiment("fedavg", engine="vectorised", clients=6)
 assert run.config.stack == 1, run.config.stack
 if torchrun.follows():
@@ -587,19 +510,20 @@ print("done")
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    """Two methods one after the other, as the command line compares them; nobody but rank 0 says anything."""
+    """Two methods one after the other, as the command line compares them; only rank 0 prints."""
     body = """
 assert torchrun.under_torchrun()
 names = ("fedavg", "fesem")
 runs = [experiment(name, **FAULTS | RUNS[name]) for name in names]
 for run in runs:
-    run.engine = torchrun.join(builder([run]), run.algorithm, torch.device("cpu"))
+    run.engine = torchrun.join(make_builder([run]), run.algorithm, torch.device("cpu"))
 if torchrun.follows():
     for run in runs:
         run.engine.serve()
     sys.exit(0)
 for name, run in zip(names, runs):
-    assert_alike(everything(run)[0], alone(name), 0 if name in EXACT else ALMOST)
+    tolerance = 0 if name in EXACT else ALMOST
+    assert_alike(collect_outcomes(run)[0], outcome_of_one_process(name), tolerance)
 print("alike")
 """
     running = program(

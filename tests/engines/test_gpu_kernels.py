@@ -1,5 +1,7 @@
-"""What a GPU does for large convolutions, BatchNorm and SGD: its plain forms against torch's own, and its kernels
-against those, interpreted on the CPU."""
+"""What a GPU does for convolutions, BatchNorm and SGD.
+
+Plain forms are compared with torch's own functions, and kernels, interpreted on the CPU, with them.
+"""
 
 import importlib.util
 import os
@@ -10,35 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.kernels import LAYOUTS, layout_of, outcome, random_in_layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, vmap
 
 from fedproto.engines.gpu import fused_passes, implicit_convolutions, window_convolutions
+from fedproto.engines.vectorised import layer_support
 from fedproto.engines.vectorised import layers as stacked
+from fedproto.engines.vectorised.masked_norm import MaskedNorm
 
 quickly = settings(max_examples=60, deadline=None)
-
-LAYOUTS = {
-    "as a matrix product leaves it": (0, 2, 1, 3, 4),  # channel by channel
-    "as torch does": (0, 1, 2, 3, 4),
-    "channels last": (0, 1, 3, 4, 2),
-    "columns before rows": (0, 1, 2, 4, 3),
-    "clients last": (1, 2, 3, 4, 0),
-}
-
-
-def laid_out(shape, order, dtype=torch.float64):
-    """Random values of a shape whose axes lie in memory in this order, the last one densely."""
-    back = [order.index(axis) for axis in range(len(shape))]
-    return torch.randn([shape[axis] for axis in order], dtype=dtype).permute(back)
-
-
-def how_of(x, kernel, stride, padding):
-    """The Shape that `windows.convolve` makes."""
-    places = [(x.shape[3 + a] + 2 * padding[a] - kernel[a]) // stride[a] + 1 for a in (0, 1)]
-    return [*x.shape[2:], *places, *kernel, *stride, *padding]
 
 
 @st.composite
@@ -49,7 +34,9 @@ def cases(draw):
     sides = [draw(st.integers(max(1, kernel[a] - 2 * padding[a]), 7)) for a in (0, 1)]
     torch.manual_seed(draw(st.integers(0, 2**31)))
     return (
-        laid_out((clients, batch, channels, *sides), draw(st.sampled_from(list(LAYOUTS.values())))),
+        random_in_layout(
+            (clients, batch, channels, *sides), draw(st.sampled_from(list(LAYOUTS.values())))
+        ),
         kernel,
         stride,
         padding,
@@ -69,10 +56,12 @@ def torchs_windows(x, kernel, stride, padding):
 
 def test_windows_of_an_image_by_hand():
     image = torch.tensor([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]]).view(1, 1, 1, 3, 3)
-    got = window_convolutions.unfold(image, how_of(image, (2, 2), (2, 1), (1, 0)))
-    # Two rows of places (from −1 and 1 downwards) by two columns; taps from left to right, then downwards.
+    got = window_convolutions.unfold(image, layout_of(image, (2, 2), (2, 1), (1, 0)))
+    # Two rows of places (from −1 and 1 on) by two columns; taps from left to right, then down.
     assert got.tolist() == [[[0, 0, 1, 2], [0, 0, 2, 3], [4, 5, 7, 8], [5, 6, 8, 9]]]
-    back = window_convolutions.fold(torch.ones_like(got), 1, how_of(image, (2, 2), (2, 1), (1, 0)))
+    back = window_convolutions.fold(
+        torch.ones_like(got), 1, layout_of(image, (2, 2), (2, 1), (1, 0))
+    )
     assert back.tolist() == [[[[[1, 2, 1], [1, 2, 1], [1, 2, 1]]]]]  # how often each pixel is seen
 
 
@@ -80,7 +69,7 @@ def test_windows_of_an_image_by_hand():
 @quickly
 def test_unfold_is_torchs(case):
     x, *how = case
-    assert torch.equal(window_convolutions.unfold(x, how_of(x, *how)), torchs_windows(x, *how))
+    assert torch.equal(window_convolutions.unfold(x, layout_of(x, *how)), torchs_windows(x, *how))
 
 
 @given(cases())
@@ -90,7 +79,7 @@ def test_fold_is_torchs(case):
     seen = torch.randn_like(torchs_windows(x, kernel, stride, padding))
     columns = seen.reshape(x.shape[0] * x.shape[1], -1, seen.shape[2]).transpose(1, 2)
     theirs = F.fold(columns, tuple(x.shape[3:]), kernel, padding=padding, stride=stride)
-    ours = window_convolutions.fold(seen, x.shape[1], how_of(x, kernel, stride, padding))
+    ours = window_convolutions.fold(seen, x.shape[1], layout_of(x, kernel, stride, padding))
     assert ours.is_contiguous()  # (clients, channels, batch, height, width): as BatchNorm wants it
     assert torch.allclose(ours.transpose(1, 2), theirs.view(x.shape), rtol=0, atol=1e-12)
 
@@ -100,14 +89,14 @@ def test_fold_is_torchs(case):
 def test_fold_is_the_adjoint_of_unfold(case):
     """<unfold x, w> = <x, fold w>."""
     x, *how = case
-    seen = window_convolutions.unfold(x, how_of(x, *how))
+    seen = window_convolutions.unfold(x, layout_of(x, *how))
     w = torch.randn_like(seen)
-    back = window_convolutions.fold(w, x.shape[1], how_of(x, *how)).transpose(1, 2)
+    back = window_convolutions.fold(w, x.shape[1], layout_of(x, *how)).transpose(1, 2)
     assert torch.allclose((seen * w).sum(), (x * back).sum(), rtol=1e-12, atol=1e-12)
 
 
 def test_folding_windows_that_are_no_block_of_memory():
-    how = how_of(torch.empty(2, 3, 2, 5, 4), (3, 2), (2, 1), (1, 1))
+    how = layout_of(torch.empty(2, 3, 2, 5, 4), (3, 2), (2, 1), (1, 1))
     w = torch.randn(18, 45, 2, dtype=torch.float64).permute(2, 1, 0)[:, :, 3:15]
     assert not w.is_contiguous()
     assert torch.equal(
@@ -116,15 +105,6 @@ def test_folding_windows_that_are_no_block_of_memory():
 
 
 # --- convolutions
-
-
-def outcome(out, leaves, seed=1):
-    """The output, and its gradients for some slopes."""
-    torch.manual_seed(seed)
-    slopes = torch.randn(
-        out.shape, dtype=out.dtype
-    )  # not `randn_like`, whose order is that of the memory
-    return [out, *torch.autograd.grad((out * slopes).sum(), leaves)]
 
 
 def assert_close(ours, theirs, tolerance=1e-10):
@@ -164,7 +144,7 @@ def test_a_convolution_is_each_clients_own(case, outputs, with_bias):
 def test_a_convolution_of_one_pixel_gives_only_the_gradients_that_are_wanted(layout, wanted):
     torch.manual_seed(0)
     leaves = [
-        laid_out((3, 4, 2, 1, 1), layout),
+        random_in_layout((3, 4, 2, 1, 1), layout),
         torch.randn(3, 5, 2, 3, 3).double(),
         torch.randn(3, 5).double(),
     ]
@@ -270,7 +250,7 @@ def test_normalised_rows_are_batchnorms(shape, eps):
     torch.manual_seed(0)
     leaves = [torch.randn(s, dtype=torch.float64) * 3 + 1 for s in (shape, shape[:1], shape[:1])]
     x, weight, bias = (leaf.requires_grad_() for leaf in leaves)
-    out, mean, variance = fused_passes.Normalised.apply(x, weight, bias, eps)
+    out, mean, variance = fused_passes.NormalisedRows.apply(x, weight, bias, eps)
     assert torch.allclose(mean, x.mean(1)) and torch.allclose(variance, x.var(1, correction=0))
     assert not mean.requires_grad and not variance.requires_grad
     if shape[1] == 1:  # torch refuses one value
@@ -284,13 +264,15 @@ def test_the_gradient_of_normalised_rows_is_the_numerical_one():
     torch.manual_seed(0)
     leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 5), (3,), (3,))]
     assert torch.autograd.gradcheck(
-        lambda x, w, b: fused_passes.Normalised.apply(x, w, b, 1e-3)[0], leaves
+        lambda x, w, b: fused_passes.NormalisedRows.apply(x, w, b, 1e-3)[0], leaves
     )
 
 
 def test_rows_reach_the_kernel_in_one_piece(monkeypatch):
-    """It reads a row's values one after the other: of a stack of one client's images of one pixel, as a small
-    convolution leaves them, or of the first images of a batch, the rows are a view that does not lie so."""
+    """The kernel reads a row's values one after the other, but some rows are not contiguous.
+
+    Such as of images of one pixel, as a small convolution leaves them, or of part of a batch.
+    """
     seen = []
 
     def looked_at(x, *others):
@@ -302,22 +284,22 @@ def test_rows_reach_the_kernel_in_one_piece(monkeypatch):
     first_images = torch.randn(2, 3, 8, 5, 5)[:, :, :4].reshape(6, -1)
     for x in (one_pixel, first_images):
         assert not x.is_contiguous()
-        fused_passes.Normalised.apply(x, torch.ones(len(x)), torch.zeros(len(x)), 1e-5)
+        fused_passes.NormalisedRows.apply(x, torch.ones(len(x)), torch.zeros(len(x)), 1e-5)
     assert seen == [True, True]
 
 
 def as_on_a_gpu(monkeypatch):
-    """Layers choose the GPU's way; what its kernels compute is computed by torch. Counts how often each is chosen."""
-    chosen = {"_by_row": 0, "_by_statistics": 0}
-    monkeypatch.setattr(stacked, "on_gpu", lambda x: True)
+    """Have layers take their forms for a GPU, with torch's arithmetic; count BatchNorm's forms."""
+    chosen = {"_normalise_rows": 0, "_apply_statistics": 0}
+    monkeypatch.setattr(layer_support, "on_gpu", lambda x: True)
     for name in chosen:
-        before = getattr(stacked._MaskedNorm, name)
+        before = getattr(MaskedNorm, name)
 
         def counted(self, x, name=name, before=before):
             chosen[name] += 1
             return before(self, x)
 
-        monkeypatch.setattr(stacked._MaskedNorm, name, counted)
+        monkeypatch.setattr(MaskedNorm, name, counted)
     return chosen
 
 
@@ -350,7 +332,7 @@ def test_batchnorm_as_on_a_gpu_is_each_clients_own(size, options, layout, monkey
     clients, channels = 3, 4
     alone = norms(clients, channels, **options)
     state = stack_of(alone)
-    module, told = stacked.stackable(alone[0])
+    module, told = stacked.make_stackable(alone[0])
     assert told == ["rows"]
 
     def run(state, x):
@@ -360,7 +342,7 @@ def test_batchnorm_as_on_a_gpu_is_each_clients_own(size, options, layout, monkey
         training = number < 3
         module.train(training)
         torch.manual_seed(number)
-        x = laid_out((clients, size[0], channels, *size[1:]), layout).requires_grad_()
+        x = random_in_layout((clients, size[0], channels, *size[1:]), layout).requires_grad_()
         leaves = [x] + [state[name].requires_grad_() for name in ("weight", "bias")]
         ours = outcome(vmap(run)(state, x), leaves)
         torch.manual_seed(number)
@@ -373,7 +355,7 @@ def test_batchnorm_as_on_a_gpu_is_each_clients_own(size, options, layout, monkey
             assert torch.allclose(state[name].double(), value.double(), rtol=1e-12, atol=1e-12), (
                 name
             )
-    assert chosen == {"_by_row": 3, "_by_statistics": 1}
+    assert chosen == {"_normalise_rows": 3, "_apply_statistics": 1}
 
 
 @pytest.mark.parametrize("frozen", [("weight",), ("bias",), ("weight", "bias")], ids=str)
@@ -381,7 +363,7 @@ def test_frozen_weights_of_batchnorm_have_no_gradient_and_images_still_do(frozen
     as_on_a_gpu(monkeypatch)
     alone = norms(2, 3)
     state = stack_of(alone)
-    module, _ = stacked.stackable(alone[0])
+    module, _ = stacked.make_stackable(alone[0])
     x = torch.randn(2, 4, 3, 2, 2, dtype=torch.float64, requires_grad=True)
     free = [name for name in ("weight", "bias") if name not in frozen]
     leaves = [x] + [state[name].requires_grad_() for name in free]
@@ -399,7 +381,7 @@ def test_frozen_weights_of_batchnorm_have_no_gradient_and_images_still_do(frozen
 def test_batchnorm_without_statistics_or_weights_as_on_a_gpu(options, monkeypatch):
     as_on_a_gpu(monkeypatch)
     alone = [nn.BatchNorm2d(3, **options).double() for _ in range(2)]
-    module, _ = stacked.stackable(alone[0])
+    module, _ = stacked.make_stackable(alone[0])
     state = stack_of(alone)
     for training in (True, True, False):
         x = torch.randn(2, 4, 3, 2, 2, dtype=torch.float64) * 3 + 1
@@ -412,9 +394,10 @@ def test_batchnorm_without_statistics_or_weights_as_on_a_gpu(options, monkeypatc
 
 
 def test_a_network_as_on_a_gpu_is_each_clients_own(monkeypatch):
-    """Convolutions, BatchNorm, pooling and a shortcut in the layouts they leave to each other, gradients and all."""
+    """Convolutions, BatchNorm, pooling and a shortcut, in the layouts they leave to each other."""
     as_on_a_gpu(monkeypatch)
-    monkeypatch.setattr(stacked, "SMALL", 60)  # the first convolution is small, the others are not
+    # The first convolution is small, the others are not.
+    monkeypatch.setattr(stacked, "MAX_SMALL_WEIGHTS", 60)
 
     class Block(nn.Module):
         def __init__(self):
@@ -430,7 +413,7 @@ def test_a_network_as_on_a_gpu_is_each_clients_own(monkeypatch):
 
     torch.manual_seed(0)
     alone = [Block().double() for _ in range(3)]
-    module, _ = stacked.stackable(alone[0])
+    module, _ = stacked.make_stackable(alone[0])
     state = stack_of(alone)
     names = [name for name, _ in alone[0].named_parameters()]
     x = torch.randn(3, 5, 1, 7, 6, dtype=torch.float64)
@@ -448,123 +431,19 @@ def test_a_network_as_on_a_gpu_is_each_clients_own(monkeypatch):
 
 
 def test_the_kernels_are_their_plain_forms():
-    """In a process of its own, since Triton is told to interpret before it is imported. For a developer without a GPU:
-    FEDPROTO_TRITON names a folder in which `pip install --target` has put the package."""
+    """Runs in another process, because Triton must be told to interpret before it is imported.
+
+    Without a GPU, FEDPROTO_TRITON may name a folder into which `pip install --target` has put it.
+    """
     folder = os.environ.get("FEDPROTO_TRITON")
     if folder is None and importlib.util.find_spec("triton") is None:
         pytest.skip("there is no Triton here: FEDPROTO_TRITON may name a folder that holds it")
-    here = Path(__file__).parents[1]
-    paths = [str(here), str(here / "engines"), str(here.parent), *([folder] if folder else [])]
+    tests = Path(__file__).parents[1]
+    paths = [str(tests), str(tests.parent)]
+    if folder is not None:
+        paths.append(folder)
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-c", "import test_gpu_kernels; test_gpu_kernels.interpret()"]
+    command = [sys.executable, "-c", "from helpers.kernels import *; check_kernels()"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == ["windows", "passes", "implicit"]
-
-
-#: clients, batch, channels, height, width, kernel, stride, padding
-KERNEL_CASES = [
-    (2, 3, 4, 8, 8, (3, 3), (2, 2), (1, 1)),
-    (3, 1, 6, 1, 1, (3, 3), (1, 1), (1, 1)),
-    (2, 2, 3, 9, 5, (5, 1), (2, 3), (3, 0)),
-    (1, 2, 2, 3, 4, (1, 2), (1, 1), (2, 2)),
-]
-
-
-def interpret():
-    """The launches as on a GPU, given tensors of the CPU, beside what the same operations do there."""
-    for dtype in (torch.float32, torch.float64):
-        for n, b, c, h, w, *how in KERNEL_CASES:
-            for order in list(LAYOUTS.values())[:3]:
-                torch.manual_seed(0)
-                x = laid_out((n, b, c, h, w), order, dtype)
-                shape = how_of(x, *how)
-                seen = window_convolutions._unfold_plain(x, shape)
-                assert torch.equal(window_convolutions._unfold(x, shape), seen)
-            w = torch.randn_like(seen)
-            close(
-                window_convolutions._fold(w, b, shape),
-                window_convolutions._fold_plain(w, b, shape),
-                dtype,
-            )
-            window_convolutions.NEAR = 0  # as if a client had more values than 32 bits can count
-            assert torch.equal(window_convolutions._unfold(x, shape), seen)
-            close(
-                window_convolutions._fold(w, b, shape),
-                window_convolutions._fold_plain(w, b, shape),
-                dtype,
-            )
-            window_convolutions.NEAR = 2**31
-    print("windows")
-    for dtype in (torch.float32, torch.float64):
-        for rows, values in ((37, 32), (3, 2048), (9, 1), (2, 1500)):
-            x, dy = (torch.randn(rows, values, dtype=dtype) * 3 + 1 for _ in "xy")
-            weight, bias = torch.randn(2, rows, dtype=dtype)
-            for mine, theirs in zip(
-                fused_passes._normalise(x, weight, bias, 1e-5),
-                fused_passes._normalise_plain(x, weight, bias, 1e-5),
-                strict=True,
-            ):
-                close(mine, theirs, dtype)
-            _, mean, variance = fused_passes._normalise_plain(x, weight, bias, 1e-5)
-            given = (
-                dy.T.contiguous().T,
-                x,
-                weight,
-                mean,
-                variance,
-                1e-5,
-            )  # a gradient may lie as it likes
-            for mine, theirs in zip(
-                fused_passes._normalise_back(*given),
-                fused_passes._normalise_back_plain(*given),
-                strict=True,
-            ):
-                close(mine, theirs, dtype, 100)
-        value, speed, gradient = torch.randn(3, 3, 30, 50, dtype=dtype)
-        momentum, rate = torch.rand(2, 3, dtype=dtype)
-        rate[1] = 0  # who has no batch left stays where it is
-        new = momentum[:, None, None] * speed + gradient
-        moved = value - rate[:, None, None] * new
-        before = value[1].clone()
-        fused_passes.descend(value, speed, gradient.mT.contiguous().mT, momentum, rate)
-        close(speed, new, dtype)
-        close(value, moved, dtype)
-        assert torch.equal(value[1], before)
-    fused_passes.normalise, fused_passes.normalise_back = (
-        fused_passes._normalise,
-        fused_passes._normalise_back,
-    )
-    for x in (torch.randn(6, 4).T, torch.randn(4, 9)[:, :6]):  # rows that do not lie in one piece
-        leaves = [
-            x.requires_grad_(),
-            torch.randn(4, requires_grad=True),
-            torch.randn(4, requires_grad=True),
-        ]
-        theirs = F.batch_norm(x.T, None, None, *leaves[1:], True, 0.1, 1e-5).T
-        ours = outcome(fused_passes.Normalised.apply(*leaves, 1e-5)[0], leaves)
-        for mine, other in zip(ours, outcome(theirs, leaves), strict=True):
-            close(mine, other, torch.float32, 10)
-    print("passes")
-    for n, b, c, h, w, o, (i, j) in [(2, 3, 2, 6, 5, 5, (3, 2)), (3, 2, 1, 4, 4, 26, (4, 4))]:
-        x, weight, bias = torch.randn(n, b, c, h, w), torch.randn(n, o, c, i, j), torch.randn(n, o)
-        for some in (bias, None):
-            close(
-                implicit_convolutions._forward(x, weight, some),
-                implicit_convolutions._forward_plain(x, weight, some),
-                x.dtype,
-            )
-        dy = torch.randn(n, b, o, h - i + 1, w - j + 1)
-        close(
-            implicit_convolutions._input_gradient(dy, weight, h, w),
-            implicit_convolutions._input_gradient_plain(dy, weight, h, w),
-            x.dtype,
-            10,
-        )
-    print("implicit")  # but for the weights' gradient, whose loop the interpreter does not run
-
-
-def close(mine, theirs, dtype, factor=1):
-    tolerance = factor * (1e-5 if dtype == torch.float32 else 1e-12)
-    assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
-    assert torch.allclose(mine, theirs, rtol=tolerance, atol=tolerance), (mine - theirs).abs().max()

@@ -1,4 +1,4 @@
-"""How many clients are trained at a time: where free memory decides it, the run says so and repeats it."""
+"""How many clients are trained at a time: where free memory decides, a run records it."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 
 from fedproto.config.config_file import read_toml
 from fedproto.engines import selection
-from fedproto.engines.vectorised import architecture_groups
+from fedproto.engines.vectorised import memory
 from fedproto.engines.vectorised.engine import VectorisedEngine
-from fedproto.engines.vectorised.stacks import training_memory
 from fedproto.report.read import group, read_run
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
@@ -35,16 +34,16 @@ def pretend_free(monkeypatch: pytest.MonkeyPatch, clients: int) -> None:
     first = run.federation.members[0]
     model = sum(value.nbytes for value in first.initial.values())
     longest = max(len(member.train) for member in run.federation.members)
-    need = training_memory(
+    need = memory.training_memory(
         model, first.train.x[0].nbytes, SETTINGS["batch"], first.dropped, longest
     )
     free = CLIENTS * model + clients * need
-    monkeypatch.setattr(architecture_groups, "free_memory", lambda device: free)
+    monkeypatch.setattr(memory, "free_memory", lambda device: free)
 
 
 def room_of(run: Experiment) -> int:
     assert isinstance(run.engine, VectorisedEngine)
-    return run.engine.stacks[0].room
+    return run.engine.stacks[0].capacity
 
 
 class Killed(BaseException):
@@ -79,7 +78,7 @@ def test_a_cpu_leaves_the_stack_open() -> None:
 def test_free_memory_decides_and_the_configuration_says_so(
     fitting: int, used: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At least one client, at most as many as there are: more would say what was free, not what was used."""
+    """At least one client and at most all of them: the configuration says what was used."""
     pretend_free(monkeypatch, fitting)
     run = experiment("fedproto", **RUN)
     assert run.config.stack == used
@@ -116,7 +115,7 @@ def test_a_sweep_goes_on_with_the_stack_it_began_with(
     settings = "".join(f"{key} = {json.dumps(value)}\n" for key, value in (SETTINGS | RUN).items())
     path.write_text(f"{settings}[sweep]\nseed = [0, 1]\n")
     cells = read_sweep(path)
-    monkeypatch.setattr(architecture_groups, "free_memory", lambda device: 2**40)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 2**40)
     run_sweep(cells, tmp_path / "whole", lambda *how: lambda result: None)
     assert read_toml(tmp_path / "whole" / "seed=0" / "config.toml")["stack"] == 2 * CLIENTS
     with pytest.raises(Killed):
@@ -129,7 +128,7 @@ def test_a_sweep_goes_on_with_the_stack_it_began_with(
         return real(config, *rest)
 
     monkeypatch.setattr("fedproto.runs.experiment.build_engine", watched)
-    monkeypatch.setattr(architecture_groups, "free_memory", lambda device: 1)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1)
     run_sweep(cells, tmp_path / "out", lambda *how: lambda result: None)
     assert used == [2 * CLIENTS]
     for cell in cells:

@@ -1,7 +1,7 @@
-"""BatchNorm and the SGD step of a stack on a GPU, each in as few passes over memory as there can be.
+"""BatchNorm and the SGD step of a stack on a GPU, each in as few passes over memory as possible.
 
-torch's own are written for hundreds of channels; a stack has thousands, of few values each. A row is all values of one
-client's channel, as `windows.py` leaves them.
+torch's own are written for hundreds of channels; a stack has thousands, of few values each. A row
+is all values of one client's channel, as `window_convolutions.py` leaves them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,23 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fedproto.engines.gpu.kernels import Value, constexpr, jit, operation, tl
+from fedproto.engines.gpu.kernels import (
+    Value,
+    ceil_div,
+    constexpr,
+    jit,
+    next_power_of_two,
+    operation,
+    tl,
+)
 
-VALUES = 1024  # a program works on at a time
+VALUES_PER_PROGRAM = 1024  # that a program of a kernel works on at a time
+WARPS = 4
 
 
 @jit
 def _row_tile(rows: Value, start: Value, M: constexpr, ROWS: constexpr, BLOCK: constexpr) -> Value:
-    """Rows of this program, where their values from column `start` on are, and which of those there are."""
+    """Returns this program's rows, and its values from column `start` on: offsets, which exist."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = start + tl.arange(0, BLOCK)[None, :]
     there = (row < rows)[:, None] & (column < M)
@@ -41,7 +50,10 @@ def _normalise_kernel(
     ROWS: constexpr,
     BLOCK: constexpr,
 ) -> None:
-    """y = weight · (x − mean) / √(variance + eps) + bias, with mean and variance over a row of M values."""
+    """y = weight · (x − mean) / √(variance + eps) + bias, with mean and variance of a row.
+
+    A row has M values.
+    """
     total = tl.zeros([ROWS, BLOCK], WIDE)
     for start in range(0, M, BLOCK):
         row, at, there = _row_tile(rows, start, M, ROWS, BLOCK)
@@ -81,7 +93,10 @@ def _normalise_back_kernel(
     ROWS: constexpr,
     BLOCK: constexpr,
 ) -> None:
-    """db = Σ dy, dw = Σ dy x̂, dx = weight / √(variance + eps) · (dy − db/M − x̂ dw/M), with x̂ before weight and bias."""
+    """The gradients of `_normalise_kernel`, with x̂ = (x − mean) / √(variance + eps):
+
+    db = Σ dy, dw = Σ dy x̂, dx = weight / √(variance + eps) · (dy − db/M − x̂ dw/M)
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     mean = tl.load(means + row, mask=row < rows, other=0).to(WIDE)
     factor = 1 / tl.sqrt(tl.load(variances + row, mask=row < rows, other=1).to(WIDE) + EPS)
@@ -121,7 +136,10 @@ def _descend_kernel(
     blocks: Value,
     BLOCK: constexpr,
 ) -> None:
-    """speed ← momentum · speed + gradient, value ← value − rate · speed, with each client's own momentum and rate."""
+    """speed ← momentum · speed + gradient, value ← value − rate · speed.
+
+    Each client has its own momentum and rate.
+    """
     client = (tl.program_id(0) // blocks).to(tl.int64)
     at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     there = at < size
@@ -135,13 +153,17 @@ def _descend_kernel(
     )
 
 
-def _tile(rows: int, values: int) -> tuple[int, int]:
-    """Rows and columns a program takes at a time."""
-    columns = min(VALUES, 1 << (values - 1).bit_length())
-    return max(1, VALUES // columns), columns
+# --- launching the kernels
 
 
-def _wide(x: Tensor) -> Any:
+def _choose_tile(values: int) -> tuple[int, int]:
+    """Return how many rows, and values of each, a program takes at a time."""
+    columns = min(VALUES_PER_PROGRAM, next_power_of_two(values))
+    return max(1, VALUES_PER_PROGRAM // columns), columns
+
+
+def _sum_type(x: Tensor) -> Any:
+    """Return the type in which sums over x are computed."""
     return tl.float64 if x.dtype == torch.float64 else tl.float32
 
 
@@ -149,12 +171,14 @@ def _normalise(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, values = x.shape
-    y, mean, variance = torch.empty_like(x), weight.new_empty(rows), weight.new_empty(rows)
-    tile = _tile(rows, values)
+    y = torch.empty_like(x)
+    mean = weight.new_empty(rows)
+    variance = weight.new_empty(rows)
+    tile = _choose_tile(values)
+    grid = (ceil_div(rows, tile[0]),)
+    tensors = (x, weight, bias, y, mean, variance)
     with torch.cuda.device_of(x):
-        _normalise_kernel[(-(-rows // tile[0]),)](
-            x, weight, bias, y, mean, variance, rows, eps, values, _wide(x), *tile, num_warps=4
-        )
+        _normalise_kernel[grid](*tensors, rows, eps, values, _sum_type(x), *tile, num_warps=WARPS)
     return y, mean, variance
 
 
@@ -162,50 +186,43 @@ def _normalise_back(
     dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, variance: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, values = x.shape
-    dx, dw, db = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
-    tile = _tile(rows, values)
+    dx = torch.empty_like(x)
+    dw = torch.empty_like(weight)
+    db = torch.empty_like(weight)
+    tile = _choose_tile(values)
+    grid = (ceil_div(rows, tile[0]),)
+    tensors = (dy.contiguous(), x, weight, mean, variance, dx, dw, db)
     with torch.cuda.device_of(x):
-        _normalise_back_kernel[(-(-rows // tile[0]),)](
-            dy.contiguous(),
-            x,
-            weight,
-            mean,
-            variance,
-            dx,
-            dw,
-            db,
-            rows,
-            eps,
-            values,
-            _wide(x),
-            *tile,
-            num_warps=4,
+        _normalise_back_kernel[grid](
+            *tensors, rows, eps, values, _sum_type(x), *tile, num_warps=WARPS
         )
     return dx, dw, db
 
 
 def descend(value: Tensor, speed: Tensor, gradient: Tensor, momentum: Tensor, rate: Tensor) -> None:
-    """One step of SGD for each client of a stack (clients, …), in place; CUDA only."""
+    """Do one step of SGD for each client of a stack, in place; on CUDA only.
+
+    value, speed, gradient  (clients, …)
+    momentum, rate          (clients,)
+    """
     size = value[0].numel()
-    blocks = -(-size // VALUES)
+    blocks = ceil_div(size, VALUES_PER_PROGRAM)
+    grid = (blocks * len(value),)
+    tensors = (value, speed, gradient.contiguous(), momentum, rate)
     with torch.cuda.device_of(value):
-        _descend_kernel[(blocks * len(value),)](
-            value, speed, gradient.contiguous(), momentum, rate, size, blocks, VALUES, num_warps=4
-        )
+        _descend_kernel[grid](*tensors, size, blocks, VALUES_PER_PROGRAM, num_warps=WARPS)
 
 
-# The same on a CPU, for tests -----------------------------------------------------------------------------------------
+# --- the same on a CPU, for tests
 
 
 def _normalise_plain(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     variance, mean = torch.var_mean(x, 1, correction=0)
-    return (
-        (x - mean[:, None]) * (weight / (variance + eps).sqrt())[:, None] + bias[:, None],
-        mean,
-        variance,
-    )
+    scale = weight / (variance + eps).sqrt()
+    y = (x - mean[:, None]) * scale[:, None] + bias[:, None]
+    return y, mean, variance
 
 
 def _normalise_back_plain(
@@ -213,45 +230,56 @@ def _normalise_back_plain(
 ) -> tuple[Tensor, Tensor, Tensor]:
     factor = (variance + eps).rsqrt()
     normal = (x - mean[:, None]) * factor[:, None]
-    dw, db = (dy * normal).sum(1), dy.sum(1)
-    dx = (weight * factor)[:, None] * (
-        dy - dy.mean(1, keepdim=True) - normal * (dw / x.shape[1])[:, None]
-    )
+    dw = (dy * normal).sum(1)
+    db = dy.sum(1)
+    slope = dy - dy.mean(1, keepdim=True) - normal * (dw / x.shape[1])[:, None]
+    dx = (weight * factor)[:, None] * slope
     return dx, dw, db
+
+
+# --- as operations of torch
+
+
+def _normalise_shapes(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+
+
+def _normalise_back_shapes(
+    dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, variance: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
 
 
 normalise = operation(
     "normalise",
     "(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
-    _normalise,
-    _normalise_plain,
-    lambda x, weight, bias, eps: (
-        torch.empty_like(x),
-        torch.empty_like(weight),
-        torch.empty_like(weight),
-    ),
+    kernel=_normalise,
+    plain=_normalise_plain,
+    fake=_normalise_shapes,
 )
 normalise_back = operation(
     "normalise_back",
-    "(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor variance, float eps) -> (Tensor, Tensor, Tensor)",
-    _normalise_back,
-    _normalise_back_plain,
-    lambda dy, x, weight, mean, variance, eps: (
-        torch.empty_like(x),
-        torch.empty_like(weight),
-        torch.empty_like(weight),
-    ),
+    "(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor variance, float eps)"
+    " -> (Tensor, Tensor, Tensor)",
+    kernel=_normalise_back,
+    plain=_normalise_back_plain,
+    fake=_normalise_back_shapes,
 )
 
 
-class Normalised(Function):
-    """BatchNorm of each row of x (rows, values) in training, and the rows' means and variances, without a gradient."""
+class NormalisedRows(Function):
+    """BatchNorm of each row of x (rows, values) in training.
+
+    Also returns the rows' means and variances, which have no gradient.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        x = x.contiguous()  # a row's values are read one after the other
+        x = x.contiguous()  # the kernel reads a row's values one after the other
         y, mean, variance = normalise(x, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.eps = eps
@@ -260,4 +288,5 @@ class Normalised(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Any) -> Any:
-        return (*normalise_back(dy, *ctx.saved_tensors, ctx.eps), None)
+        dx, dw, db = normalise_back(dy, *ctx.saved_tensors, ctx.eps)
+        return dx, dw, db, None

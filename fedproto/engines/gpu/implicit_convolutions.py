@@ -1,13 +1,15 @@
-"""Convolutions of a stack of clients without their columns: each kernel gathers the windows as it multiplies.
+"""Small convolutions of a stack of clients on a GPU: kernels that gather windows as they multiply.
 
-Written to memory, the columns of a small convolution are kernel-area times the size of its input, and at a thousand
-clients moving them takes longer than multiplying them. Here x is (n, b, c, h, w), weight (n, o, c, kh, kw), at
-stride 1 and without padding, all float32; a client's positions are its images' places, b·oh·ow of them in one row.
+Written to memory, the columns of a small convolution are as many times larger than its input as
+its window has pixels, and with a thousand clients moving them takes longer than multiplying them.
+Here x is (n, b, c, h, w) and weight (n, o, c, kh, kw), at stride 1 and without padding, all
+float32. A client's positions are the places of a window in all its images, b·oh·ow of them.
 
-The convolution, and the gradient of its input, keep a position a lane and a register a channel, and pad nothing. The
-gradient of the weights pads channels and taps to a matrix product for the tensor cores, which multiply in TF32 where
-that is allowed, and else three times, for what TF32 leaves out (its relative error is then that of float32, 1e-7).
-Nothing is added atomically: results repeat.
+The convolution and the gradient of its input keep one position per lane and one channel per
+register, and pad nothing. The gradient of the weights pads channels and taps to a matrix product
+for the tensor cores. These multiply in TF32 where that is allowed, and else three times, for what
+TF32 leaves out (the relative error is then that of float32, 1e-7). Nothing is added atomically, so
+results can be repeated.
 """
 
 from __future__ import annotations
@@ -16,39 +18,60 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
 from fedproto.core.engine import even_size
-from fedproto.engines.gpu.kernels import Value, constexpr, jit, operation, tl, triton
+from fedproto.engines.gpu.kernels import (
+    Value,
+    ceil_div,
+    constexpr,
+    jit,
+    next_power_of_two,
+    operation,
+    tl,
+    triton,
+)
 
-PROCESSORS = 132  # of an H200; a grid of a few times as many programs keeps them busy
-REGISTERS = 96  # sums a lane holds in a direct convolution
-TILE = 24  # channels a program of a direct convolution makes at most
+GPU_PROCESSORS = 132  # of an H200; a grid of a few times as many programs keeps them busy
+LANES = 32  # per warp
+MAX_SUMS_PER_LANE = 96  # that a lane holds in registers in a direct convolution
+MAX_CHANNELS_PER_PROGRAM = 24  # that a program of a direct convolution computes
+MAX_POSITIONS_PER_LANE = 8
+MAX_WARPS = 4
+#: Positions that are multiplied at a time for the gradient of the weights.
+POSITIONS_PER_PRODUCT = 64
 
 
 def usable(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernels can serve these: x (n, b, c, h, w) and weight (n, o, c, kh, kw)."""
+    """Return whether the kernels can convolve these.
+
+    x       (n, b, c, h, w)
+    weight  (n, o, c, kh, kw)
+    """
+    if triton is None or not x.is_cuda:
+        return False
+    if x.dtype != torch.float32 or weight.dtype != torch.float32:
+        return False
     outputs, channels, rows, columns = weight.shape[1:]
-    return (
-        triton is not None
-        and x.is_cuda
-        and x.dtype == weight.dtype == torch.float32
-        and channels * outputs <= 1024
-        and rows * columns <= 64
-        and x[:1].numel() * max(1, outputs / channels)
-        < 2**31  # addresses within a client are 32 bits wide
-    )
+    if channels * outputs > 1024 or rows * columns > 64:
+        return False
+    largest_size = x[:1].numel() * max(1, outputs / channels)
+    return largest_size < 2**31  # addresses within a client are 32 bits wide
 
 
-# The kernels ----------------------------------------------------------------------------------------------------------
+# --- the kernels
 
 
 @jit
 def _places(
     start: Value, places: Value, BLOCK: constexpr, HEIGHT: constexpr, WIDTH: constexpr
 ) -> Value:
-    """Image, row and column of BLOCK positions from `start` on, and which of them there are; the others are clamped."""
+    """Returns image, row and column of BLOCK positions from `start` on, and which of them exist.
+
+    The others are clamped.
+    """
     place = start + tl.arange(0, BLOCK)
     there = place < places
     place = tl.minimum(place, places - 1)
@@ -77,10 +100,11 @@ def _convolution_kernel(
     CHANNELS: constexpr,
     BLOCK: constexpr,
 ) -> None:
-    """target[o, p] = bias[o] + Σ_{c,i,j} W[o,c,i,j] source[c, p + (i,j)] for CHANNELS of o and BLOCK positions p.
+    """target[o, p] = bias[o] + Σ_{c,i,j} W[o,c,i,j] source[c, p + (i,j)].
 
-    ADJOINT is the gradient of the input, the same sum with W's channels exchanged and source[c, p − (i,j)], zero
-    outside. A lane loads a source value once and a weight once, for CHANNELS · (BLOCK / lanes) multiplications.
+    A program computes CHANNELS of o and BLOCK positions p. ADJOINT is the gradient of the input,
+    the same sum with W's channels exchanged and source[c, p − (i,j)], zero outside. A lane loads a
+    source value once and a weight once, for CHANNELS · (BLOCK / lanes) multiplications.
     """
     places = batch * (HO * WO)
     tiles = tl.cdiv(places, BLOCK)
@@ -146,8 +170,8 @@ def _weights_kernel(
 ) -> None:
     """dW[o,c,i,j] = Σ_p dy[o, p] source[c, p + (i,j)] over `chunk` positions p.
 
-    A product of gathered windows (TAPS, positions) and dy (positions, CHANNELS), BLOCK positions at a time. One tap
-    more than there are is a window of ones, for db[o] = Σ_p dy[o, p].
+    A product of gathered windows (TAPS, positions) and dy (positions, CHANNELS), BLOCK positions
+    at a time. An additional tap is a window of ones, for db[o] = Σ_p dy[o, p].
     """
     part = tl.program_id(0).to(tl.int64)
     client = part // splits
@@ -174,77 +198,66 @@ def _weights_kernel(
     tl.store(db + part * CO + (o + tl.zeros_like(tap)), sums, mask=(tap == CI * KH * KW) & (o < CO))
 
 
-# Their launches: the block sizes are a plain rule of the shapes -------------------------------------------------------
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _power(a: int) -> int:
-    return 1 << (a - 1).bit_length()
+# --- launching the kernels: block sizes depend on the shapes only
 
 
 def _convolve(
     source: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, adjoint: bool
 ) -> None:
-    """Fills target (n, b, co, ho, wo) from source (n, b, ci, hi, wi)."""
-    n, batch, outputs, height, width = target.shape
+    """Fill target (n, b, co, ho, wo) from source (n, b, ci, hi, wi)."""
+    clients, batch, outputs, height, width = target.shape
     places = batch * height * width
-    if not places or not n or not outputs:
+    if not places or not clients or not outputs:
         return
+    has_bias = bias is not None
+    tensors = (source, weight, bias if has_bias else target, target)
     shape = (*source.shape[2:], outputs, height, width, *weight.shape[3:])
-    arguments = (
-        source,
-        weight,
-        target if bias is None else bias,
-        target,
-        batch,
-        *shape,
-        adjoint,
-        bias is not None,
-    )
-    channels, block, warps = _blocks(n, places, outputs)
-    grid = n * _cdiv(places, block), _cdiv(outputs, channels)
+    channels, block, warps = _choose_blocks(clients, places, outputs)
+    constants = (*shape, adjoint, has_bias, channels, block)
+    grid = (clients * ceil_div(places, block), ceil_div(outputs, channels))
     with torch.cuda.device_of(target):
-        _convolution_kernel[grid](*arguments, channels, block, num_warps=warps, num_stages=1)
+        _convolution_kernel[grid](*tensors, batch, *constants, num_warps=warps, num_stages=1)
 
 
-def _blocks(n: int, places: int, outputs: int) -> tuple[int, int, int]:
-    """Channels and positions of a program, and its warps.
+def _choose_blocks(clients: int, places: int, outputs: int) -> tuple[int, int, int]:
+    """Return the channels and positions of a program, and its warps.
 
-    A lane takes up to 8 positions, since a weight it loads serves them all; fewer, and then fewer channels, where
-    there would be too few warps to fill the GPU. Warps share nothing, so there are as few as waste no positions.
+    A lane takes up to 8 positions, since a weight it loads serves them all; fewer, and then fewer
+    channels, where there would be too few warps to fill the GPU. Warps share nothing, so there are
+    as few as waste no positions.
     """
 
-    def few() -> bool:
-        return n * _cdiv(outputs, channels) * _cdiv(places, 32 * each) < 8 * PROCESSORS
+    def leaves_gpu_idle(channels: int, positions_per_lane: int) -> bool:
+        warps_per_channels = ceil_div(places, LANES * positions_per_lane)
+        return clients * ceil_div(outputs, channels) * warps_per_channels < 8 * GPU_PROCESSORS
 
-    each, channels = 8, even_size(outputs, TILE)
-    while each > 1 and (each * channels > REGISTERS or few()):
-        each //= 2
-    while channels > 4 and few():
+    per_lane = MAX_POSITIONS_PER_LANE
+    channels = even_size(outputs, MAX_CHANNELS_PER_PROGRAM)
+    while per_lane > 1:
+        if per_lane * channels <= MAX_SUMS_PER_LANE and not leaves_gpu_idle(channels, per_lane):
+            break
+        per_lane //= 2
+    while channels > 4 and leaves_gpu_idle(channels, per_lane):
         channels = even_size(outputs, channels // 2)
-    warps = 4
-    while warps > 1 and _cdiv(places, 32 * each * warps) * 32 * each * warps > 1.125 * places:
+    warps = MAX_WARPS
+    while warps > 1:
+        block = LANES * per_lane * warps
+        if ceil_div(places, block) * block <= 1.125 * places:
+            break
         warps //= 2
-    return channels, 32 * each * warps, warps
+    return channels, LANES * per_lane * warps, warps
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     y = x.new_empty(_output_shape(x, weight))
-    _convolve(
-        x.contiguous(),
-        weight.contiguous(),
-        None if bias is None else bias.contiguous(),
-        y,
-        adjoint=False,
-    )
+    if bias is not None:
+        bias = bias.contiguous()
+    _convolve(x.contiguous(), weight.contiguous(), bias, y, adjoint=False)
     return y
 
 
 def _input_gradient(dy: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
-    dx = dy.new_empty((*dy.shape[:2], weight.shape[2], height, width))
+    dx = dy.new_empty(_input_shape(dy, weight, height, width))
     _convolve(dy.contiguous(), weight.contiguous(), None, dx, adjoint=True)
     return dx
 
@@ -252,108 +265,119 @@ def _input_gradient(dy: Tensor, weight: Tensor, height: int, width: int) -> Tens
 def _weight_gradient(
     dy: Tensor, x: Tensor, rows: int, columns: int, tf32: bool
 ) -> tuple[Tensor, Tensor]:
-    n, batch, outputs, height, width = dy.shape
+    clients, batch, outputs, height, width = dy.shape
     inputs = x.shape[2]
     places = batch * height * width
-    if not places or not n:
-        return dy.new_zeros((n, outputs, inputs, rows, columns)), dy.new_zeros((n, outputs))
-    taps = min(64, max(16, _power(inputs * rows * columns + 1)))
-    channels = min(64, max(16, _power(outputs)))
-    blocks = _cdiv(inputs * rows * columns + 1, taps), _cdiv(outputs, channels)
-    splits = min(batch, _cdiv(4 * PROCESSORS, n * blocks[0] * blocks[1]))
-    chunk = _cdiv(_cdiv(places, splits), 64) * 64
-    splits = _cdiv(places, chunk)
-    dw = dy.new_empty((n, splits, outputs, inputs, rows, columns))
-    db = dy.new_empty((n, splits, outputs))
-    grid = (n * splits, *blocks)
+    if not places or not clients:
+        dw = dy.new_zeros((clients, outputs, inputs, rows, columns))
+        return dw, dy.new_zeros((clients, outputs))
+    all_taps = inputs * rows * columns + 1  # and one for the bias
+    taps = min(64, max(16, next_power_of_two(all_taps)))
+    channels = min(64, max(16, next_power_of_two(outputs)))
+    tap_blocks = ceil_div(all_taps, taps)
+    channel_blocks = ceil_div(outputs, channels)
+    # A client's positions are split into chunks, so that there are enough programs.
+    splits = min(batch, ceil_div(4 * GPU_PROCESSORS, clients * tap_blocks * channel_blocks))
+    products_per_chunk = ceil_div(ceil_div(places, splits), POSITIONS_PER_PRODUCT)
+    chunk = products_per_chunk * POSITIONS_PER_PRODUCT
+    splits = ceil_div(places, chunk)
+    dw = dy.new_empty((clients, splits, outputs, inputs, rows, columns))
+    db = dy.new_empty((clients, splits, outputs))
+    tensors = (dy.contiguous(), x.contiguous(), dw, db)
     shape = (*x.shape[2:], outputs, height, width, rows, columns)
-    arguments = (
-        dy.contiguous(),
-        x.contiguous(),
-        dw,
-        db,
-        batch,
-        splits,
-        chunk,
-        *shape,
-        channels,
-        taps,
-    )
+    precision = "tf32" if tf32 else "tf32x3"
+    constants = (*shape, channels, taps, POSITIONS_PER_PRODUCT, precision)
+    grid = (clients * splits, tap_blocks, channel_blocks)
     with torch.cuda.device_of(dy):
-        _weights_kernel[grid](
-            *arguments, 64, "tf32" if tf32 else "tf32x3", num_warps=4, num_stages=3
-        )
-    return (dw[:, 0], db[:, 0]) if splits == 1 else (dw.sum(1), db.sum(1))
+        _weights_kernel[grid](*tensors, batch, splits, chunk, *constants, num_warps=4, num_stages=3)
+    if splits == 1:
+        return dw[:, 0], db[:, 0]
+    return dw.sum(1), db.sum(1)
 
 
-# The same on a CPU, by columns, for tests -----------------------------------------------------------------------------
+# --- the same on a CPU, by columns, for tests
 
 
-def _columns(x: Tensor, rows: int, columns: int) -> Tensor:
-    """(n, b, c, oh, ow, kh, kw): the windows of each place."""
+def _make_windows(x: Tensor, rows: int, columns: int) -> Tensor:
+    """Return the windows of each place: (n, b, c, oh, ow, kh, kw)."""
     return x.unfold(-2, rows, 1).unfold(-2, columns, 1)
 
 
 def _forward_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y = torch.einsum("nbcyxij,nocij->nboyx", _columns(x, *weight.shape[3:]), weight)
-    return (y if bias is None else y + bias[:, None, :, None, None]).contiguous()
+    windows = _make_windows(x, *weight.shape[3:])
+    y = torch.einsum("nbcyxij,nocij->nboyx", windows, weight)
+    if bias is not None:
+        y = y + bias[:, None, :, None, None]
+    return y.contiguous()
 
 
 def _input_gradient_plain(dy: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
     rows, columns = weight.shape[3:]
-    padded = torch.nn.functional.pad(dy, (columns - 1, columns - 1, rows - 1, rows - 1))
-    return torch.einsum(
-        "nboyxij,nocij->nbcyx", _columns(padded, rows, columns), weight.flip(3, 4)
-    ).contiguous()
+    padded = F.pad(dy, (columns - 1, columns - 1, rows - 1, rows - 1))
+    windows = _make_windows(padded, rows, columns)
+    return torch.einsum("nboyxij,nocij->nbcyx", windows, weight.flip(3, 4)).contiguous()
 
 
 def _weight_gradient_plain(
     dy: Tensor, x: Tensor, rows: int, columns: int, tf32: bool
 ) -> tuple[Tensor, Tensor]:
-    dw = torch.einsum("nbcyxij,nboyx->nocij", _columns(x, rows, columns), dy)
+    windows = _make_windows(x, rows, columns)
+    dw = torch.einsum("nbcyxij,nboyx->nocij", windows, dy)
     return dw.contiguous(), dy.sum((1, 3, 4))
 
 
-# As operations of torch -----------------------------------------------------------------------------------------------
+# --- as operations of torch
 
 
 def _output_shape(x: Tensor, weight: Tensor) -> tuple[int, ...]:
-    return (
-        *x.shape[:2],
-        weight.shape[1],
-        x.shape[3] - weight.shape[3] + 1,
-        x.shape[4] - weight.shape[4] + 1,
-    )
+    clients, batch, _, height, width = x.shape
+    outputs, _, rows, columns = weight.shape[1:]
+    return clients, batch, outputs, height - rows + 1, width - columns + 1
+
+
+def _input_shape(dy: Tensor, weight: Tensor, height: int, width: int) -> tuple[int, ...]:
+    return (*dy.shape[:2], weight.shape[2], height, width)
+
+
+def _forward_shapes(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(_output_shape(x, weight))
+
+
+def _input_gradient_shapes(dy: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
+    return dy.new_empty(_input_shape(dy, weight, height, width))
+
+
+def _weight_gradient_shapes(
+    dy: Tensor, x: Tensor, rows: int, columns: int, tf32: bool
+) -> tuple[Tensor, Tensor]:
+    clients, _, outputs = dy.shape[:3]
+    dw = dy.new_empty((clients, outputs, x.shape[2], rows, columns))
+    return dw, dy.new_empty((clients, outputs))
 
 
 def _register() -> SimpleNamespace:
-    """The three as operations that a tracer records and a compiler leaves alone."""
+    """Return the three as operations that a tracer records and a compiler leaves alone."""
     return SimpleNamespace(
         forward=operation(
             "convolution",
             "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
-            _forward,
-            _forward_plain,
-            lambda x, weight, bias: x.new_empty(_output_shape(x, weight)),
+            kernel=_forward,
+            plain=_forward_plain,
+            fake=_forward_shapes,
         ),
         weight_gradient=operation(
             "convolution_weight_gradient",
             "(Tensor dy, Tensor x, int rows, int columns, bool tf32) -> (Tensor, Tensor)",
-            _weight_gradient,
-            _weight_gradient_plain,
-            lambda dy, x, rows, columns, tf32: (
-                dy.new_empty((dy.shape[0], dy.shape[2], x.shape[2], rows, columns)),
-                dy.new_empty((dy.shape[0], dy.shape[2])),
-            ),
+            kernel=_weight_gradient,
+            plain=_weight_gradient_plain,
+            fake=_weight_gradient_shapes,
         ),
         input_gradient=operation(
             "convolution_input_gradient",
             "(Tensor dy, Tensor weight, int height, int width) -> Tensor",
-            _input_gradient,
-            _input_gradient_plain,
-            lambda dy, weight, height, width: dy.new_empty(
-                (*dy.shape[:2], weight.shape[2], height, width)
-            ),
+            kernel=_input_gradient,
+            plain=_input_gradient_plain,
+            fake=_input_gradient_shapes,
         ),
     )
 
@@ -362,24 +386,31 @@ operations = _register()  # takes 5 ms
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y[n,b,o,y,x] = bias[n,o] + Σ_{c,i,j} weight[n,o,c,i,j] x[n,b,c,y+i,x+j]."""
+    """Return y[n,b,o,y,x] = bias[n,o] + Σ_{c,i,j} weight[n,o,c,i,j] x[n,b,c,y+i,x+j]."""
     return operations.forward(x, weight, bias)
 
 
 def weight_gradient(
     dy: Tensor, x: Tensor, rows: int, columns: int, tf32: bool
 ) -> tuple[Tensor, Tensor]:
-    """dW[n,o,c,i,j] = Σ_{b,y,x} dy[n,b,o,y,x] x[n,b,c,y+i,x+j], and db[n,o] = Σ_{b,y,x} dy[n,b,o,y,x]."""
+    """Return the gradients of the weights and of the bias.
+
+    dW[n,o,c,i,j] = Σ_{b,y,x} dy[n,b,o,y,x] x[n,b,c,y+i,x+j]
+    db[n,o] = Σ_{b,y,x} dy[n,b,o,y,x]
+    """
     return operations.weight_gradient(dy, x, rows, columns, tf32)
 
 
 def input_gradient(dy: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
-    """dx[n,b,c,y,x] = Σ_{o,i,j} weight[n,o,c,i,j] dy[n,b,o,y−i,x−j], with dy zero outside."""
+    """Return dx[n,b,c,y,x] = Σ_{o,i,j} weight[n,o,c,i,j] dy[n,b,o,y−i,x−j], dy zero outside."""
     return operations.input_gradient(dy, weight, height, width)
 
 
 class StackedConvolution(Function):
-    """x (n, b, c, h, w) with each client's own weight (n, o, c, kh, kw) and bias (n, o): (n, b, o, oh, ow)."""
+    """A convolution of each client's images with its own weight and bias.
+
+    x (n, b, c, h, w), weight (n, o, c, kh, kw) and bias (n, o) give (n, b, o, oh, ow).
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -389,12 +420,13 @@ class StackedConvolution(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
+        needs_dx, needs_dw, needs_db = ctx.needs_input_grad
         dx = dw = db = None
-        if ctx.needs_input_grad[0]:
+        if needs_dx:
             dx = input_gradient(dy, weight, x.shape[3], x.shape[4])
-        if ctx.needs_input_grad[1]:
-            allowed = torch.backends.cuda.matmul.allow_tf32
-            dw, db = weight_gradient(dy, x, weight.shape[3], weight.shape[4], allowed)
-        elif ctx.needs_input_grad[2]:
+        if needs_dw:
+            allow_tf32 = torch.backends.cuda.matmul.allow_tf32
+            dw, db = weight_gradient(dy, x, weight.shape[3], weight.shape[4], allow_tf32)
+        elif needs_db:
             db = dy.sum((1, 3, 4))
-        return dx, dw, db if ctx.needs_input_grad[2] else None
+        return dx, dw, db if needs_db else None

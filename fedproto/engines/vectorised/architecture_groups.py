@@ -1,12 +1,10 @@
-"""Clients of one architecture, of all federations of a run, as stacks: their data, settings and states."""
+"""Clients of one architecture, from all federations of a run: their data, settings and states."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,34 +13,43 @@ from fedproto.core.dropout import Dropped
 from fedproto.core.engine import Shard
 from fedproto.core.federation import Examples, Federation, Member
 from fedproto.core.local_training import Training, steps_per_epoch
-from fedproto.core.tensors import move_index
-from fedproto.core.types import Tree
-from fedproto.errors import ConfigError
+from fedproto.engines.vectorised.state_store import Place, Store
 
-Place = Literal["auto", "device", "host", "disk"]
+#: Attributes that every module has, such as hooks, children and parameters.
+_TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class GroupedClient(NamedTuple):
+    """A client, and the position of its federation in the run's list."""
+
+    federation: int
+    member: Member
 
 
 class Data(NamedTuple):
-    """Rows of a pool of inputs, a line a client, padded with zeros to the longest."""
+    """A pool of inputs, and the rows of it that each client has."""
 
     x: Tensor
     y: Tensor
-    rows: Tensor  # (clients, longest)
+    rows: Tensor  # (clients, longest), padded with zeros
     lengths: Tensor  # (clients,)
 
 
 @dataclass
 class ArchitectureGroup:
+    """Clients whose modules differ in nothing but their values, and have inputs of one shape."""
+
     model: str
     module: nn.Module
     dropped: tuple[Dropped, ...]
-    federation: Tensor  # (clients,) on the CPU: which of the run's federations each belongs to
-    number: Tensor  # (clients,) on the CPU: its number there
+    federation: Tensor  # (clients,) on the CPU: the position of the client's federation
+    number: Tensor  # (clients,) on the CPU: the client's number in its federation
     seed: Tensor  # (clients,) on the CPU
     lr: Tensor
     momentum: Tensor
-    per_epoch: Tensor  # (clients,) on the CPU: batches an epoch
-    own: Tensor  # (clients, C) 1 where the client holds the class
+    per_epoch: Tensor  # (clients,) on the CPU: steps per epoch
+    own: Tensor  # (clients, C) 1 where the client has the class
     border: Tensor | None  # (clients, channels)
     train: Data
     test: Data
@@ -53,196 +60,146 @@ class ArchitectureGroup:
 
     @property
     def device(self) -> torch.device:
+        """The device that the data is on."""
         return self.train.x.device
 
 
 def build_groups(
     federations: Sequence[Federation], trainings: Sequence[Training], place: Place, shard: Shard
 ) -> list[ArchitectureGroup]:
-    """The shard's members of all federations as architecture groups; the order of federations and clients stays."""
-    return [
-        build_group(group, federations, trainings, place) for group in grouped(federations, shard)
-    ]
+    """Return the architecture groups of the shard's clients.
+
+    Within a group, clients stay in the order of their federations and numbers.
+    """
+    groups = group_by_architecture(federations, shard)
+    return [build_group(clients, federations, trainings, place) for clients in groups]
 
 
-def grouped(federations: Sequence[Federation], shard: Shard) -> list[list[tuple[int, Member]]]:
-    """The shard's members, with the numbers of their federations, by architecture."""
-    groups: list[list[tuple[int, Member]]] = []
+def group_by_architecture(
+    federations: Sequence[Federation], shard: Shard
+) -> list[list[GroupedClient]]:
+    """Return the shard's clients of all federations, grouped by architecture."""
+    groups: list[list[GroupedClient]] = []
     for number, federation in enumerate(federations):
-        for member in filter(lambda member: shard.holds(member.id), federation.members):
-            for group in groups:
-                if alike(group[0][1], member):
-                    group.append((number, member))
-                    break
-            else:
-                groups.append([(number, member)])
+        for member in federation.members:
+            if shard.holds(member.id):
+                group = _find_group(groups, member)
+                group.append(GroupedClient(number, member))
     return groups
 
 
-def alike(a: Member, b: Member) -> bool:
-    """Whether two members can be trained in one stack: equal modules but for their values, and inputs of one shape."""
-    return (
-        a.train.x.shape[1:] == b.train.x.shape[1:]
-        and (a.border is None) == (b.border is None)
-        and (a.module is b.module or _blueprint(a.module) == _blueprint(b.module))
-    )
+def _find_group(groups: list[list[GroupedClient]], member: Member) -> list[GroupedClient]:
+    """Return the group that a client belongs to; if there is none, append a new one."""
+    for group in groups:
+        if can_share_stack(group[0].member, member):
+            return group
+    groups.append([])
+    return groups[-1]
 
 
-_KEPT_BY_TORCH = set(vars(nn.Module()))  # hooks, children, parameters: what every module has
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+def can_share_stack(a: Member, b: Member) -> bool:
+    """Return whether two clients can be trained in one stack.
+
+    Their modules may differ in nothing but their values, and their inputs have the same shape.
+    """
+    if a.train.x.shape[1:] != b.train.x.shape[1:]:
+        return False
+    if (a.border is None) != (b.border is None):
+        return False
+    return a.module is b.module or _describe_module(a.module) == _describe_module(b.module)
 
 
-def _blueprint(module: nn.Module) -> list[Any]:
-    """All that makes a module do what it does, but for the values of its parameters and buffers that are its state."""
+def _describe_module(module: nn.Module) -> list[Any]:
+    """Return everything that decides what a module computes, except the values of its state.
+
+    Two modules with equal descriptions can be run as one, with the state of either.
+    """
     state = module.state_dict()
-    parts: list[Any] = [(name, value.shape, value.dtype) for name, value in state.items()]
-    parts += [(name, value.requires_grad) for name, value in module.named_parameters()]
-    parts += [(name, value.tolist()) for name, value in module.named_buffers() if name not in state]
+    parts: list[Any] = []
+    for name, value in state.items():
+        parts.append((name, value.shape, value.dtype))
+    for name, parameter in module.named_parameters():
+        parts.append((name, parameter.requires_grad))
+    for name, buffer in module.named_buffers():
+        if name not in state:
+            parts.append((name, buffer.tolist()))
     for name, layer in module.named_modules():
-        settings = {key: value for key, value in vars(layer).items() if key not in _KEPT_BY_TORCH}
-        parts.append(
-            (name, type(layer), {key: value for key, value in settings.items() if _is_plain(value)})
-        )
-        parts += [
-            id(value) for value in settings.values() if not _is_plain(value)
-        ]  # equal only to itself
-        parts += [id(hook) for key in _HOOKS for hook in vars(layer)[key].values()]
+        parts.append((name, type(layer)))
+        parts += _describe_settings(layer)
     return parts
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (int, float, str, tuple, type(None)))
+def _describe_settings(layer: nn.Module) -> list[Any]:
+    """Return a layer's settings and hooks; objects of other types equal only themselves."""
+    attributes = vars(layer)
+    plain_settings = {}
+    identities = []
+    for name, value in attributes.items():
+        if name in _TORCH_ATTRIBUTES:
+            continue
+        if isinstance(value, (int, float, str, tuple, type(None))):
+            plain_settings[name] = value
+        else:
+            identities.append(id(value))
+    for kind in _HOOKS:
+        identities += [id(hook) for hook in attributes[kind].values()]
+    return [plain_settings, *identities]
 
 
 def build_group(
-    group: list[tuple[int, Member]],
+    clients: Sequence[GroupedClient],
     federations: Sequence[Federation],
     trainings: Sequence[Training],
     place: Place,
 ) -> ArchitectureGroup:
-    members = [member for _, member in group]
-    trained = [trainings[number] for number, _ in group]
-    first, device = members[0], federations[0].device
+    """Return the architecture group of clients that can share a stack."""
+    members = [client.member for client in clients]
+    client_trainings = [trainings[client.federation] for client in clients]
+    first = members[0]
     like = next(value for value in first.initial.values() if value.is_floating_point())
+    own_classes = []
+    per_epoch = []
+    for client, training in zip(clients, client_trainings, strict=True):
+        federation = federations[client.federation]
+        own_classes.append(federation.own_classes[client.member.id])
+        per_epoch.append(steps_per_epoch(client.member, training))
     borders = [member.border for member in members if member.border is not None]
-    own = torch.stack([federations[number].own_classes[member.id] for number, member in group])
+    initial_states = [member.initial for member in members]
     return ArchitectureGroup(
         model=first.model,
         module=first.module,
         dropped=first.dropped,
-        federation=torch.tensor([number for number, _ in group]),
+        federation=torch.tensor([client.federation for client in clients]),
         number=torch.tensor([member.id for member in members]),
-        seed=torch.tensor([training.seed for training in trained]),
-        lr=like.new_tensor([training.lr for training in trained]),
-        momentum=like.new_tensor([training.momentum for training in trained]),
-        per_epoch=torch.tensor(
-            [steps_per_epoch(m, t) for m, t in zip(members, trained, strict=True)]
-        ),
-        own=own.to(like.dtype),
+        seed=torch.tensor([training.seed for training in client_trainings]),
+        lr=like.new_tensor([training.lr for training in client_trainings]),
+        momentum=like.new_tensor([training.momentum for training in client_trainings]),
+        per_epoch=torch.tensor(per_epoch),
+        own=torch.stack(own_classes).to(like.dtype),
         border=torch.stack(borders) if borders else None,
-        train=_data([member.train for member in members]),
-        test=_data([member.test for member in members]),
-        states=Store([member.initial for member in members], device, place),
+        train=_pool([member.train for member in members]),
+        test=_pool([member.test for member in members]),
+        states=Store(initial_states, federations[0].device, place),
     )
 
 
-def _data(examples: Sequence[Examples]) -> Data:
-    """One pool for all: those of several sources or federations one after the other."""
-    pools = {id(each.x): each for each in examples}
-    starts, end = {}, 0
-    for key, pool in pools.items():
-        starts[key], end = end, end + len(pool.x)
+def _pool(examples: Sequence[Examples]) -> Data:
+    """Return the clients' examples as rows of one pool.
+
+    Inputs of several sources or federations are concatenated.
+    """
+    sources = {id(each.x): each for each in examples}
+    starts = {}
+    end = 0
+    for key, source in sources.items():
+        starts[key] = end
+        end += len(source.x)
     lengths = torch.tensor([len(each) for each in examples], device=examples[0].x.device)
-    rows = nn.utils.rnn.pad_sequence(
-        [each.rows + starts[id(each.x)] for each in examples], batch_first=True
-    )
-    first = next(iter(pools.values()))
-    if len(pools) == 1:
-        return Data(first.x, first.y, rows, lengths)
-    return Data(
-        torch.cat([p.x for p in pools.values()]),
-        torch.cat([p.y for p in pools.values()]),
-        rows,
-        lengths,
-    )
-
-
-class Store:
-    """The clients' states, a line a client: on the device, or, where they do not fit, in host memory or on disk."""
-
-    SPARE = 0.75  # of the free memory; the rest is for training
-
-    def __init__(
-        self, initial: Sequence[Tree], device: torch.device, place: Place = "auto"
-    ) -> None:
-        self.device = device
-        bytes_needed = len(initial) * sum(value.nbytes for value in initial[0].values())
-        self.place = _place(bytes_needed, device) if place == "auto" else place
-        self.values = {name: self._room(value, len(initial)) for name, value in initial[0].items()}
-        for name, rows in self.values.items():
-            if all(state[name] is initial[0][name] for state in initial):
-                rows[:] = initial[0][name].to(rows.device)
-            else:
-                for row, state in zip(rows, initial, strict=True):
-                    row.copy_(state[name])
-
-    def _room(self, like: Tensor, clients: int) -> Tensor:
-        shape = (clients, *like.shape)
-        if self.place == "device":
-            return torch.empty(shape, dtype=like.dtype, device=self.device)
-        if self.place == "host":
-            return torch.empty(shape, dtype=like.dtype, pin_memory=self.device.type == "cuda")
-        with tempfile.NamedTemporaryFile(
-            prefix="fedproto-states-"
-        ) as file:  # the mapping outlives the name
-            size = clients * like.numel()
-            _reserve(file.fileno(), size * like.element_size())
-            return torch.from_file(file.name, shared=True, size=size, dtype=like.dtype).reshape(
-                shape
-            )
-
-    def take(self, who: Tensor) -> Tree:
-        """The states of some clients, on the device."""
-        return {
-            name: value[move_index(who, value.device)].to(self.device, non_blocking=True)
-            for name, value in self.values.items()
-        }
-
-    def put(self, who: Tensor, tree: Tree) -> None:
-        for name, value in self.values.items():
-            value.index_copy_(0, move_index(who, value.device), tree[name].to(value.device))
-
-
-def _reserve(file: int, size: int) -> None:
-    """Room on the disk, now: a mapping that finds none later kills the process without a word."""
-    try:
-        os.posix_fallocate(file, 0, max(1, size))
-    except OSError as error:
-        where = tempfile.gettempdir()
-        raise ConfigError(
-            f"the clients' models need {size / 1e9:.1f} GB, more than memory holds, and {where} has no room for them "
-            f"({error.strerror}): set TMPDIR to a larger disk, or train fewer clients"
-        ) from error
-
-
-def free_memory(device: torch.device) -> int | None:
-    """The bytes that are free on a GPU now; None for a CPU, where the caches decide how much is done at a time."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
-
-
-def _place(needed: int, device: torch.device) -> Place:
-    """The nearest place with room."""
-    if device.type == "cuda" and needed < Store.SPARE * (free_memory(device) or 0):
-        return "device"
-    if needed < Store.SPARE * _free_host_memory():
-        return "host" if device.type == "cuda" else "device"
-    return "disk"
-
-
-def _free_host_memory() -> int:
-    try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":") for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):  # no Linux: trust that there is enough
-        return 2**62
+    rows = [each.rows + starts[id(each.x)] for each in examples]
+    padded_rows = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    if len(sources) == 1:
+        (only,) = sources.values()
+        return Data(only.x, only.y, padded_rows, lengths)
+    x = torch.cat([source.x for source in sources.values()])
+    y = torch.cat([source.y for source in sources.values()])
+    return Data(x, y, padded_rows, lengths)

@@ -1,8 +1,11 @@
-"""Which client uses which sample at which step: the draws of the reference engine, for many clients."""
+"""Tables of which client uses which sample at which step of a round.
+
+They hold the draws that the reference engine makes for one client after the other, made for many
+clients at once.
+"""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -14,16 +17,23 @@ from fedproto.core.tensors import move_index
 from fedproto.core.types import Phase, Tree
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
 
-PURPOSES = ("shuffle", "augment", "dropout")
+DRAW_PURPOSES = ("shuffle", "augment", "dropout")
 
 
 class Timetable:
-    """Tables for the phases of an algorithm. Their first axis is over the m clients of a chunk.
+    """Makes the tables for the phases of an algorithm.
 
-    rows    (m, epochs·longest) rows of the pool, in the order in which the epochs take them
-    at      (m, steps, batch)   the places in that order which a step takes; mask is 0 where there is nothing to take
-    keep.*  (m, epochs·longest, ...)  what dropout keeps of each sample; crops: where it is cut out
-    slot    (m, steps, batch)   where the embeddings of a step are collected, if they are (`collecting`)
+    The first axis of every table is over the m clients of a chunk. An order is a client's samples
+    as its epochs take them, one epoch after the other, each padded to the longest client's.
+
+    rows      (m, epochs·longest)       the pool's rows in that order
+    keep.*    (m, epochs·longest, ...)  what each dropout layer keeps of a sample in that order
+    crops     (m, epochs·longest, 3)    where a sample in that order is cropped, if it is
+    border    (m, channels)             the colour around an image that is cropped
+    at        (m, steps, batch)         the places in that order that a step takes
+    mask      (m, steps, batch)         0 where a step takes nothing
+    slot      (m, steps, batch)         where a step's embeddings are collected, if they are
+    lr, momentum  (m,)
     """
 
     def __init__(
@@ -33,98 +43,128 @@ class Timetable:
         training: Training,
         collecting: bool,
     ) -> None:
-        self.group, self.phases, self.training, self.collecting = (
-            group,
-            phases,
-            training,
-            collecting,
-        )
-        self.longest_epoch = int(group.per_epoch.max())
+        self.group = group
+        self.phases = phases
+        self.training = training
+        self.collecting = collecting  # whether embeddings are collected while training
+        self.longest_epoch = int(group.per_epoch.max())  # in steps
 
     @property
-    def places(self) -> int:
-        """For how many embeddings there is room; one place more is for those that are not collected."""
+    def unused_slot(self) -> int:
+        """The slot for embeddings that are not collected; it comes after all others."""
         return self.longest_epoch * self.training.batch
 
-    def epochs(self, phase: Phase) -> int:
+    def count_epochs(self, phase: Phase) -> int:
+        """Return the number of epochs of a phase."""
         return phase.epochs or self.training.epochs
 
-    def steps(self, who: Tensor, phase: Phase, slow: Tensor) -> Tensor:
-        """How many steps each of the clients does in a phase: half of them, rounded up, if slow."""
-        steps = self.epochs(phase) * self.group.per_epoch[who]
+    def count_steps(self, positions: Tensor, phase: Phase, slow: Tensor) -> Tensor:
+        """Return each client's number of steps in a phase: half of them, rounded up, if slow."""
+        steps = self.count_epochs(phase) * self.group.per_epoch[positions]
         return torch.where(slow, (steps + 1) // 2, steps)
 
-    def tables(self, round: int, who: Tensor, slow: Tensor) -> list[Tree]:
-        """A tree of tables for each phase."""
-        first = itertools.accumulate(map(self.epochs, self.phases), initial=0)
-        counts = torch.stack([self.steps(who, phase, slow) for phase in self.phases])
+    def make_tables(self, round: int, positions: Tensor, slow: Tensor) -> list[Tree]:
+        """Return a tree of tables for each phase of a round.
+
+        positions  (m,) the clients' positions in the architecture group
+        slow       (m,) whether a client does only half its steps
+        """
+        counts = [self.count_steps(positions, phase, slow) for phase in self.phases]
+        step_counts = torch.stack(counts)
+        all_steps = step_counts.sum(0)
         trees = []
-        for number, (phase, epoch) in enumerate(zip(self.phases, first, strict=False)):
-            tree = self._order(round, who, range(epoch, epoch + self.epochs(phase)))
-            tree |= self._steps_of(who, self.epochs(phase), counts[number])
+        first_epoch = 0
+        for number, phase in enumerate(self.phases):
+            epochs = self.count_epochs(phase)
+            tree = self._draw_order(round, positions, range(first_epoch, first_epoch + epochs))
+            tree |= self._lay_out_steps(positions, epochs, step_counts[number])
             if self.collecting:
-                tree["slot"] = self._slots(who, tree["mask"], counts[:number].sum(0), counts.sum(0))
+                steps_before = step_counts[:number].sum(0)
+                tree["slot"] = self._assign_slots(positions, tree["mask"], steps_before, all_steps)
             trees.append(tree)
+            first_epoch += epochs
         return trees
 
-    def _order(self, round: int, who: Tensor, epochs: range) -> Tree:
-        """The samples in the order of the epochs, and what is drawn for each of them."""
-        group, device = self.group, self.group.device
-        longest, here = group.train.rows.shape[1], move_index(who, device)
-        seed, client = group.seed[who, None], group.number[who, None]
-        shuffle, augment, drop = move_index(
-            rng.keys(seed, PURPOSES, round, client, torch.tensor(epochs)), device
+    def _draw_order(self, round: int, positions: Tensor, epochs: range) -> Tree:
+        """Return the samples in the order of the epochs, and what is drawn for each of them."""
+        group = self.group
+        longest = group.train.rows.shape[1]
+        on_device = move_index(positions, group.device)
+        keys = rng.keys(
+            group.seed[positions, None],
+            DRAW_PURPOSES,
+            round,
+            group.number[positions, None],
+            torch.tensor(epochs),
         )
-        order = rng.permutation(
-            shuffle, longest, group.train.lengths[here, None].expand(-1, len(epochs))
-        )
-        tree = {"rows": group.train.rows[here].gather(1, order.flatten(1))}
+        shuffle_key, augment_key, dropout_key = move_index(keys, group.device)
+        lengths = group.train.lengths[on_device, None].expand(-1, len(epochs))
+        order = rng.permutation(shuffle_key, longest, lengths)
+        tree = {"rows": group.train.rows[on_device].gather(1, order.flatten(1))}
         if group.border is not None:
-            tree["crops"] = rng.uniform(augment, 3 * longest).reshape(len(who), -1, 3)
-            tree["border"] = group.border[here]
-        keep = dropout.draw(group.dropped, drop, longest)
-        tree |= {f"keep.{name}": value.flatten(1, 2) for name, value in keep.items()}
-        return tree | {"lr": group.lr[here], "momentum": group.momentum[here]}
+            draws = rng.uniform(augment_key, 3 * longest)
+            tree["crops"] = draws.reshape(len(positions), -1, 3)
+            tree["border"] = group.border[on_device]
+        keep = dropout.draw(group.dropped, dropout_key, longest)
+        for name, value in keep.items():
+            tree[f"keep.{name}"] = value.flatten(1, 2)
+        tree["lr"] = group.lr[on_device]
+        tree["momentum"] = group.momentum[on_device]
+        return tree
 
-    def _steps_of(self, who: Tensor, epochs: int, todo: Tensor) -> Tree:
-        """Each step's places in that order, for the steps there are to do."""
-        group, device, batch = self.group, self.group.device, self.training.batch
-        per_epoch, todo = (
-            move_index(numbers, device)[:, None] for numbers in (group.per_epoch[who], todo)
-        )
+    def _lay_out_steps(self, positions: Tensor, epochs: int, step_counts: Tensor) -> Tree:
+        """Return the places in the order that each step takes, and where it takes one at all."""
+        group = self.group
+        device = group.device
+        batch = self.training.batch
+        per_epoch = move_index(group.per_epoch[positions], device)[:, None]
+        step_counts = move_index(step_counts, device)[:, None]
         step = torch.arange(epochs * self.longest_epoch, device=device)
-        place = (step % per_epoch * batch)[..., None] + torch.arange(batch, device=device)
-        lengths = group.train.lengths[move_index(who, device), None, None]
-        inside = (place < lengths) & (step < todo)[..., None]
-        start = step // per_epoch * group.train.rows.shape[1]
+        place_in_batch = torch.arange(batch, device=device)
+        place_in_epoch = (step % per_epoch * batch)[..., None] + place_in_batch
+        lengths = group.train.lengths[move_index(positions, device), None, None]
+        inside = (place_in_epoch < lengths) & (step < step_counts)[..., None]
+        epoch_start = step // per_epoch * group.train.rows.shape[1]
         return {
-            "at": torch.where(inside, start[..., None] + place, 0),
+            "at": torch.where(inside, epoch_start[..., None] + place_in_epoch, 0),
             "mask": inside.to(group.lr.dtype),
         }
 
-    def _slots(self, who: Tensor, mask: Tensor, before: Tensor, done: Tensor) -> Tensor:
-        """Where the last epoch's embeddings go, counted over all phases; all others to one place behind."""
-        device, batch = self.group.device, self.training.batch
-        numbers = (self.group.per_epoch[who], before, done)
-        per_epoch, before, done = (move_index(each, device)[:, None] for each in numbers)
-        since = (
-            before
-            + torch.arange(mask.shape[1], device=device)
-            - (done - 1) // per_epoch * per_epoch
-        )
-        slot = since[..., None] * batch + torch.arange(batch, device=device)
-        return torch.where((mask > 0) & (slot >= 0), slot, self.places)
+    def _assign_slots(
+        self, positions: Tensor, mask: Tensor, steps_before: Tensor, all_steps: Tensor
+    ) -> Tensor:
+        """Return the slots of the embeddings of each step of a phase: (m, steps, batch).
 
-    def labels(self, tables: Tree) -> Tree:
-        """Labels and mask of what the steps collected, at the same places."""
+        Those of the last epoch, counted over all phases, have slots of their own.
+
+        steps_before  (m,) the steps of earlier phases
+        all_steps     (m,) the steps of all phases
+        """
+        device = self.group.device
+        batch = self.training.batch
+        per_epoch = move_index(self.group.per_epoch[positions], device)[:, None]
+        steps_before = move_index(steps_before, device)[:, None]
+        all_steps = move_index(all_steps, device)[:, None]
+        last_epoch_start = (all_steps - 1) // per_epoch * per_epoch
+        step = steps_before + torch.arange(mask.shape[1], device=device)
+        step_of_last_epoch = step - last_epoch_start
+        place_in_batch = torch.arange(batch, device=device)
+        slot = step_of_last_epoch[..., None] * batch + place_in_batch
+        return torch.where((mask > 0) & (slot >= 0), slot, self.unused_slot)
+
+    def collect_labels(self, tables: Tree) -> Tree:
+        """Return the labels and the mask of the embeddings that a phase collects, by slot.
+
+        The tree is empty if nothing is collected.
+        """
         if "slot" not in tables:
             return {}
-        slot, rows = tables["slot"].flatten(1), tables["rows"].gather(1, tables["at"].flatten(1))
-        labels, taken = (
-            slot.new_zeros(len(slot), self.places + 1),
-            tables["mask"].new_zeros(len(slot), self.places + 1),
-        )
+        slot = tables["slot"].flatten(1)
+        rows = tables["rows"].gather(1, tables["at"].flatten(1))
+        mask = tables["mask"].flatten(1)
+        labels = slot.new_zeros(len(slot), self.unused_slot + 1)
+        taken = mask.new_zeros(len(slot), self.unused_slot + 1)
         return {
             "labels": labels.scatter(1, slot, self.group.train.y[rows]),
-            "taken": taken.scatter(1, slot, tables["mask"].flatten(1)),
+            "taken": taken.scatter(1, slot, mask),
         }

@@ -18,11 +18,11 @@ from fedproto.core.sampling import Schedule
 from fedproto.core.server import Progress
 from fedproto.core.types import Algorithm
 from fedproto.data import Source
-from fedproto.engines.distributed.forked import processes
+from fedproto.engines.distributed.forked import build_process_engine
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.engines.selection import builder, on_one_core
+from fedproto.engines.selection import choose_for_one_core, make_builder
 from fedproto.engines.vectorised.engine import VectorisedEngine
-from fedproto.engines.vectorised.stacks import Plan
+from fedproto.engines.vectorised.plan import Plan
 from fedproto.models import Fit
 from fedproto.runs.bench import plain_loop
 from fedproto.runs.bench.federations import Work, build_federation
@@ -99,8 +99,8 @@ def _build_two_processes(
     federations: Sequence[Federation], algorithm: Algorithm, trainings: Sequence[Training]
 ) -> Engine:
     """Build what `auto` means on a machine with two cores and no GPU."""
-    plan = Plan(stacked=on_one_core(federations) == "vectorised")
-    return processes(builder(plan, federations, algorithm, trainings), algorithm, workers=2)
+    plan = Plan(stacked=choose_for_one_core(federations) == "vectorised")
+    return build_process_engine(make_builder(plan, federations, algorithm, trainings), algorithm, workers=2)
 
 
 # --- the plain loop

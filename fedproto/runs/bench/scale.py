@@ -23,9 +23,11 @@ from fedproto.core.sampling import Schedule
 from fedproto.core.server import Progress
 from fedproto.core.types import Algorithm
 from fedproto.data import Source
-from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, Data, Store
+from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, Data
 from fedproto.engines.vectorised.engine import VectorisedEngine
-from fedproto.engines.vectorised.stacks import Plan, Stack
+from fedproto.engines.vectorised.plan import Plan
+from fedproto.engines.vectorised.stacks import Stack
+from fedproto.engines.vectorised.state_store import Store
 from fedproto.runs.bench import federations
 from fedproto.runs.bench.contenders import MANY_ROUNDS
 from fedproto.runs.bench.federations import Work, build_federation

@@ -1,0 +1,247 @@
+"""What all ranks do together: each trains and evaluates the clients it holds.
+
+All ranks, rank 0 included, enter the same collectives in the same order. Whatever can fail comes
+before: each rank reports how its part went, and tensors are exchanged only if all went well. An
+error anywhere is therefore an error of rank 0, and nobody waits for what will not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedproto.core.engine import Chunk, Cohort, Engine, Shard
+from fedproto.core.tensors import (
+    concatenate_rows,
+    flatten_groups,
+    join_uploads,
+    split_groups,
+    sum_uploads,
+)
+from fedproto.core.types import Algorithm, Tree, Upload
+from fedproto.engines.distributed.exchange import (
+    Layout,
+    broadcast_order,
+    broadcast_tree,
+    describe_tree,
+    do_together,
+    gather_rows,
+    gather_trees,
+    sum_trees,
+)
+from fedproto.errors import KnownToAllError
+
+#: Builds the inner engine for the clients that a rank holds.
+Build = Callable[[Shard], Engine]
+
+
+def serve(build: Build, algorithm: Algorithm) -> None:
+    """Do, on a rank other than 0, its part of what rank 0 orders, until rank 0 ends."""
+    with suppress(KnownToAllError):
+        inner = build_inner(build)
+        while (order := broadcast_order(None)) is not None:
+            trees = [broadcast_tree(layout, {}) for layout in order.layouts]
+            with suppress(KnownToAllError):
+                METHODS[order.method](inner, algorithm, trees, *order.arguments)
+
+
+def build_inner(build: Build) -> Engine:
+    """Return this rank's inner engine, once every rank has built its own."""
+
+    def work() -> Engine:
+        return build(Shard(dist.get_rank(), dist.get_world_size()))
+
+    inner, _ = do_together(work, _report_nothing)
+    return inner
+
+
+def _report_nothing(result: object) -> None:
+    return None
+
+
+# --- what rank 0 can order; only rank 0 uses the results
+
+
+def _train(
+    inner: Engine, algorithm: Algorithm, servers: list[Tree], round: int, cohorts: Sequence[Cohort]
+) -> list[Chunk]:
+    """Train the sampled clients; return one chunk per federation on rank 0."""
+
+    def work() -> list[_TrainedPart]:
+        parts = [_TrainedPart(number, algorithm.additive) for number in range(len(cohorts))]
+        for chunk in inner.train(round, servers, cohorts):
+            parts[chunk.federation].add(chunk)
+        return parts
+
+    def make_report(parts: list[_TrainedPart]) -> list[_PartReport]:
+        return [part.report() for part in parts]
+
+    parts, reports = do_together(work, make_report)
+    combine = sum_trees if algorithm.additive else gather_rows
+    chunks = []
+    for number, part in enumerate(parts):
+        reports_of_federation = [report[number] for report in reports]
+        layouts = [report.layout for report in reports_of_federation]
+        tree = combine(layouts, part.tree)
+        if dist.get_rank() == 0:
+            chunk = _join_chunks([report.chunk for report in reports_of_federation])
+            chunks.append(_sort_by_client(chunk, tree, algorithm.additive))
+    return chunks
+
+
+def _evaluate(inner: Engine, algorithm: Algorithm, servers: list[Tree]) -> list[Tree]:
+    """Return every client's accuracies, per federation."""
+
+    def work() -> list[Tree]:
+        return inner.evaluate(servers)
+
+    def make_report(tables: list[Tree]) -> list[Layout]:
+        return [describe_tree(table) for table in tables]
+
+    tables, reports = do_together(work, make_report)
+    sums = []
+    for number, table in enumerate(tables):
+        layouts = [report[number] for report in reports]
+        sums.append(sum_trees(layouts, table))
+    return sums
+
+
+def _export(inner: Engine, algorithm: Algorithm, trees: list[Tree], federation: int) -> Tree:
+    """Return all clients' states on rank 0, by client; the order within a state is kept."""
+
+    def work() -> Tree:
+        return inner.export(federation)
+
+    own_states, layouts = do_together(work, describe_tree)
+    all_states: Tree = {}
+    for tree in gather_trees(layouts, own_states):
+        all_states |= tree
+    return {name: all_states[name] for name in sorted(all_states, key=_client_of)}
+
+
+def _client_of(name: str) -> int:
+    """Return the client of an exported value, `CLIENT.NAME`."""
+    client, _, _ = name.partition(".")
+    return int(client)
+
+
+def _restore(inner: Engine, algorithm: Algorithm, trees: list[Tree], federation: int) -> None:
+    """Continue from exported states."""
+    (states,) = trees
+
+    def work() -> None:
+        inner.restore(federation, states)
+
+    do_together(work, _report_nothing)
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "export": _export,
+    "restore": _restore,
+}
+
+
+# --- a rank's part of a round
+
+
+class _PartReport(NamedTuple):
+    """What a rank tells the others about its clients of one federation."""
+
+    chunk: Chunk  # on the CPU, without uploads
+    layout: Layout  # of the tree of uploads
+
+
+class _TrainedPart:
+    """What this rank's clients of one federation did in a round."""
+
+    def __init__(self, federation: int, additive: bool) -> None:
+        self.federation = federation
+        self.additive = additive
+        self.chunks: list[Chunk] = []  # without their uploads
+        self.uploads: list[Upload] = []  # or their sum so far, if the algorithm is additive
+
+    def add(self, chunk: Chunk) -> None:
+        """Add a chunk of finished clients."""
+        self.chunks.append(chunk._replace(uploads=Upload({}, {})))
+        if not len(chunk.speakers) or not chunk.uploads.sums:
+            return
+        self.uploads.append(chunk.uploads)
+        if self.additive:
+            self.uploads = [sum_uploads(join_uploads(self.uploads))]
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The uploads as one tree; to be read when all chunks are there."""
+        if not self.uploads:
+            return {}
+        sums, weights = join_uploads(self.uploads)
+        return flatten_groups({"sums": sums, "weights": weights})
+
+    def report(self) -> _PartReport:
+        """Return what the other ranks need to know."""
+        nobody = torch.zeros(0, dtype=torch.int64)
+        no_clients = Chunk(
+            federation=self.federation,
+            clients=nobody,
+            sizes=nobody.reshape(0, 2),
+            loss={},
+            sound=nobody.bool(),
+            speakers=nobody,
+            uploads=Upload({}, {}),
+        )
+        chunks_on_cpu = [_move_to_cpu(chunk) for chunk in self.chunks]
+        chunk = _join_chunks([no_clients, *chunks_on_cpu])
+        return _PartReport(chunk, describe_tree(self.tree))
+
+
+def _move_to_cpu(chunk: Chunk) -> Chunk:
+    loss = {name: value.detach().cpu() for name, value in chunk.loss.items()}
+    return chunk._replace(sizes=chunk.sizes.cpu(), loss=loss, sound=chunk.sound.cpu())
+
+
+def _join_chunks(chunks: Sequence[Chunk]) -> Chunk:
+    """Return several chunks of one federation as one, without their uploads."""
+    return Chunk(
+        federation=chunks[0].federation,
+        clients=torch.cat([chunk.clients for chunk in chunks]),
+        sizes=torch.cat([chunk.sizes for chunk in chunks]),
+        loss=concatenate_rows([chunk.loss for chunk in chunks]),
+        sound=torch.cat([chunk.sound for chunk in chunks]),
+        speakers=torch.cat([chunk.speakers for chunk in chunks]),
+        uploads=Upload({}, {}),
+    )
+
+
+def _sort_by_client(chunk: Chunk, tree: Tree, additive: bool) -> Chunk:
+    """Return the chunk in the order of its clients, with its uploads.
+
+    The result must not depend on the number of ranks.
+
+    tree  the uploads: one row per speaker, or their sum if the algorithm is additive
+    """
+    order = chunk.clients.argsort()
+    speaker_order = chunk.speakers.argsort()
+    if not additive:
+        tree = {name: _select(value, speaker_order) for name, value in tree.items()}
+    groups = split_groups(tree)
+    return Chunk(
+        federation=chunk.federation,
+        clients=chunk.clients[order],
+        sizes=chunk.sizes[order],
+        loss={name: value[order] for name, value in chunk.loss.items()},
+        sound=chunk.sound[order],
+        speakers=chunk.speakers[speaker_order],
+        uploads=Upload(groups.get("sums", {}), groups.get("weights", {})),
+    )
+
+
+def _select(value: Tensor, rows: Tensor) -> Tensor:
+    return value[rows.to(value.device)]

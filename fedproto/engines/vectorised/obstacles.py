@@ -1,0 +1,153 @@
+"""Why the clients of some models cannot be trained in stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from fedproto.core.engine import Shard
+from fedproto.core.federation import Federation, Member
+from fedproto.core.local_training import Training, has_batch_norm, steps_per_epoch
+from fedproto.core.types import Algorithm, Tree
+from fedproto.engines.vectorised.architecture_groups import (
+    ArchitectureGroup,
+    Data,
+    GroupedClient,
+    build_group,
+    group_by_architecture,
+)
+from fedproto.engines.vectorised.layers import STACKED_LAYERS
+from fedproto.engines.vectorised.plan import Plan
+from fedproto.engines.vectorised.receiving import send_all_classes, send_own_classes
+from fedproto.engines.vectorised.stacks import Stack
+
+
+def find_obstacle(
+    federations: Sequence[Federation],
+    algorithm: Algorithm,
+    trainings: Sequence[Training],
+    plan: Plan,
+) -> str | None:
+    """Return why the clients cannot be trained in stacks, or None.
+
+    A step of two clients of each architecture is tried.
+    """
+    for clients in group_by_architecture(federations, Shard()):
+        model = clients[0].member.model
+        reason = _find_mixing(clients, trainings)
+        if reason is None and _has_single_image_batch(clients, trainings):
+            reason = "has BatchNorm, and a client's last batch has one image"
+        if reason is None:
+            reason = _find_error(clients, federations, algorithm, trainings, plan)
+        if reason is not None:
+            return f"{model} {reason}"
+    return None
+
+
+def _find_mixing(clients: Sequence[GroupedClient], trainings: Sequence[Training]) -> str | None:
+    """Return how a module lets the samples of a batch affect each other, or None.
+
+    What pads a batch would then change the results.
+    """
+    member = clients[0].member
+    has_partial_batches = any(
+        len(client.member.train) % trainings[client.federation].batch for client in clients
+    )
+    for layer in member.module.modules():
+        layer_type = type(layer)
+        has_statistics = isinstance(layer, _NormBase) and layer.track_running_stats
+        if isinstance(layer, _BatchNorm) and not has_statistics:
+            return (
+                "normalises by the batch it is tested in "
+                f"({layer_type.__name__} without running statistics)"
+            )
+        if has_statistics and has_partial_batches and layer_type not in STACKED_LAYERS:
+            return f"gathers statistics of batches of unequal size ({layer_type.__name__})"
+    if not _embeds_independently(member):
+        return "scores an image differently in another batch"
+    return None
+
+
+@torch.no_grad()
+def _embeds_independently(member: Member) -> bool:
+    """Return whether two images get the same embeddings with a third one in their batch."""
+    images = member.train.x[member.train.rows[:1]].repeat_interleave(3, 0)
+    images[1:] = member.train.x[member.train.rows[-2:]][: len(images) - 1] * 0.5
+    member.module.eval()
+    state = dict(member.initial)
+    of_two, _ = functional_call(member.module, state, (images[:2],))
+    of_three, _ = functional_call(member.module, state, (images,))
+    return torch.allclose(of_two, of_three[:2], rtol=1e-3, atol=1e-4)
+
+
+def _has_single_image_batch(
+    clients: Sequence[GroupedClient], trainings: Sequence[Training]
+) -> bool:
+    """Return whether BatchNorm would see a batch of one image."""
+    if not has_batch_norm(clients[0].member.module):
+        return False
+    for number, member in clients:
+        training = trainings[number]
+        full_batches = steps_per_epoch(member, training) - 1
+        if len(member.train) - full_batches * training.batch == 1:
+            return True
+    return False
+
+
+def _find_error(
+    clients: Sequence[GroupedClient],
+    federations: Sequence[Federation],
+    algorithm: Algorithm,
+    trainings: Sequence[Training],
+    plan: Plan,
+) -> str | None:
+    """Return the error of a step and an evaluation of two clients in a stack, or None."""
+    number, member = clients[0]
+    training = trainings[number]
+    try:
+        group = build_group(clients[:2], federations, trainings, "device")
+        server = algorithm.init(member.initial, federations[number].task)
+        _try_round(_shorten(group, training.batch), algorithm, server, training, plan)
+    except Exception as error:  # a user's module may raise anything under vmap
+        sentence = str(error).strip().split(". ")[0].splitlines()[0]
+        return f"cannot be run for many clients at once ({type(error).__name__}: {sentence})"
+    return None
+
+
+def _try_round(
+    group: ArchitectureGroup, algorithm: Algorithm, server: Tree, training: Training, plan: Plan
+) -> None:
+    """Do a round and an evaluation of all clients of a small group."""
+    # All of them fit, however little memory is free: how many do is decided later, for the run.
+    plan_of_trial = replace(plan, compile=False, stack=len(group))
+    stack = Stack(group, algorithm, training, plan_of_trial)
+    positions = torch.arange(len(group))
+    servers = [server] * (1 + int(group.federation.max()))
+    nobody_slow = torch.zeros(len(group), dtype=torch.bool)
+    received = send_own_classes(algorithm, servers, group, positions)
+    stack.train(1, positions, received, nobody_slow)
+    stack.evaluate(positions, send_all_classes(algorithm, servers, group, positions))
+
+
+def _shorten(group: ArchitectureGroup, batch: int) -> ArchitectureGroup:
+    """Return the architecture group with one training step per client and few samples.
+
+    Steps see `batch` samples at a time, but evaluation sees many, whatever the batch: with batch 1
+    it gets two, since some layers can be run for many clients with one sample but not with several.
+    """
+    samples = max(batch, 2)
+
+    def take_first(data: Data) -> Data:
+        lengths = data.lengths.clamp(max=samples)
+        return data._replace(rows=data.rows[:, :samples], lengths=lengths)
+
+    return replace(
+        group,
+        train=take_first(group.train),
+        test=take_first(group.test),
+        per_epoch=torch.ones_like(group.per_epoch),
+    )

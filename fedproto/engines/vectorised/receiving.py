@@ -1,0 +1,50 @@
+"""What the clients of a stack receive from the servers of their federations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedproto.core.tensors import move_index
+from fedproto.core.types import Algorithm, Tree
+from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
+
+
+def send_own_classes(
+    algorithm: Algorithm, servers: Sequence[Tree], group: ArchitectureGroup, positions: Tensor
+) -> Tree:
+    """Return what clients receive for training, with a leading axis over these clients.
+
+    servers    the states of the federations' servers
+    positions  (m,) the clients' positions in the group
+    """
+    own_classes = group.own[move_index(positions, group.device)]
+    return _send(algorithm, servers, group, positions, own_classes)
+
+
+def send_all_classes(
+    algorithm: Algorithm, servers: Sequence[Tree], group: ArchitectureGroup, positions: Tensor
+) -> Tree:
+    """Return what clients receive for evaluation, which is over all classes."""
+    own_classes = group.own[move_index(positions, group.device)]
+    return _send(algorithm, servers, group, positions, torch.ones_like(own_classes))
+
+
+def _send(
+    algorithm: Algorithm,
+    servers: Sequence[Tree],
+    group: ArchitectureGroup,
+    positions: Tensor,
+    classes: Tensor,
+) -> Tree:
+    if len(servers) == 1:  # what all clients receive is not copied for each of them
+        return vmap(algorithm.send, in_dims=(None, 0))(servers[0], classes)
+    federations = move_index(group.federation[positions], group.device)
+    server_of_each = {}
+    for name in servers[0]:
+        values = torch.stack([server[name] for server in servers]).to(group.device)
+        server_of_each[name] = values[federations]
+    return vmap(algorithm.send)(server_of_each, classes)

@@ -1,0 +1,332 @@
+"""The SGD steps of a stack of clients, one batch per client and step.
+
+Each step gathers a batch for every client, runs the module by `vmap`, takes the gradient of the sum
+of all losses (each client's part of it depends on its own parameters only), and updates them. What
+pads a batch, an epoch or the stack is masked and changes nothing. On a GPU a step is recorded once
+and replayed (`gpu/graphs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedproto.core.local_training import crop_and_flip
+from fedproto.core.rng import preserve_torch_generators
+from fedproto.core.tensors import align_axes
+from fedproto.core.types import Algorithm, Batch, Phase, Step, Tree
+from fedproto.engines.gpu.fused_passes import descend
+from fedproto.engines.gpu.graphs import STEP, Replay
+from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
+from fedproto.engines.vectorised.layer_support import is_fusing
+from fedproto.engines.vectorised.plan import Plan
+from fedproto.engines.vectorised.timetable import Timetable
+
+#: In stacks of at least this many clients, a GPU is faster with a step over three quarters of them.
+MIN_CLIENTS_FOR_THREE_QUARTERS = 32
+#: A GPU's steps work on at least this many clients, so that few sizes are recorded.
+MIN_CLIENTS_PER_RECORDED_STEP = 8
+#: The beginnings of the names of what steps sum and collect in their workspace.
+_PHASE_RESULTS = ("terms.", "count", "collected")
+
+
+class StepOutputs(NamedTuple):
+    """What a step computes for each of its m clients."""
+
+    terms: Tree  # the terms of the loss, (m,) each
+    outputs: Tensor  # embeddings and logits side by side, (m, b, d + C)
+    mask: Tensor  # (m, b)
+
+
+class StepBatch(NamedTuple):
+    """The batches that a step takes, one per client."""
+
+    batch: Batch
+    module_buffers: Tree  # what dropout keeps, and which samples are padding
+    mask: Tensor  # (m, b)
+
+
+class Steps:
+    """The steps of all phases of a stack, and the tensors they work on.
+
+    These tensors are a *workspace*: the tables of the timetable, `state.*`, `received.*`, the
+    momentum `velocity.*`, sums of the loss `terms.*` over `count` samples, the number of the next
+    step, and `collected` embeddings. Steps change it in place.
+    """
+
+    def __init__(
+        self,
+        group: ArchitectureGroup,
+        module: nn.Module,
+        padding_buffers: Sequence[str],
+        algorithm: Algorithm,
+        phases: Sequence[Phase],
+        timetable: Timetable,
+        capacity: int,
+        plan: Plan,
+    ) -> None:
+        self.group = group
+        self.module = module
+        self.padding_buffers = padding_buffers
+        self.algorithm = algorithm
+        self.timetable = timetable
+        self.capacity = capacity
+        self.plan = plan
+        self.trained_names = [trainable_names(group.module, phase) for phase in phases]
+        self.buffer_names = {name for name, _ in group.module.named_buffers()}
+        self.graph_pool = torch.cuda.graph_pool_handle() if group.device.type == "cuda" else None
+        self.workspaces: dict[int, Tree] = {}  # by phase, on a GPU
+        self.recorded: dict[tuple[int, int], Replay] = {}  # by phase and number of clients
+        self.output_layout: tuple[list[str], int] | None = None
+        self.received_shapes: dict[str, torch.Size] | None = None
+
+    def clear(self) -> None:
+        """Free the recorded steps and the tensors they work on."""
+        self.workspaces.clear()
+        self.recorded.clear()
+        self.output_layout = None
+
+    def run_phase(
+        self, phase: int, state: Tree, received: Tree, tables: Tree, step_counts: Tensor
+    ) -> tuple[Tree, Tree]:
+        """Do all steps of a phase; return the state, and what the steps summed and collected.
+
+        A step works on the first clients only, up to the last one that has a step left.
+        """
+        clients = len(step_counts)
+        workspace = self.load(phase, state, received, tables)
+        has_step = step_counts[:, None] > torch.arange(int(step_counts.max()))
+        client_numbers = torch.arange(1, clients + 1)[:, None]
+        active_counts = (has_step * client_numbers).amax(0)
+        for active in active_counts.tolist():
+            step = self.recorded_step(phase, self._round_up(active))
+            step(workspace)
+        state_after = {}
+        for name, value in part_of_tree(workspace, "state.").items():
+            state_after[name] = value[:clients].clone()
+        results = {}
+        for name, value in workspace.items():
+            if name.startswith(_PHASE_RESULTS):
+                results[name] = value[:clients].clone()
+        return state_after, results | self.timetable.collect_labels(tables)
+
+    # --- the workspace
+
+    def load(self, phase: int, state: Tree, received: Tree, tables: Tree) -> Tree:
+        """Return the workspace of a phase, filled with a chunk's values.
+
+        On a GPU it is always the same memory, since recorded steps read and write that.
+        """
+        values = dict(tables)
+        for name, value in received.items():
+            values[f"received.{name}"] = value
+        for name, value in state.items():
+            values[f"state.{name}"] = value
+        self._clear_if_received_changed(received)
+        if self.group.device.type == "cuda":
+            return self._load_fixed_memory(phase, values)
+        workspace = values | self._make_zeros(phase, values, len(tables["at"]))
+        for name in state:
+            workspace[f"state.{name}"] = workspace[f"state.{name}"].clone()
+        return workspace
+
+    def _load_fixed_memory(self, phase: int, values: Tree) -> Tree:
+        """Return the workspace in memory that stays, with these values and zeros elsewhere."""
+        if phase not in self.workspaces:
+            allocated = {}
+            for name, value in values.items():
+                allocated[name] = value.new_zeros(self.capacity, *value.shape[1:])
+            self.workspaces[phase] = allocated | self._make_zeros(phase, values, self.capacity)
+        workspace = self.workspaces[phase]
+        for name, target in workspace.items():
+            if name not in values:
+                target.zero_()
+                continue
+            clients = len(values[name])
+            target[:clients].copy_(values[name])
+            if name == "mask":
+                target[clients:] = 0
+        return workspace
+
+    def _clear_if_received_changed(self, received: Tree) -> None:
+        """Free the recorded steps if the server now sends other things than when they were."""
+        shapes = {name: value.shape[1:] for name, value in received.items()}
+        if self.received_shapes is not None and self.received_shapes != shapes:
+            self.clear()
+        self.received_shapes = shapes
+
+    def _make_zeros(self, phase: int, values: Tree, clients: int) -> Tree:
+        """Return what starts at zero in each phase.
+
+        That is momentum, sums of the loss, the number of the step, and collected embeddings.
+        """
+        like = values["lr"]
+        term_names, output_width = self._find_output_layout(values)
+        zeros = {}
+        for name in self.trained_names[phase]:
+            shape = values[f"state.{name}"].shape[1:]
+            zeros[f"velocity.{name}"] = like.new_zeros(clients, *shape)
+        for name in term_names:
+            zeros[f"terms.{name}"] = like.new_zeros(clients)
+        zeros["count"] = like.new_zeros(clients)
+        zeros[STEP] = torch.zeros(1, dtype=torch.int64, device=like.device)
+        if "slot" in values:
+            slots = self.timetable.unused_slot + 1
+            zeros["collected"] = like.new_zeros(clients, slots, output_width)
+        return zeros
+
+    def _find_output_layout(self, values: Tree) -> tuple[list[str], int]:
+        """Return the names of the loss's terms, and the width of embedding and logits together.
+
+        One client's step is computed to find out, the first time.
+        """
+        if self.output_layout is None:
+            one_client = {name: value[:1].clone() for name, value in values.items()}
+            one_client[STEP] = torch.zeros(1, dtype=torch.int64, device=self.group.device)
+            state = part_of_tree(one_client, "state.")
+            with preserve_torch_generators(self.group.device):
+                computed = self._compute(one_client, state)
+            self.output_layout = (list(computed.terms), computed.outputs.shape[-1])
+        return self.output_layout
+
+    # --- a step
+
+    def _round_up(self, active: int) -> int:
+        """Return how many clients a step works on, of which the first `active` have one left.
+
+        On a GPU these are a few sizes only, since a step is recorded for each of them.
+        """
+        if self.group.device.type != "cuda":
+            return active
+        size = self.capacity
+        smallest = max(active, MIN_CLIENTS_PER_RECORDED_STEP)
+        if self.plan.compile:
+            return size // 2 if size // 2 >= smallest else size
+        while True:
+            smaller = size // 2
+            if size >= MIN_CLIENTS_FOR_THREE_QUARTERS:
+                smaller = size * 3 // 4
+            if smaller < smallest:
+                return size
+            size = smaller
+
+    def recorded_step(self, phase: int, clients: int) -> Replay:
+        """Return the step of a phase for the first clients of a workspace."""
+        key = (phase, clients)
+        if key not in self.recorded:
+
+            def step(workspace: Tree) -> None:
+                first_clients = {}
+                for name, value in workspace.items():
+                    first_clients[name] = value if name == STEP else value[:clients]
+                self._descend(phase, first_clients)
+
+            self.recorded[key] = Replay(step, self.plan.compile, self.graph_pool)
+        return self.recorded[key]
+
+    def _descend(self, phase: int, workspace: Tree) -> None:
+        """Do one step of SGD for every client that still has a batch.
+
+        v ← momentum·v + g, w ← w − lr·v
+        """
+        state = part_of_tree(workspace, "state.")
+        trained_names = self.trained_names[phase]
+        leaves = {name: state[name].detach().requires_grad_() for name in trained_names}
+        buffers = {n: value.clone() for n, value in state.items() if n in self.buffer_names}
+        terms, outputs, mask = self._compute(workspace, state | leaves | buffers)
+        loss = torch.stack(list(terms.values())).sum()
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        with torch.no_grad():
+            count = mask.sum(1)
+            for name, term in terms.items():
+                workspace[f"terms.{name}"].add_(term.detach() * count)
+            workspace["count"].add_(count)
+            has_batch = count > 0
+            rate = has_batch * workspace["lr"]
+            momentum = workspace["momentum"]
+            for name, gradient in zip(trained_names, gradients, strict=True):
+                _update(state[name], workspace[f"velocity.{name}"], gradient, momentum, rate)
+            for name, value in buffers.items():
+                kept = torch.where(align_axes(has_batch, value), value, state[name])
+                state[name].copy_(kept)
+            if "slot" in workspace:
+                slot = _take_step(workspace, "slot")[:, :, None].expand_as(outputs)
+                workspace["collected"].scatter_(1, slot, outputs.detach())
+            workspace[STEP].add_(1)
+
+    def _compute(self, workspace: Tree, state: Tree) -> StepOutputs:
+        """Return the loss, embeddings and logits of every client's next batch."""
+        batch, module_buffers, mask = self._gather_batch(workspace)
+        received = part_of_tree(workspace, "received.")
+
+        def compute_one(
+            state: Tree, module_buffers: Tree, batch: Batch, received: Tree
+        ) -> tuple[Tree, Tensor]:
+            features, logits = functional_call(self.module, state | module_buffers, (batch.x,))
+            terms = self.algorithm.loss(Step(state, features, logits, batch, received))
+            return terms, torch.cat([features, logits], 1)
+
+        self.module.train()
+        compute_all = vmap(compute_one, randomness="different")
+        with torch.autocast(mask.device.type, torch.bfloat16, enabled=self.plan.half):
+            terms, outputs = compute_all(state, module_buffers, batch, received)
+        return StepOutputs(terms, outputs, mask)
+
+    def _gather_batch(self, workspace: Tree) -> StepBatch:
+        """Return the batches of the next step.
+
+        A client without a batch left is shown a full one, whose results are not used: a loss may
+        divide by the sum of the mask.
+        """
+        at = _take_step(workspace, "at")
+        mask = _take_step(workspace, "mask")
+        shown = mask + (mask.sum(1, keepdim=True) == 0)
+        rows = workspace["rows"].gather(1, at)
+        x = self.group.train.x[rows]
+        y = self.group.train.y[rows]
+        client = torch.arange(len(at), device=at.device)[:, None]
+        if "crops" in workspace:
+            border = workspace["border"][:, None].expand(-1, at.shape[1], -1).flatten(0, 1)
+            crops = workspace["crops"][client, at].flatten(0, 1)
+            x = crop_and_flip(x.flatten(0, 1), border, crops).view_as(x)
+        module_buffers = {}
+        for name, value in part_of_tree(workspace, "keep.").items():
+            module_buffers[name] = value[client, at]
+        for name in self.padding_buffers:
+            module_buffers[name] = shown
+        return StepBatch(Batch(x, y, shown), module_buffers, mask)
+
+
+def trainable_names(module: nn.Module, phase: Phase) -> list[str]:
+    """Return the names of the parameters that a phase trains."""
+    names = [name for name, value in module.named_parameters() if value.requires_grad]
+    return [name for name in names if phase.trains(name)]
+
+
+def part_of_tree(tree: Tree, prefix: str) -> Tree:
+    """Return the values whose names have a prefix, without it."""
+    part = {}
+    for name, value in tree.items():
+        if name.startswith(prefix):
+            part[name.removeprefix(prefix)] = value
+    return part
+
+
+def _take_step(workspace: Tree, table: str) -> Tensor:
+    """Return a table's values for the next step: (m, b)."""
+    return workspace[table].index_select(1, workspace[STEP])[:, 0]
+
+
+def _update(
+    value: Tensor, velocity: Tensor, gradient: Tensor, momentum: Tensor, rate: Tensor
+) -> None:
+    """Move parameters (m, …) along their gradient, in place, by each client's momentum and rate."""
+    if value.is_cuda and not is_fusing():
+        descend(value, velocity, gradient, momentum, rate)
+    else:
+        velocity.mul_(align_axes(momentum, velocity)).add_(gradient)
+        value.addcmul_(velocity, align_axes(rate, velocity), value=-1)
