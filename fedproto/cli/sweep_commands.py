@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -124,17 +124,22 @@ def reproduce(
         for path in make(target, narrowed, target_folder, archive, None if finished else bar):
             say(f"written to {path}")
     except KeyboardInterrupt:
-        command = f"fedproto reproduce {target}"
-        if quick:
-            command += " --quick"
         narrowing = {"--seeds": seeds, "--rounds": rounds, "--methods": methods}
-        for flag, value in narrowing.items():
-            if value is not None:
-                command += f" {flag} {value}"
-        _say_stopped(command, out)
+        _say_stopped(_describe_reproduce(target, quick, narrowing), out)
         raise typer.Exit(130) from None
     if broken:
         raise typer.Exit(2)
+
+
+def _describe_reproduce(target: str, quick: bool, narrowing: dict[str, Any]) -> str:
+    """Return the command that was typed, with those flags that change what is made."""
+    command = f"fedproto reproduce {target}"
+    if quick:
+        command += " --quick"
+    for flag, value in narrowing.items():
+        if value is not None:
+            command += f" {flag} {value}"
+    return command
 
 
 def _say_stopped(command: str, out: Path | None) -> None:

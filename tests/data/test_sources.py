@@ -649,7 +649,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, kind, name, modu
     monkeypatch.setitem(sys.modules, module, None)
     context = DataFolders() if kind == "dataset" else a_pool()
     with pytest.raises(
-        MissingExtra, match=rf"needs the package '{module}': pip install 'fedproto\[{extra}\]'"
+        MissingExtra, match=rf"needs the package '{module}': pip install '(fedproto|\.)\[{extra}\]'"
     ):
         plugins.build(kind, Part(name), context)
 
