@@ -64,7 +64,7 @@ def predict(
     member = _member(run, 0 if client is None else client)
     both = ("head",) if member.prototypes is None else ("prototype", "head")
     ways = both if by == "both" else (by,)
-    found = [each for path in inputs for each in read_inputs(path, member.preparation)]
+    found = [each for path in inputs for each in read_inputs(path, member.preprocessing)]
     for notice in (notice for each in found for notice in each.notices):
         say(notice, stderr=True)
     columns = {way: _answers(member, way, among, reject, top, found) for way in ways}
@@ -96,7 +96,7 @@ def _answers(
     from fedproto.inference.classifier import Classifier
 
     classifier = Classifier.from_member(member, by=way, among=among, reject=reject)  # type: ignore[arg-type]
-    found = classifier.judge(member.preparation.normalised(np.stack([each.x for each in inputs])))
+    found = classifier.judge(member.preprocessing.normalised(np.stack([each.x for each in inputs])))
     beyond = np.flatnonzero(~np.isfinite(found.distances).all(1))
     if len(beyond):
         raise DataError(
@@ -380,9 +380,9 @@ def export(
     obstacle = why_not_rejecting_of(member)
     if obstacle is not None:
         say(f"{obstacle}: {to / MANIFEST} states no threshold", stderr=True)
-    if member.preparation.encoding is not None:
+    if member.preprocessing.encoding is not None:
         say(
-            f"{to / ENCODING} {member.preparation.encoding.tells}: read it before you hand it on",
+            f"{to / ENCODING} {member.preprocessing.encoding.tells}: read it before you hand it on",
             stderr=True,
         )
     say(f"written to {to}")

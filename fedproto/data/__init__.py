@@ -19,7 +19,7 @@ from fedproto.core import rng
 from fedproto.core.class_names import class_name, merge_names, normalise_name
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.lazy_images import Lazy
-from fedproto.data.shared.preprocessing import Preparation
+from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError, DataError
 
 CHUNK = 1 << 24  # values looked at in one go
@@ -104,13 +104,13 @@ class Source:
     def tensor(self, split: Split, index: np.ndarray) -> Tensor:
         """Rows of a split as the model sees them: float32, channels first, normalised."""
         x = split.x[index].astype(np.float32)  # a copy; and numpy knows types torch does not
-        return self.preparation.normalised(x.reshape(-1, *self.preparation.shape))
+        return self.preprocessing.normalised(x.reshape(-1, *self.preprocessing.shape))
 
     @property
-    def preparation(self) -> Preparation:
+    def preprocessing(self) -> Preprocessing:
         shape = self.train.x.shape[1:]
         channels_first = (1, *shape) if len(shape) == 2 else shape
-        return Preparation(
+        return Preprocessing(
             channels_first, tuple(self.mean), tuple(self.std), self.scale, self.encoding
         )
 

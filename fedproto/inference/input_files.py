@@ -15,7 +15,7 @@ from PIL import Image
 from fedproto.data.csv import TABLES, Table
 from fedproto.data.shared.feature_encoding import UNKNOWN, Columns, Words
 from fedproto.data.shared.lazy_images import GREY, opened
-from fedproto.data.shared.preprocessing import Preparation
+from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.data.text import ENDS, PLAIN, texts_in
 from fedproto.errors import DataError
 
@@ -29,7 +29,7 @@ class Input(NamedTuple):
     notices: list[str]
 
 
-def read_inputs(path: Path, preparation: Preparation) -> Iterator[Input]:
+def read_inputs(path: Path, preprocessing: Preprocessing) -> Iterator[Input]:
     """The inputs of an image, a table, texts or an array file, or of all such files in a folder."""
     if not path.exists():
         raise DataError(f"{path} does not exist")
@@ -42,20 +42,20 @@ def read_inputs(path: Path, preparation: Preparation) -> Iterator[Input]:
                 f"{path} holds no file to classify; folders inside it are not looked into"
             )
         for file in files:
-            yield from read_inputs(file, preparation)
+            yield from read_inputs(file, preprocessing)
     elif path.suffix.lower() in (".npy", ".npz"):
-        yield from _from_array(path, preparation)
-    elif isinstance(preparation.encoding, Columns):
+        yield from _from_array(path, preprocessing)
+    elif isinstance(preprocessing.encoding, Columns):
         _refuse_other_kinds(path, "tables", TABLES)
-        yield from _from_table(path, preparation.encoding)
-    elif isinstance(preparation.encoding, Words):
+        yield from _from_table(path, preprocessing.encoding)
+    elif isinstance(preprocessing.encoding, Words):
         _refuse_other_kinds(path, "texts", (*PLAIN, *ENDS))
-        yield from _from_texts(path, preparation.encoding)
+        yield from _from_texts(path, preprocessing.encoding)
     else:
-        yield _from_image(path, preparation)
+        yield _from_image(path, preprocessing)
 
 
-def _from_array(path: Path, preparation: Preparation) -> Iterator[Input]:
+def _from_array(path: Path, preprocessing: Preprocessing) -> Iterator[Input]:
     try:
         stored = np.load(path, allow_pickle=False)
         x = (
@@ -68,7 +68,7 @@ def _from_array(path: Path, preparation: Preparation) -> Iterator[Input]:
     except Exception as error:  # a damaged file can fail in any way
         raise DataError(f"{path} is no array file: {error}") from error
     try:
-        rows = preparation.shaped(x[None] if _is_one(x.shape, preparation.shape) else x)
+        rows = preprocessing.shaped(x[None] if _is_one(x.shape, preprocessing.shape) else x)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     for number, row in enumerate(rows):
@@ -123,12 +123,12 @@ def _is_one(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return shape in (wanted, wanted[1:] if wanted[0] == 1 else wanted, (*wanted[1:], wanted[0]))
 
 
-def _from_image(path: Path, preparation: Preparation) -> Input:
-    if len(preparation.shape) != 3 or preparation.shape[0] not in (1, 3):
+def _from_image(path: Path, preprocessing: Preprocessing) -> Input:
+    if len(preprocessing.shape) != 3 or preprocessing.shape[0] not in (1, 3):
         raise DataError(
-            f"{path} cannot be classified: this member takes inputs of shape {preparation.shape}, no images"
+            f"{path} cannot be classified: this member takes inputs of shape {preprocessing.shape}, no images"
         )
-    channels, height, width = preparation.shape
+    channels, height, width = preprocessing.shape
     with opened(path, str(path)) as image:
         notices = _differences(image, channels, (width, height), path)
         try:
@@ -138,7 +138,7 @@ def _from_image(path: Path, preparation: Preparation) -> Input:
         except Exception as error:  # a damaged file can fail in any way
             raise DataError(f"{path} is damaged: {error}") from error
     x = np.asarray(pixels, np.float32).reshape(height, width, channels).transpose(2, 0, 1)
-    return Input(str(path), x * (preparation.scale / 255), notices)
+    return Input(str(path), x * (preprocessing.scale / 255), notices)
 
 
 def _differences(image: Image.Image, channels: int, size: tuple[int, int], path: Path) -> list[str]:

@@ -179,7 +179,7 @@ def assemble(
         classes = tuple(train.y[train.rows].unique().tolist())
         border = _border(source, device, dtype) if source.augment else None
         name = _model_name(model)
-        prepared = source.preparation
+        prepared = source.preprocessing
         members.append(
             Member(
                 number,

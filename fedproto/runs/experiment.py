@@ -126,7 +126,7 @@ class Experiment:
         path, members = Path(out), self.federation.members
         config = self.config.toml(self.federation.from_data)
         with RunFolder.fill(path, config, self.federation.partition) as folder:
-            folder.write_encodings([member.preparation.encoding for member in members])
+            folder.write_encodings([member.preprocessing.encoding for member in members])
             folder.write_start(_hash_states(given or self._drawn_states()), self._input_shapes())
             if (
                 self.config.prototypes is not None

@@ -24,7 +24,7 @@ from fedproto.data.shared.feature_encoding import (
     from_json,
     to_json,
 )
-from fedproto.data.shared.preprocessing import Preparation
+from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.data.text import text
 from fedproto.deploy.member import _source
 from fedproto.deploy.settings import MemberSettings
@@ -154,7 +154,7 @@ def folder(tmp_path_factory):
 
 def test_rows_of_a_table_are_read_as_in_training(folder):
     source = csv(DataFolders(), str(folder / "animals.csv"))
-    found = list(read_inputs(folder / "animals.csv", source.preparation))
+    found = list(read_inputs(folder / "animals.csv", source.preprocessing))
     read = np.stack([each.x for each in found])
     assert read.shape == (75, 4) and not any(each.notices for each in found)
     assert sorted(map(tuple, read)) == sorted(
@@ -165,7 +165,9 @@ def test_rows_of_a_table_are_read_as_in_training(folder):
 
 def test_texts_are_read_as_in_training(folder):
     source = text(DataFolders(), str(folder / "animals.jsonl"), length=5)
-    read = np.stack([each.x for each in read_inputs(folder / "animals.jsonl", source.preparation)])
+    read = np.stack(
+        [each.x for each in read_inputs(folder / "animals.jsonl", source.preprocessing)]
+    )
     assert sorted(map(tuple, read)) == sorted(
         map(tuple, np.concatenate([source.train.x, source.test.x]))
     )
@@ -174,10 +176,10 @@ def test_texts_are_read_as_in_training(folder):
 # --- new ones
 
 
-TABLE = Preparation(
+TABLE = Preprocessing(
     (3,), encoding=Columns((Number("size", 0.0, 1.0), Category("home", ("flat", "tree"))))
 )
-TEXT = Preparation((4,), encoding=Words(("dog", "the"), 4))
+TEXT = Preprocessing((4,), encoding=Words(("dog", "the"), 4))
 
 
 def test_a_new_table_needs_no_label_and_says_what_is_new(tmp_path):
@@ -297,7 +299,7 @@ def test_a_table_may_be_read_by_anothers_encoding(folder, tmp_path):
     )
     own = csv(DataFolders(), str(folder / "animals.csv"))
     size, tree = own.encoding.columns[0], own.train.x[:, 3]
-    assert source.preparation.encoding == given and own.encoding.columns[1].values == (
+    assert source.preprocessing.encoding == given and own.encoding.columns[1].values == (
         "flat",
         "house",
         "tree",

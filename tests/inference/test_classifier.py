@@ -24,7 +24,7 @@ from fedproto import Classifier
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.data import DataFolders
-from fedproto.data.shared.preprocessing import Preparation
+from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
 from fedproto.inference.open_set import rejections
 from fedproto.inference.trained_client import can_reject, member_of, rows_needed, threshold
@@ -368,12 +368,12 @@ def test_rows_may_come_in_any_usual_form(run, trained):
 
 
 def test_channels_may_come_last():
-    preparation = Preparation((3, 4, 5), (0.1, 0.2, 0.3), (1.0, 2.0, 4.0), 255.0)
+    preprocessing = Preprocessing((3, 4, 5), (0.1, 0.2, 0.3), (1.0, 2.0, 4.0), 255.0)
     x = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 5), np.uint8)
     expected = (x / 255 - np.reshape([0.1, 0.2, 0.3], (3, 1, 1))) / np.reshape([1, 2, 4], (3, 1, 1))
-    assert np.allclose(preparation(x), expected, atol=1e-6)
-    assert np.allclose(preparation(np.moveaxis(x, 1, -1)), expected, atol=1e-6)
-    assert np.allclose(preparation(x.reshape(6, 60)), expected, atol=1e-6)
+    assert np.allclose(preprocessing(x), expected, atol=1e-6)
+    assert np.allclose(preprocessing(np.moveaxis(x, 1, -1)), expected, atol=1e-6)
+    assert np.allclose(preprocessing(x.reshape(6, 60)), expected, atol=1e-6)
 
 
 def test_a_run_prepares_inputs_as_its_classifier_does():
@@ -381,8 +381,8 @@ def test_a_run_prepares_inputs_as_its_classifier_does():
         each = source(name)
         rows = np.arange(0, len(each.test.y), 7)
         shape = tuple(each.tensor(each.test, rows).shape[1:])
-        preparation = Preparation(shape, each.mean, each.std, each.scale)
-        assert torch.equal(preparation(each.test.x[rows]), each.tensor(each.test, rows))
+        preprocessing = Preprocessing(shape, each.mean, each.std, each.scale)
+        assert torch.equal(preprocessing(each.test.x[rows]), each.tensor(each.test, rows))
 
 
 @pytest.mark.parametrize(

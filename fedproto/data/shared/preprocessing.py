@@ -14,7 +14,7 @@ from fedproto.errors import DataError
 
 
 @dataclass(frozen=True)
-class Preparation:
+class Preprocessing:
     """From inputs as a data set stores them to what the model sees: x ← (x / scale − mean) / std."""
 
     shape: tuple[int, ...]  # of one input, channels first
