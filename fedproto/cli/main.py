@@ -546,9 +546,9 @@ def _download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
 def data_list(data_dir: DataDir = None) -> None:
     """Show the data sets that can be downloaded, and where those lie that are there."""
     from fedproto.data import DataFolders
-    from fedproto.data.shared.download import overview
+    from fedproto.data.shared.inventory import describe_data_sets
 
-    rows = overview(DataFolders(data_dir))
+    rows = describe_data_sets(DataFolders(data_dir))
     print_table(("name", "there", "download", "licence", "source"), rows)
 
 
@@ -559,7 +559,7 @@ def data_check(
 ) -> None:
     """Hold the files that are there against their published checksums; 2 if one is wrong or missing."""
     from fedproto.data import DataFolders
-    from fedproto.data.shared.download import check_all
+    from fedproto.data.shared.inventory import check_all
 
     findings = check_all(name, DataFolders(data_dir))
     print_table(

@@ -96,7 +96,7 @@ def _answers(
     from fedproto.inference.classifier import Classifier
 
     classifier = Classifier.from_member(member, by=way, among=among, reject=reject)  # type: ignore[arg-type]
-    found = classifier.judge(member.preprocessing.normalised(np.stack([each.x for each in inputs])))
+    found = classifier.judge(member.preprocessing.normalise(np.stack([each.x for each in inputs])))
     beyond = np.flatnonzero(~np.isfinite(found.distances).all(1))
     if len(beyond):
         raise DataError(
@@ -382,7 +382,7 @@ def export(
         say(f"{obstacle}: {to / MANIFEST} states no threshold", stderr=True)
     if member.preprocessing.encoding is not None:
         say(
-            f"{to / ENCODING} {member.preprocessing.encoding.tells}: read it before you hand it on",
+            f"{to / ENCODING} {member.preprocessing.encoding.disclosure}: read it before you hand it on",
             stderr=True,
         )
     say(f"written to {to}")

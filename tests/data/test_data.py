@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.data_files import CIFAR10_BATCHES, cifar10_batch, idx
 from helpers.sources import build, images, refusal
 
 import fedproto
@@ -38,15 +39,6 @@ MNIST = {
     "t10k-images-idx3-ubyte": images(2, 28, 28, seed=1),
     "t10k-labels-idx1-ubyte": np.array([1, 2], np.uint8),
 }
-
-
-def idx(array):
-    """Zero, zero, type 8 (bytes), number of axes; each size in four bytes, the large end first; the data."""
-    return (
-        bytes([0, 0, 8, array.ndim])
-        + b"".join(struct.pack(">I", n) for n in array.shape)
-        + array.tobytes()
-    )
 
 
 def write_mnist(folder, changes=None, end="", pack=lambda raw: raw):
@@ -94,13 +86,13 @@ WHOLE = idx(MNIST[IMAGES])
     [
         (IMAGES, b"", "it starts with nothing, not 00000803"),
         (IMAGES, WHOLE[:3], "it starts with 000008, not 00000803"),
-        (IMAGES, WHOLE[:10], "is no idx file of bytes with 3 axes"),
-        (IMAGES, WHOLE[:-1], "announces 2352 bytes of data, it holds 2351"),
-        (IMAGES, WHOLE + b"x", "announces 2352 bytes of data, it holds 2353"),
+        (IMAGES, WHOLE[:10], "is not an idx file of bytes with 3 axes"),
+        (IMAGES, WHOLE[:-1], "announces 2352 bytes of data, but it holds 2351"),
+        (IMAGES, WHOLE + b"x", "announces 2352 bytes of data, but it holds 2353"),
         (
             IMAGES,
             WHOLE[:4] + b"\0\0\0\x04" + WHOLE[8:],
-            "announces 3136 bytes of data, it holds 2352",
+            "announces 3136 bytes of data, but it holds 2352",
         ),
         # 2^64 bytes: a product in 64 bits would say zero
         (
@@ -149,21 +141,13 @@ def test_a_damaged_gz_file_is_refused(tmp_path, pack, words):
 
 # --- cifar10: python batches ------------------------------------------------------------------------------------------
 
-BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
-
-
-def batch(number, labels=(0, 9)):
-    """Two images whose pixels are red, then green, then blue, row by row, as CIFAR-10 stores them."""
-    return {
-        b"data": images(2, 3072, seed=number),
-        b"labels": list(labels),
-        b"batch_label": b"of a test",
-    }
-
 
 def write_cifar10(folder, changes=None):
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {name: pickle.dumps(batch(number), protocol=2) for number, name in enumerate(BATCHES)}
+    whole = {
+        name: pickle.dumps(cifar10_batch(number), protocol=2)
+        for number, name in enumerate(CIFAR10_BATCHES)
+    }
     for name, raw in (whole | (changes or {})).items():
         (folder / name).write_bytes(raw)
 
@@ -172,7 +156,7 @@ def write_cifar10(folder, changes=None):
 def test_cifar10_reads_the_batches_in_order(tmp_path, place):
     write_cifar10(tmp_path / place)
     source = build("cifar10", tmp_path)
-    pixels = np.concatenate([batch(number)[b"data"] for number in range(5)])
+    pixels = np.concatenate([cifar10_batch(number)[b"data"] for number in range(5)])
     assert source.train.x.shape == (10, 3, 32, 32) and source.test.x.shape == (2, 3, 32, 32)
     assert source.train.x.reshape(10, 3072).tolist() == pixels.tolist()
     assert source.train.y.tolist() == [0, 9] * 5
@@ -194,27 +178,27 @@ def test_cifar10_reads_pickles_as_python_2_wrote_them(tmp_path):
     assert source.test.y.tolist() == [3, 4]
 
 
-GOOD = pickle.dumps(batch(0), protocol=2)
+GOOD = pickle.dumps(cifar10_batch(0), protocol=2)
 
 
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b"", "is damaged or no CIFAR-10 python batch"),
-        (GOOD[: len(GOOD) // 2], "is damaged or no CIFAR-10 python batch"),
-        (b"not a pickle", "is damaged or no CIFAR-10 python batch"),
-        (pickle.dumps({b"labels": [0]}), "no CIFAR-10 python batch: b'data'"),
-        (pickle.dumps([1, 2]), "is damaged or no CIFAR-10 python batch"),
+        (b"", "is not a CIFAR-10 python batch (or is damaged)"),
+        (GOOD[: len(GOOD) // 2], "is not a CIFAR-10 python batch (or is damaged)"),
+        (b"not a pickle", "is not a CIFAR-10 python batch (or is damaged)"),
+        (pickle.dumps({b"labels": [0]}), "CIFAR-10 python batch (or is damaged): b'data'"),
+        (pickle.dumps([1, 2]), "is not a CIFAR-10 python batch (or is damaged)"),
         (
-            pickle.dumps(batch(0) | {b"data": images(2, 3000)}),
-            "is damaged or no CIFAR-10 python batch",
+            pickle.dumps(cifar10_batch(0) | {b"data": images(2, 3000)}),
+            "is not a CIFAR-10 python batch (or is damaged)",
         ),
         (
-            pickle.dumps(batch(0, labels=[0, 10]), protocol=2),
+            pickle.dumps(cifar10_batch(0, labels=[0, 10]), protocol=2),
             "a label 10, out of range: there are 10 classes",
         ),
-        (pickle.dumps(batch(0, labels=[0, -1]), protocol=2), "a label -1, out of range"),
-        (pickle.dumps(batch(0, labels=[0]), protocol=2), "has 2 inputs but 1 labels"),
+        (pickle.dumps(cifar10_batch(0, labels=[0, -1]), protocol=2), "a label -1, out of range"),
+        (pickle.dumps(cifar10_batch(0, labels=[0]), protocol=2), "has 2 inputs but 1 labels"),
     ],
 )
 def test_a_damaged_cifar10_batch_is_refused(tmp_path, raw, words):
@@ -225,7 +209,10 @@ def test_a_damaged_cifar10_batch_is_refused(tmp_path, raw, words):
 
 def test_cifar10_batches_whose_wrong_lengths_make_up_for_each_other_are_refused(tmp_path):
     # All in all there are as many labels as images, but they would be those of other images.
-    changes = {"data_batch_1": batch(0, labels=[1]), "data_batch_2": batch(1, labels=[1, 2, 3])}
+    changes = {
+        "data_batch_1": cifar10_batch(0, labels=[1]),
+        "data_batch_2": cifar10_batch(1, labels=[1, 2, 3]),
+    }
     write_cifar10(
         tmp_path / "cifar-10-batches-py", {name: pickle.dumps(b) for name, b in changes.items()}
     )
@@ -249,7 +236,7 @@ def test_code_in_a_pickle_is_refused_and_not_run(tmp_path, call, name, protocol)
     argument = f"touch {victim}" if call is os.system else f"open({str(victim)!r}, 'w')"
     raw = pickle.dumps({b"data": Malicious(call, argument), b"labels": [0, 1]}, protocol)
     write_cifar10(tmp_path / "cifar-10-batches-py", {"data_batch_1": raw})
-    assert f".{name}, which a data file has no business with" in refusal("cifar10", tmp_path)
+    assert f".{name}, which a data file must not use" in refusal("cifar10", tmp_path)
     assert not victim.exists()
 
 
@@ -358,11 +345,11 @@ def holes(value):
         ({"y": Y + 0.5}, "y must be a list of whole numbers, not float64"),
         ({"y": np.eye(3)[Y].astype(int)}, "y must be a list of whole numbers, not int64 of shape (30, 3)"),
         ({"client": Y[:-1]}, "has 30 labels but 29 client or writer ids"),
-        ({"x": X.astype(str)}, "must have inputs that are numbers, with one row a sample, not <U"),
-        ({"x": X + 1j}, "must have inputs that are numbers"),
-        ({"x": X[:, 0]}, "with one row a sample, not float64 of shape (30,)"),
-        ({"x": np.float64(3)}, "with one row a sample, not float64 of shape ()"),
-        ({"x": X.astype(object)}, "is damaged or no npz file"),  # objects are pickles, and pickles run code
+        ({"x": X.astype(str)}, "must have numeric inputs with one row per sample, not <U"),
+        ({"x": X + 1j}, "must have numeric inputs"),
+        ({"x": X[:, 0]}, "with one row per sample, not float64 of shape (30,)"),
+        ({"x": np.float64(3)}, "with one row per sample, not float64 of shape ()"),
+        ({"x": X.astype(object)}, "is not a valid npz file (or is damaged)"),  # objects are pickles, and pickles run code
     ],
 )  # fmt: skip
 def test_unusable_npz_arrays_are_refused(tmp_path, arrays, words):
@@ -403,7 +390,7 @@ def whole_npz(folder):
 def test_a_damaged_npz_file_is_refused(tmp_path, damage):
     raw = damage(whole_npz(tmp_path))
     (tmp_path / "own.npz").write_bytes(raw)
-    assert "own.npz is damaged or no npz file" in refusal(f"npz:{tmp_path}/own.npz")
+    assert "own.npz is not a valid npz file (or is damaged)" in refusal(f"npz:{tmp_path}/own.npz")
 
 
 def test_an_npz_file_that_is_not_there_is_named(tmp_path):
@@ -661,7 +648,7 @@ def test_bytes_from_python_are_scaled_as_images_are():
     [
         (
             (X, Y, X, Y + 1),
-            "client 1 has test images of class '3', of which nobody has a training image",
+            "client 1 has test rows of class '3', of which no client has training rows",
         ),
         (
             (holes(np.nan), Y),
@@ -673,17 +660,17 @@ def test_bytes_from_python_are_scaled_as_images_are():
         ),
         ((X, Y[:-1]), "client 1 has 30 inputs but 29 labels"),
         ((X, Y, X, Y[:-1]), "client 1: the test set has 30 inputs but 29 labels"),
-        ((X, Y, X), "client 1 must be (x, y) or (x, y, x_test, y_test), not 3 things"),
-        ((X,), "client 1 must be (x, y) or (x, y, x_test, y_test), not 1 things"),
+        ((X, Y, X), "client 1 must be (x, y) or (x, y, x_test, y_test), not 3 values"),
+        ((X,), "client 1 must be (x, y) or (x, y, x_test, y_test), not 1 values"),
         (None, "client 1 must be (x, y) or (x, y, x_test, y_test), not NoneType"),
-        (([[1.0], [1.0, 2.0]], [0, 1]), "client 1 has inputs or labels that are no array"),
+        (([[1.0], [1.0, 2.0]], [0, 1]), "client 1 has inputs or labels that are not an array"),
         (
             (X, Y[:, None]),
-            "client 1 has labels that are no list of whole numbers or of text: int64 of shape (30, 1)",
+            "client 1 has labels that are not a list of whole numbers or of text: int64 of shape (30, 1)",
         ),
         (
             (X, Y.astype(float)),
-            "client 1 has labels that are no list of whole numbers or of text: float64",
+            "client 1 has labels that are not a list of whole numbers or of text: float64",
         ),
         ((X * 1e300, Y), "client 1 holds a value that is not a finite number"),
         ((X, Y, X[:, :2], Y), "client 1 has training inputs of shape (4,) but test inputs of (2,)"),
@@ -691,9 +678,9 @@ def test_bytes_from_python_are_scaled_as_images_are():
             (images(30, 4), Y, X, Y),
             "client 1 has training inputs of type uint8 but test inputs of float64",
         ),
-        ((X.astype(str), Y), "client 1 must have inputs that are numbers"),
-        ((X.astype(object), Y), "client 1 must have inputs that are numbers"),
-        ((X[:, 0], Y), "with one row a sample, not float64 of shape (30,)"),
+        ((X.astype(str), Y), "client 1 must have numeric inputs"),
+        ((X.astype(object), Y), "client 1 must have numeric inputs"),
+        ((X[:, 0], Y), "with one row per sample, not float64 of shape (30,)"),
         ((X[:0], Y[:0]), "client 1 has no training image"),
         (
             (X[:2], Y[:2]),

@@ -16,11 +16,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.command_line import fedproto
+from helpers.data_files import (
+    CIFAR10_BATCHES,
+    CIFAR100_META,
+    SYMBOLS,
+    as_npy,
+    as_npz,
+    cifar10_batch,
+    encode_image,
+    idx,
+    leaf_file,
+    png,
+    tgz,
+    write,
+    zipped,
+)
+from helpers.sources import images
 from PIL import Image
-from test_data import BATCHES, batch
-from test_download import tgz, zipped
-from test_formats import META, SYMBOLS, idx, images, leaf_file, png, write
-from test_sources import as_npy, as_npz, encoded
 
 from fedproto.config import plugins
 from fedproto.data.shared.catalogue import CATALOGUE, File
@@ -62,13 +74,13 @@ def published_idx(name, parts, classes):
 
 def published_cifar10():
     return {
-        f"cifar-10-batches-py/{name}": pickle.dumps(batch(number), 2)
-        for number, name in enumerate(BATCHES)
+        f"cifar-10-batches-py/{name}": pickle.dumps(cifar10_batch(number), 2)
+        for number, name in enumerate(CIFAR10_BATCHES)
     }
 
 
 def published_cifar100():
-    files = {"cifar-100-python/meta": pickle.dumps(META, 2)}
+    files = {"cifar-100-python/meta": pickle.dumps(CIFAR100_META, 2)}
     for part, each in (("train", 20), ("test", 5)):
         x, y = some(20, each, 3072)
         content = {b"data": x, b"fine_labels": (y * 5).tolist(), b"coarse_labels": y.tolist()}
@@ -128,9 +140,9 @@ def publish(monkeypatch, tmp_path):
             write(tmp_path / "published" / name / file, raw)
             files.append(File(file, hashlib.md5(raw).hexdigest(), len(raw)))
         url = f"http://127.0.0.1:{server.server_port}/{name}/"
-        inside = tuple(File(file.name) for file in CATALOGUE[name].inside)
+        inside = tuple(File(file.name) for file in CATALOGUE[name].unpacked)
         monkeypatch.setitem(
-            CATALOGUE, name, replace(CATALOGUE[name], url=url, files=tuple(files), inside=inside)
+            CATALOGUE, name, replace(CATALOGUE[name], url=url, files=tuple(files), unpacked=inside)
         )
         return url
 
@@ -177,7 +189,7 @@ def own_hf(path):
     """The columns that the two data sets have on the hub, as parquet files in a folder of their name."""
     datasets = pytest.importorskip("datasets")
     x, y = some(2, 30, 28, 28)
-    columns = {"image": list(map(encoded, x)), "label": y}
+    columns = {"image": list(map(encode_image, x)), "label": y}
     if path.name == "femnist":
         writers = [f"f{number % 20}" for number in range(60)]
         columns = {"image": columns["image"], "writer_id": writers, "hsf_id": y * 0, "character": y}

@@ -208,25 +208,25 @@ def test_csv_written_and_read_back(tmp_path, rows, mark):
 # --- csv: what is refused ---------------------------------------------------------------------------------------------
 
 BAD_TABLES = [
-    (b"", {}, "has no header: its first line must name every column in words, and holds nothing"),
+    (b"", {}, "has no header: its first line must name every column in words, but it holds nothing"),
     (b"\na,b\n1,2\n", {}, "has no header"),
-    (b"5.1,3.5,setosa\n4.9,3.0,setosa\n", {}, "has no header: its first line must name every column in words, and "
+    (b"5.1,3.5,setosa\n4.9,3.0,setosa\n", {}, "has no header: its first line must name every column in words, but it "
      "holds '5.1'"),
-    (b",a,label\n0,1,x\n", {}, "has no header: its first line must name every column in words, and holds ''"),
+    (b",a,label\n0,1,x\n", {}, "has no header: its first line must name every column in words, but it holds ''"),
     (b"a,a,label\n1,2,x\n", {}, "names two columns 'a'"),
     (b"a,label\n", {}, "holds no row below its header"),
-    (b"label\nx\nx\n", {}, "needs a column of classes and another of inputs, beside any of clients: it has label"),
+    (b"label\nx\nx\n", {}, "needs a column of classes and another of inputs, besides any column of clients: it has label"),
     (b"client\nx\nx\n", {}, "needs a column of classes and another of inputs"),
-    (b"a,b\nx,y\nx,y\n", {"ignore": "a,b"}, "beside any of clients: it has none"),
+    (b"a,b\nx,y\nx,y\n", {"ignore": "a,b"}, "besides any column of clients: it has none"),
     (b"a,b\nx,y\nx,y\n", {"label": "b", "client": "b"}, "needs a column of classes and another of inputs"),
     (b"a,label\n1,x\n\n2,x,9\n", {}, "own.csv, line 4 has 3 values, but the header names 2 columns"),
     (b"a,label\n1,x\n2\n", {}, "own.csv, line 3 has 1 values, but the header names 2 columns"),
     (b"a,label\n1,x\n2,\n", {}, "own.csv, line 3 has no label"),
     (b"a,client,label\n1,p,x\n2,,x\n", {}, "own.csv, line 3 has no client: fill in column 'client', or name it in"),
     (b"a,who,label\n1,p,x\n2,NA,x\n", {"client": "who"}, "own.csv, line 3 has no client: fill in column 'who'"),
-    (b"a,label\n1,x\n2,x\n3,y\n", {}, "class 'y' has one row, but two are needed, one to train and one to test with"),
-    (b"a,label\n1,x\n2,x\nnan,x\n", {}, "line 4: column 'a' holds 'nan', which is no finite number; leave empty"),
-    (b"a,label\n1,x\n-inf,x\n2,x\n", {}, "line 3: column 'a' holds '-inf', which is no finite number"),
+    (b"a,label\n1,x\n2,x\n3,y\n", {}, "class 'y' has one row, but two are needed: one for training and one for testing"),
+    (b"a,label\n1,x\n2,x\nnan,x\n", {}, "line 4: column 'a' holds 'nan', which is not a finite number; leave missing"),
+    (b"a,label\n1,x\n-inf,x\n2,x\n", {}, "line 3: column 'a' holds '-inf', which is not a finite number"),
     (b"a,label\n1e300,x\n-1e300,x\n1,x\n0,x\n", {}, "column 'a' holds numbers too large to be squared"),
     (b"a,label\n1,x\n2,x\n", {"label": "lable"}, "unknown column of"),
     (b"a,label\n1,x\n2,x\n", {"client": "b"}, "unknown column of"),
@@ -473,7 +473,7 @@ def test_text_clients_and_labels_may_be_numbers(tmp_path):
 
 BAD_TEXTS = [
     ("own.jsonl", '{"text": "a", "label": "x"}\n{"text": ', "own.jsonl, line 2 is not valid JSON"),
-    ("own.jsonl", "[1, 2]\n", "own.jsonl, line 1 is no JSON object, such as"),
+    ("own.jsonl", "[1, 2]\n", "own.jsonl, line 1 is not a JSON object like"),
     ("own.jsonl", '{"text": "a"}\n', "own.jsonl has no column 'label', 'class', 'target' or 'y': it has text"),
     ("own.jsonl", '{"label": "a", "text": 3.5}\n', "own.jsonl has no column 'text': it has label"),
     ("own.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}\n', "line 2 has no 'label' that is a text or a whole"),
@@ -488,7 +488,7 @@ BAD_TEXTS = [
     ("own.csv", "a,label\nx,y\n", "own.csv has no column 'text': it has a, label"),
     ("own.csv", "text,label\nx,y,z\n", "own.csv, line 2 has 3 values, but the header names 2 columns"),
     ("cat/1.txt", b"\xff\xfe", "1.txt is not in UTF-8"),
-    ("cat/1.md", "x", "holds no text: a folder must hold one folder of .txt files a class"),
+    ("cat/1.md", "x", "holds no text: a folder must hold one folder of .txt files per class"),
     ("train/cat/1.txt", "x", "is a folder that does not hold train and test"),
 ]  # fmt: skip
 
@@ -677,7 +677,7 @@ def test_numbers_with_a_stray_word_or_decimal_commas_are_refused(tmp_path):
         rows = [f"{i}{rest}25;{'ab'[i % 2]}" for i in range(40)]
         rows[7] = f"{odd};b"
         (tmp_path / f"{name}.csv").write_text("a;label\n" + "\n".join(rows) + "\n")
-        with pytest.raises(DataError, match="most of it are numbers"):
+        with pytest.raises(DataError, match="most of its values are numbers"):
             plugins.build("dataset", Part(f"csv:{tmp_path / name}.csv"), DataFolders())
     rows = ["?;a" if i == 4 else f"{i};{'ab'[i % 2]}" for i in range(40)]
     (tmp_path / "missing.csv").write_text("a;label\n" + "\n".join(rows) + "\n")

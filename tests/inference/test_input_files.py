@@ -153,14 +153,14 @@ def test_an_image_of_sixteen_bits_is_refused(tmp_path):
     refused(
         saved(tmp_path / "a.png", np.full((8, 8), 40_000, np.uint16)),
         GREY,
-        "more than 8 bits a channel",
+        "more than 8 bits per channel",
     )
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n", bytes(1000)])
 def test_a_file_that_is_no_image(content, tmp_path):
     (tmp_path / "a.png").write_bytes(content)
-    refused(tmp_path / "a.png", GREY, "a.png is damaged or no image")
+    refused(tmp_path / "a.png", GREY, "a.png is not an image")
 
 
 @pytest.mark.parametrize("end", ["png", "jpg", "gif", "bmp"])
@@ -369,4 +369,4 @@ def test_a_path_that_is_not_there(tmp_path):
 def test_one_bad_file_of_a_folder_is_named(tmp_path):
     saved(tmp_path / "a.png", pixels(8, 8))
     (tmp_path / "b.png").write_bytes(b"no image")
-    refused(tmp_path, GREY, "b.png is damaged or no image")
+    refused(tmp_path, GREY, "b.png is not an image")
