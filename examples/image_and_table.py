@@ -1,10 +1,10 @@
 """Train clients that share only the names of ten digits: half have images, half a table.
 
-The images are MNIST's, 28x28. The table is made from other people's digits (UCI): the amount of ink
-in each row and in each column of 8x8 pixels, 16 numbers per digit, written as a csv file and read as
-`csv:PATH`. An image cannot be recovered from it, so the halves have no input and no weight in
-common. This trains the federation; every client alone, from the same start on the same rows; and, to
-see what the other half contributes, each half as a federation of its own.
+The images are MNIST's, 28x28. The table is made from other people's digits (UCI): the amount of
+ink in each row and in each column of 8x8 pixels, 16 numbers per digit, written as a csv file and
+read as `csv:PATH`. An image cannot be recovered from it, so the halves have no input and no weight
+in common. This trains the federation; every client alone, from the same start on the same rows;
+and, to see what the other half contributes, each half as a federation of its own.
 
     python examples/image_and_table.py [SEEDS] [ROUNDS]      # minutes
 

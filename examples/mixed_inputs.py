@@ -1,9 +1,9 @@
 """Train clients that share only the names of ten digits: half have MNIST images, half UCI digits.
 
-MNIST's images are 28x28, UCI's 8x8. The halves have no architecture and no image size in common, so
-no weights could be averaged. Does FedProto still help? This trains the federation; every client
-alone, from the same start on the same images; and, to see what the other half contributes, each half
-as a federation of its own.
+MNIST's images are 28x28, UCI's 8x8. The halves have no architecture and no image size in common,
+so no weights could be averaged. Does FedProto still help? This trains the federation; every client
+alone, from the same start on the same images; and, to see what the other half contributes, each
+half as a federation of its own.
 
     python examples/mixed_inputs.py [SEEDS] [ROUNDS] [FOLDER]     # minutes; default: 5 100
 
@@ -135,10 +135,10 @@ def markdown(found: dict[str, Any]) -> str:
     seeds = [str(run["seed"]) for run in found["runs"]]
     return f"""# Members with different input shapes
 
-Ten members with 28x28 MNIST images and a CNN, ten with 8x8 UCI digits and a perceptron, 5 training \
-images per class,
-{found["rounds"]} rounds. Seeds {", ".join(seeds)}; the last round is reported; nothing was selected \
-on test data. Made
+Ten members with 28x28 MNIST images and a CNN, ten with 8x8 UCI digits and a perceptron, 5 \
+training images per class,
+{found["rounds"]} rounds. Seeds {", ".join(seeds)}; the last round is reported; nothing was \
+selected on test data. Made
 by `python examples/mixed_inputs.py {len(seeds)} {found["rounds"]} results` on {found["machine"]}.
 
 Accuracy in percent over all ten classes, mean over members and seeds ± the half-width of the 95% \
@@ -148,8 +148,8 @@ interval over seeds:
 
 Differences in points, paired by seed. The outcome is "better" or "worse" (Student's paired test), \
 "equivalent" (two
-one-sided tests, within ± {ACCURACY_MARGIN} points) or "undecided", each corrected by Holm over the \
-six differences:
+one-sided tests, within ± {ACCURACY_MARGIN} points) or "undecided", each corrected by Holm over \
+the six differences:
 
 {_differences(found)}
 """

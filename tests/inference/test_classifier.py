@@ -388,7 +388,7 @@ def test_a_run_prepares_inputs_as_its_classifier_does():
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.zeros((2, 7, 8)), r"inputs of shape \(7, 8\) were given, where \(1, 8, 8\) is wanted"),
+        (np.zeros((2, 7, 8)), r"inputs of shape \(7, 8\) were given, but \(1, 8, 8\) is needed"),
         (np.zeros((2, 3, 8, 8)), r"inputs of shape \(3, 8, 8\) were given"),
         (np.zeros((2, 8, 8, 3)), r"inputs of shape \(8, 8, 3\) were given"),
         (np.zeros((2, 63)), r"inputs of shape \(63,\) were given"),
@@ -400,7 +400,7 @@ def test_a_run_prepares_inputs_as_its_classifier_does():
         (np.full((1, 8, 8), 1e300), "not a finite number"),  # in float32, which models are given
         (
             np.full((1, 8, 8), 0.5),
-            "are at most 1 in size, but those of 0 to 16 are wanted: multiply by 16",
+            "are at most 1 in size, but values from 0 to 16 are needed: multiply by 16",
         ),
         (np.full((1, 8, 8), 1.0), "at most 1 in size"),
     ],

@@ -224,7 +224,7 @@ def test_floats_between_zero_and_one_are_refused(tmp_path):
     refused(
         tmp_path / "a.npy",
         GREY,
-        "inputs are at most 1 in size, but those of 0 to 16 are wanted: multiply by 16",
+        "inputs are at most 1 in size, but values from 0 to 16 are needed: multiply by 16",
     )
 
 

@@ -56,23 +56,22 @@ class Preprocessing:
         if self.shape[0] == 1:
             accepted.append(self.shape[1:])
         if x.shape[1:] not in accepted:
-            raise DataError(f"the inputs have shape {x.shape[1:]}, but {self.shape} is needed")
+            raise DataError(f"inputs of shape {x.shape[1:]} were given, but {self.shape} is needed")
         return np.array(x, np.float32, order="C").reshape(len(x), *self.shape)
 
     def _check_values(self, x: np.ndarray) -> None:
         if x.ndim < 2 or x.dtype.kind not in "fiub":
             raise DataError(
-                "the inputs must be numbers with one row per sample, "
-                f"not {x.dtype} of shape {x.shape}"
+                f"inputs must be numbers with one row per sample, not {x.dtype} of shape {x.shape}"
             )
         if x.dtype.kind != "f":
             return
         with np.errstate(over="ignore"):
             is_finite = np.isfinite(x.astype(np.float32, copy=False))
         if not is_finite.all():
-            raise DataError("the inputs hold a value that is not a finite number (NaN or infinite)")
+            raise DataError("inputs hold a value that is not a finite number (NaN or infinite)")
         if self.scale > 1 and x.size and 0 < np.abs(x).max() <= 1:
             raise DataError(
-                "the inputs lie between -1 and 1, but values from 0 to "
-                f"{self.scale:g} are needed: multiply by {self.scale:g}"
+                f"inputs are at most 1 in size, but values from 0 to {self.scale:g} are needed: "
+                f"multiply by {self.scale:g}"
             )
