@@ -1,3 +1,5 @@
+"""CIFAR-10 as its python batches, which are pickles and are read without running code."""
+
 from pathlib import Path
 
 import numpy as np

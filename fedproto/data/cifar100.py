@@ -1,3 +1,5 @@
+"""CIFAR-100 as its python files, which are pickles and are read without running code."""
+
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ def cifar100(data_folders: DataFolders, *, coarse: bool = False) -> Source:
 
 
 def _read_names(path: Path, kind: str) -> tuple[str, ...]:
+    """Return the names of the classes from the file `meta`."""
     names: Any = _load(path).get(f"{kind}_label_names".encode())
     count = CLASS_COUNTS[kind]
     is_list = isinstance(names, list) and len(names) == count
@@ -43,6 +46,7 @@ def _read_names(path: Path, kind: str) -> tuple[str, ...]:
 
 
 def _read_split(path: Path, kind: str) -> Split:
+    """Return the images, (n, 3, 32, 32), and labels of the file `train` or `test`."""
     content = _load(path)
     try:
         x = np.asarray(content[b"data"], np.uint8).reshape(-1, 3, 32, 32)
@@ -55,6 +59,7 @@ def _read_split(path: Path, kind: str) -> Split:
 
 
 def _load(path: Path) -> dict[bytes, Any]:
+    """Return the dictionary in a python file, or raise DataError."""
     try:
         content = load_arrays(path.read_bytes(), encoding="bytes")
     except FileNotFoundError as error:

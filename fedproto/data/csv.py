@@ -1,3 +1,5 @@
+"""Tables of numbers and categories, in delimited text files."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

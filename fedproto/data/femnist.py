@@ -1,3 +1,10 @@
+"""Handwritten characters, in the three forms that they are published in.
+
+LEAF's FEMNIST is JSON, 28x28 pixels, with writers. EMNIST by class is idx files (28x28, without
+writers) or a MATLAB file (with writers). NIST Special Database 19 is a PNG file per character,
+128x128 pixels.
+"""
+
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,10 +190,12 @@ def _read_mat(path: Path) -> tuple[Split, Split]:
 
 
 def _read_mat_split(part: Any) -> Split:
-    images = np.asarray(part["images"], np.uint8).reshape(-1, 28, 28)
-    labels = np.asarray(part["labels"]).reshape(-1)
-    writers = np.asarray(part["writers"]).reshape(-1)
-    return Split(_transpose(images), labels.astype(np.int64), writers.astype(np.int64))
+    """Return one part of the MATLAB structure as a split."""
+    images = np.asarray(part["images"], np.uint8)
+    labels = np.asarray(part["labels"]).astype(np.int64)
+    writers = np.asarray(part["writers"]).astype(np.int64)
+    upright = _transpose(images.reshape(-1, 28, 28))
+    return Split(upright, labels.reshape(-1), writers.reshape(-1))
 
 
 # --- NIST Special Database 19: one folder per class, named by the character's hexadecimal code

@@ -1,3 +1,5 @@
+"""Image files in one folder per class."""
+
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +78,7 @@ def _find_parts(root: Path) -> list[Path]:
 
 
 def _holds_class_folders(path: Path) -> bool:
+    """Return whether a folder holds folders of images, and no image itself."""
     if _list_images(path):
         return False
     return any(_list_images(each) for each in list_folders(path))
@@ -98,6 +101,7 @@ def _find_images(root: Path) -> dict[str, list[str]]:
 
 
 def _no_classes_error(root: Path) -> DataError:
+    """Return why a folder has no classes: no images, or no folders around them."""
     if not _list_images(root):
         endings = ", ".join(IMAGE_ENDINGS)
         return DataError(
@@ -118,4 +122,5 @@ def _list_images(folder: Path) -> list[str]:
 
 
 def _is_image(file: Path) -> bool:
+    """Return whether a file is an image by its name; hidden files are not."""
     return file.name.lower().endswith(IMAGE_ENDINGS) and not file.name.startswith(".")

@@ -1,3 +1,5 @@
+"""Image data sets of the Hugging Face hub, read by the optional package `datasets`."""
+
 from __future__ import annotations
 
 import io
@@ -84,10 +86,12 @@ def _load_tables(name: str, subset: str | None) -> list[Any]:
 
 
 def _import_datasets() -> ModuleType:
+    """Import the optional package, or raise MissingExtra."""
     return need("datasets", "'.[hub]'", "dataset hf")
 
 
 def _loading_error(name: str, is_folder: bool, error: Exception) -> DataError:
+    """Return what to do about a data set that `datasets` could not load."""
     message = " ".join(str(error).split())
     reason = f"{type(error).__name__}: {message}"
     if is_folder:
@@ -136,16 +140,19 @@ class _Columns:
         return ", ".join(f"{name} ({self._type_name(name)})" for name in self.features)
 
     def _type_name(self, name: str) -> str:
+        """Return the type of a column as `datasets` calls it."""
         feature = self.features[name]
         return str(getattr(feature, "dtype", None) or type(feature).__name__)
 
     def _holds_images(self, name: str) -> bool:
+        """Return whether a column is of images, decoded or as bytes of files."""
         feature = self.features[name]
         if type(feature).__name__ == "Image":
             return True
         return isinstance(feature, dict) and set(feature) == {"bytes", "path"}
 
     def _find_image(self) -> str:
+        """Return the only column of images."""
         candidates = [name for name in self.features if self._holds_images(name)]
         if not candidates:
             raise DataError(
@@ -155,6 +162,7 @@ class _Columns:
         return self._only(candidates, "image")
 
     def _find_client(self) -> str | None:
+        """Return the first column with a usual name for clients, if there is one."""
         for name in CLIENT_COLUMNS:
             if name in self.features:
                 return name
@@ -181,6 +189,7 @@ class _Columns:
         return self._only(candidates, "label")
 
     def _only(self, candidates: list[str], option: str) -> str:
+        """Return the only candidate, or raise ConfigError, which asks for an option."""
         if len(candidates) != 1:
             raise ConfigError(
                 f"{self.where} needs {option}=COLUMN, to say which it is: it has {self._describe()}"
@@ -211,6 +220,7 @@ class _Columns:
         return [column.astype(np.int64) for column in labels], tuple(names)
 
     def _names_by_number(self, labels: np.ndarray) -> list[str]:
+        """Return names for classes that have none: their numbers."""
         highest = int(labels.max(initial=0))
         if highest >= MAX_UNNAMED_CLASSES:
             raise DataError(
@@ -226,6 +236,7 @@ class _Columns:
 
 
 def _read_column(table: Any, name: str, where: str) -> np.ndarray:
+    """Return a column as an array; raises DataError if a row is empty."""
     column = table.select_columns([name]).with_format("arrow")[:].column(name)
     if column.null_count:
         raise DataError(f"{where}: column {name!r} is empty in {column.null_count} rows")
@@ -246,6 +257,7 @@ def _number_texts(columns: list[np.ndarray]) -> tuple[list[np.ndarray], tuple[st
 
 
 def _list_files(image_tables: list[Any], where: str) -> Iterator[ImageFile]:
+    """Yield the image files of all tables, a chunk of rows at a time."""
     for table in image_tables:
         for start in range(0, len(table), ROWS_PER_CHUNK):
             end = min(start + ROWS_PER_CHUNK, len(table))
@@ -267,6 +279,8 @@ def _read_files(image_table: Any, rows: range | list[int], where: str) -> list[I
 def _to_lazy_array(
     image_table: Any, size: tuple[int, int], mode: str, resize: bool, where: str
 ) -> LazyArray:
+    """Return the images of a table as an array that reads rows when asked for."""
+
     def read(rows: np.ndarray) -> np.ndarray:
         return read_images(_read_files(image_table, rows.tolist(), where), size, mode, resize)
 

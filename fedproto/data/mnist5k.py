@@ -16,6 +16,7 @@ def mnist5k(data_folders: DataFolders) -> Source:
 
 @cache
 def _read_splits() -> tuple[Split, Split]:
+    """Return the training and the test set, read only once per process."""
     with np.load(IMAGES, allow_pickle=False) as arrays:
         everything = Split(arrays["x"], arrays["y"].astype(np.int64))
     return split_off_test(everything)

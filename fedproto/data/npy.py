@@ -1,3 +1,5 @@
+"""A user's own arrays, in npy files that may be larger than memory."""
+
 from pathlib import Path
 from typing import Literal
 
@@ -43,6 +45,7 @@ def _find_arrays(folder: Path) -> list[str]:
 
 
 def _read_array(path: Path, mmap_mode: Literal["r"] | None) -> np.ndarray:
+    """Read an array, or raise DataError; with `mmap_mode` it stays on disk."""
     try:
         return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
     except Exception as error:  # a damaged file can fail in any way

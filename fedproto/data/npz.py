@@ -1,3 +1,5 @@
+"""A user's own arrays, in one npz file."""
+
 from pathlib import Path
 from typing import Any
 

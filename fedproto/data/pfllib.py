@@ -1,3 +1,5 @@
+"""Data sets that PFLlib has divided among clients, read without unpickling."""
+
 import zipfile
 from pathlib import Path
 from typing import IO, Any

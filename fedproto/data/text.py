@@ -1,3 +1,5 @@
+"""Texts, in folders of plain text files, tables or JSON lines."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -32,6 +34,8 @@ Row = dict[str, str]  # the values of a row by the names of their columns
 
 
 class Document(NamedTuple):
+    """A text with its label and, if known, its client."""
+
     text: str
     label: str
     client: str | None
@@ -90,6 +94,7 @@ def text(
 
 
 def _to_source(path: str, documents: list[Document], labels: Labels, words: Words) -> Source:
+    """Return the documents as a source, with the text models that fit the vocabulary."""
     x = words([document.text for document in documents])
     writer = None
     if documents[0].client is not None:
@@ -149,6 +154,7 @@ def _find_parts(path: Path) -> list[Path]:
 
 
 def _read_documents(path: Path, label: str | None) -> list[Document]:
+    """Return the documents of a folder or file."""
     if path.is_dir():
         return _read_class_folders(path)
     return _to_documents(path, _read_rows(path), label)
@@ -172,6 +178,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _read_table(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of a delimited file."""
     rows = read_rows(path)
     _, header = next(rows)
     for line, row in rows:
@@ -179,6 +186,7 @@ def _read_table(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _read_json_lines(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of a file with one JSON object per line."""
     with open_text(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():

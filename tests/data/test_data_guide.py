@@ -1,4 +1,4 @@
-"""docs/data.md, run: the commands of each section, one after the other, on tiny files under the names it uses."""
+"""The commands of docs/data.md, section by section, on tiny files under the names that it uses."""
 
 import gzip
 import hashlib
@@ -54,7 +54,7 @@ def commands(section):
     ]
 
 
-# --- what publishers publish: as few images as four clients need ------------------------------------------------------
+# --- what publishers publish: as few images as four clients need
 
 
 def some(classes, each, *shape):
@@ -102,7 +102,7 @@ def published_nist():
 
 
 def published_fonts():
-    """Twenty typefaces to train and fifty to test with; only the first character is there in all of them."""
+    """Return twenty typefaces for training and fifty for testing; all have the first character."""
     raw = io.BytesIO()
     Image.new("L", (128, 128), 255).save(raw, "png")
     names = [
@@ -128,7 +128,7 @@ PUBLISHED = {
 
 @pytest.fixture
 def publish(monkeypatch, tmp_path):
-    """Puts a data set on a server of this machine, and the checksums of what is there into the catalogue."""
+    """Put a data set on a local server, and the checksums of its files into the catalogue."""
     (tmp_path / "published").mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path / "published"))
     thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.01))
@@ -157,7 +157,7 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-# --- what people have: thirty of each class, so that nothing need be said of shots ------------------------------------
+# --- what people have: thirty of each class, so that nothing need be said of shots
 
 
 def own_femnist(_):
@@ -186,7 +186,7 @@ def own_folder(path):
 
 
 def own_hf(path):
-    """The columns that the two data sets have on the hub, as parquet files in a folder of their name."""
+    """Write the columns that the two data sets have on the hub as parquet files in a folder."""
     datasets = pytest.importorskip("datasets")
     x, y = some(2, 30, 28, 28)
     columns = {"image": list(map(encode_image, x)), "label": y}
@@ -231,7 +231,7 @@ OWN = {
 }
 
 
-# --- the guide --------------------------------------------------------------------------------------------------------
+# --- the guide
 
 
 @pytest.fixture(autouse=True)
@@ -253,7 +253,7 @@ def prepare(words):
 
 
 def smaller(kind, words):
-    """Flags behind a command that leave it a second: a round, few tests, and no more images than were published."""
+    """Return flags that make a command quick: one round, few tests, only the published images."""
     tests = [] if kind in OWN else ["--test-shots", "1"]
     shots = (
         ["--clients", "4", "--shots", "1", "--shots-stdev", "0"]

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import io
-import os
 import pickle
 import re
 import socket
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.command_line import fedproto, files_in, only_line
-from helpers.data_files import idx, tgz, zipped
+from helpers.data_files import REAL_DATA, idx, tgz, zipped
 from PIL import Image
 
 from fedproto.config import plugins
@@ -30,9 +29,6 @@ from fedproto.errors import DataError
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()
-REAL = Path(
-    os.environ.get("FEDPROTO_DATA") or Path(__file__).parents[3] / "shared" / "data"
-).absolute()
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +40,7 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.setattr(download, "PAUSE_SECONDS", 0)
 
 
-# --- the server -------------------------------------------------------------------------------------------------------
+# --- the server
 
 
 class Server(ThreadingHTTPServer):
@@ -142,7 +138,7 @@ def refused(answer):
     return only_line(answer.err)
 
 
-# --- a download -------------------------------------------------------------------------------------------------------
+# --- a download
 
 
 def test_a_file_is_downloaded_whole(tmp_path, server, one):
@@ -160,8 +156,11 @@ def test_what_is_there_is_not_downloaded_again(tmp_path, server, one):
 def test_a_broken_download_goes_on_where_it_broke_off(tmp_path, server, one):
     server.break_after = [100_000, 50_000]
     assert get(tmp_path).code == 0
-    assert server.requests == [("file.bin", None, None), ("file.bin", "bytes=100000-", '"one"'),
-                               ("file.bin", "bytes=150000-", '"one"')]  # fmt: skip
+    assert server.requests == [
+        ("file.bin", None, None),
+        ("file.bin", "bytes=100000-", '"one"'),
+        ("file.bin", "bytes=150000-", '"one"'),
+    ]
     assert server.sent == len(CONTENT)  # no byte twice
     assert files_in(tmp_path / "one") == ["file.bin"]
 
@@ -274,7 +273,7 @@ def test_a_mirror_that_is_no_address_is_refused(tmp_path, server, one, mirror):
     assert "it must start with http:// or https://" in refused(get(tmp_path, "--mirror", mirror))
 
 
-# --- lies -------------------------------------------------------------------------------------------------------------
+# --- lies
 
 
 @pytest.mark.parametrize("length", [299_999, 300_001, 10, 10**15])
@@ -337,7 +336,7 @@ def test_an_unknown_data_set_is_refused():
     assert "accepted: " in refused(fedproto("data", "check", "xyzzy"))
 
 
-# --- archives ---------------------------------------------------------------------------------------------------------
+# --- archives
 
 
 @pytest.fixture
@@ -454,7 +453,7 @@ def test_chars74k_is_made_from_its_archive(tmp_path, server, monkeypatch):
     assert "does not hold Sample001 to Sample062" in refused(answer)
 
 
-# --- what is there ----------------------------------------------------------------------------------------------------
+# --- what is there
 
 
 @pytest.fixture
@@ -562,7 +561,7 @@ def test_list_shows_what_is_there(tmp_path, tiny_mnist):
     assert "3of4filesin" in flat
 
 
-# --- the catalogue ----------------------------------------------------------------------------------------------------
+# --- the catalogue
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -578,7 +577,7 @@ def test_the_catalogue_is_well_formed(name):
     "name", ["mnist", "fashion-mnist", "cifar10", "cifar100", "femnist", "femnist-nist", "chars74k"]
 )
 def test_every_loader_looks_where_get_puts_its_files(name, tmp_path):
-    """With an empty file of each name in place, the loader complains of its content, not of its absence."""
+    """With an empty file of each name, the loader refuses its content, not its absence."""
     data = CATALOGUE[name]
     for file in data.loader_files:
         place = next(folder for folder in data.search_folders if folder.startswith(data.folder))
@@ -589,8 +588,8 @@ def test_every_loader_looks_where_get_puts_its_files(name, tmp_path):
     assert "was not found" not in str(caught.value)
 
 
-@pytest.mark.skipif(not (REAL / "mnist").exists(), reason="no MNIST in $FEDPROTO_DATA")
+@pytest.mark.skipif(not (REAL_DATA / "mnist").exists(), reason="no MNIST in $FEDPROTO_DATA")
 def test_the_real_mnist_is_as_published():
-    findings = inventory.check("mnist", DataFolders(str(REAL)))
+    findings = inventory.check("mnist", DataFolders(str(REAL_DATA)))
     assert len(findings) == 4 and all(finding.good for finding in findings)
     assert catalogue.CATALOGUE["mnist"].files[0].content_md5 == "6bbc9ace898e44ae57da46a324031adb"

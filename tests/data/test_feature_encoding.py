@@ -1,4 +1,4 @@
-"""How tables and texts become numbers, by hand; and that it goes with a trained member wherever it goes."""
+"""How tables and texts become numbers, and that the encoding stays with a trained member."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""Data larger than memory stays on disk, and partitions of a million labels need neither hours nor gigabytes."""
+"""Data larger than memory stays on disk; partitions of a million labels are quick and small."""
 
 import tracemalloc
 
@@ -36,12 +36,12 @@ def peak_of(work):
         tracemalloc.stop()
 
 
-# --- a million images ------------------------------------------------------------------------------------------------
+# --- a million images
 
 
 @pytest.fixture(scope="module")
 def million(tmp_path_factory):
-    """A million images of 28x28 in a file that is nearly all hole: 784 MB to read, some KB on disk."""
+    """Write a million images of 28x28 as a sparse file: 784 MB to read, a few KB on disk."""
     folder = tmp_path_factory.mktemp("million")
     for part, count in (("", MILLION), ("_test", 10_000)):
         x = np.lib.format.open_memmap(folder / f"x{part}.npy", "w+", np.uint8, (count, 28, 28))
@@ -178,7 +178,7 @@ def test_images_of_a_folder_are_read_once_used_and_no_sooner(tmp_path):
     assert len(source.train.y) == 6
 
 
-# --- partitions: the quick forms give what the plain ones give --------------------------------------------------------
+# --- partitions: the quick forms give what the plain ones give
 
 
 def a_pool(seed, clients=5, rows=300, writers=9, text=False):

@@ -1,4 +1,4 @@
-"""Sources that read other people's layouts: the same images in every form give the same bits, damage is refused."""
+"""Sources that read other layouts: the same images give the same bits, damage is refused."""
 
 import json
 import os
@@ -34,11 +34,11 @@ def save(path, array, **options):
     Image.fromarray(array).save(path, **options)
 
 
-# --- one data set in six forms ----------------------------------------------------------------------------------------
+# --- one data set in six forms
 
 
 def real_mnist():
-    """40 training and 10 test images of each digit, by class: of all MNIST where it lies, else of mnist5k."""
+    """Return 40 training and 10 test images per digit, of MNIST if it is there, else of mnist5k."""
     try:
         source = build("mnist")
         train, test = source.train, source.test
@@ -155,7 +155,7 @@ def test_every_form_holds_the_same_rows_in_the_same_order(form, digits, tmp_path
 
 @pytest.mark.parametrize("form", FORMS)
 def test_thirty_images_of_two_classes_are_enough_for_the_defaults(form, tmp_path):
-    """Whatever the seed, neither class of 20 clients must run out; who asks for too much is told so."""
+    """Whatever the seed, no class of 20 clients runs out; asking for too much is refused."""
     x, y = images(60, 28, 28), np.repeat([0, 1], 30)
     source = build(FORMS[form](tmp_path, (x, y), (x, y)))
     source = (
@@ -179,7 +179,7 @@ def test_few_shots_are_as_many_as_twenty_clients_can_have(rows):
 
 
 def test_a_run_of_a_folder_of_a_very_long_name_needs_no_option(tmp_path, monkeypatch):
-    """Two classes of thirty images, and a name that leaves a run folder no room for the time and the method."""
+    """The name leaves a run folder no room for the time and the method."""
     monkeypatch.chdir(tmp_path)
     name = write_folder(tmp_path / ("é" * 120), count=30, shape=(28, 28))
     answer = command("run", "--dataset", name, "--rounds", "1")
@@ -193,7 +193,7 @@ def test_clients_without_a_name_are_refused(tmp_path):
     assert "has an empty client or writer id in row 2" in refusal(f"npz:{tmp_path}/own.npz")
 
 
-# --- arrays that stay on disk -----------------------------------------------------------------------------------------
+# --- arrays that stay on disk
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_images_are_read_when_asked_for(tmp_path):
         lazy[1]
 
 
-# --- folder -----------------------------------------------------------------------------------------------------------
+# --- folder
 
 
 def write_folder(root, count=5, shape=(4, 4), end="png", classes=("cat", "dog")):
@@ -380,7 +380,7 @@ def test_folder_refuses_what_is_none(tmp_path):
     )
 
 
-# --- pfllib -----------------------------------------------------------------------------------------------------------
+# --- pfllib
 
 
 def write_pfllib(root, clients=3, change=None):
@@ -476,7 +476,7 @@ def test_pfllib_refuses_a_client_that_cannot_be_tested(tmp_path):
     assert "client 1 has no test image of a class that it has training images of" in refusal(name)
 
 
-# --- hf ---------------------------------------------------------------------------------------------------------------
+# --- hf
 
 
 def write_hf(root, features=None, parts=("train", "test"), **columns):
@@ -543,18 +543,25 @@ def test_hf_columns_may_be_named(tmp_path):
     assert "column 'owner' holds int64, not images" in refusal(name, image="owner", label="animal")
 
 
+SMALL_IMAGE = encode_image(images(1, 4, 4)[0])
+WIDE_IMAGE = encode_image(images(1, 4, 5)[0])
+
+
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"image": None, "height": [1.0] * 6}, "has no column of images, and numbers go in an npz file"),
+        (
+            {"image": None, "height": [1.0] * 6},
+            "has no column of images, and numbers go in an npz file",
+        ),
         ({"label": [0, None, 2] * 2}, "column 'label' is empty in 2 rows"),
         ({"label": [0, -1, 2] * 2}, "has a label -1, out of range"),
         ({"label": None}, "needs label=COLUMN"),
-        ({"image": [encode_image(images(1, 4, 4)[0])] * 5 + [None]}, "has no image in row 5"),
-        ({"image": [encode_image(images(1, 4, 4)[0])] * 5 + [{"bytes": b"x", "path": None}]}, "row 5, is not an image"),
-        ({"image": [encode_image(images(1, 4, n)[0]) for n in (4, 4, 4, 4, 4, 5)]}, "row 5, has 4x5 pixels but others have"),
+        ({"image": [SMALL_IMAGE] * 5 + [None]}, "has no image in row 5"),
+        ({"image": [SMALL_IMAGE] * 5 + [{"bytes": b"x", "path": None}]}, "row 5, is not an image"),
+        ({"image": [SMALL_IMAGE] * 5 + [WIDE_IMAGE]}, "row 5, has 4x5 pixels but others have"),
     ],
-)  # fmt: skip
+)
 def test_unusable_hf_tables_are_refused(tmp_path, columns, words):
     assert words in refusal(write_hf(tmp_path / "bad", **columns))
 
@@ -579,7 +586,7 @@ def test_hf_names_what_was_tried_without_a_network(tmp_path, monkeypatch):
     "name", ["pandas", "csv", "json", "mnist", "/nowhere", "owner/", "owner/script.py"]
 )
 def test_hf_takes_nothing_but_folders_and_data_sets_of_the_hub(name, tmp_path, monkeypatch):
-    """The library's own readers go by short names, look in the current folder, and one of them unpickles."""
+    """The library has readers with short names for the current folder; one of them unpickles."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", lambda *arguments: pytest.fail("it was asked"))
@@ -638,7 +645,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, kind, name, modu
         plugins.build(kind, Part(name), context)
 
 
-# --- Flower's partitioners --------------------------------------------------------------------------------------------
+# --- Flower's partitioners
 
 
 def a_pool(clients=4, seed=0):

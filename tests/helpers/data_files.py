@@ -1,16 +1,22 @@
 """Data files written byte by byte, as publishers and users write them."""
 
 import io
+import os
 import string
 import struct
 import tarfile
 import zipfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 from helpers.sources import images
 from PIL import Image
 
+#: Where real data lies, if it does.
+REAL_DATA = Path(
+    os.environ.get("FEDPROTO_DATA") or Path(__file__).parents[3] / "shared" / "data"
+).absolute()
 #: The 62 characters of FEMNIST and Chars74K, in the order of their labels.
 SYMBOLS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 #: The names of CIFAR-10's batches.
@@ -22,10 +28,12 @@ CIFAR100_META = {
 }
 
 
-def write(path, content):
-    """Write bytes to a file, and make the folders it lies in."""
+def write(path, content, pack=bytes):
+    """Write bytes or text to a file, packed by a function, and make the folders it lies in."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    raw = content if isinstance(content, bytes) else content.encode()
+    path.write_bytes(pack(raw))
+    return path
 
 
 # --- formats

@@ -392,7 +392,7 @@ def test_a_run_prepares_inputs_as_its_classifier_does():
         (np.zeros((2, 3, 8, 8)), r"inputs of shape \(3, 8, 8\) were given"),
         (np.zeros((2, 8, 8, 3)), r"inputs of shape \(8, 8, 3\) were given"),
         (np.zeros((2, 63)), r"inputs of shape \(63,\) were given"),
-        (np.zeros(64), "one row a sample"),
+        (np.zeros(64), "one row per sample"),
         (np.array([["a"] * 64]), "inputs must be numbers"),
         (np.array([[None] * 64]), "inputs must be numbers"),
         (np.full((1, 8, 8), np.nan), "not a finite number"),

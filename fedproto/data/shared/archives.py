@@ -43,6 +43,8 @@ class Entry(NamedTuple):
 
 
 class FontImage(NamedTuple):
+    """One character in one font."""
+
     label: int
     font: int
     pixels: np.ndarray
@@ -84,6 +86,7 @@ def _explain(archive: Path, error: Exception) -> Exception:
 
 
 def _write_file(entry: Entry, target: Path) -> None:
+    """Write a file of an archive to a path."""
     target.parent.mkdir(parents=True, exist_ok=True)
     source = entry.open()
     assert source is not None, "only files are listed"
@@ -123,6 +126,7 @@ def _list_files(archive: Path) -> Iterator[Entry]:
 
 
 def _list_entries(archive: Path) -> Iterator[Entry]:
+    """Yield all entries of a zip or tar archive, unchecked."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for info in zipped.infolist():
@@ -174,12 +178,14 @@ def pack_fonts(archive: Path, into: Path) -> None:
 
 
 def _read_small_image(file: IO[bytes]) -> np.ndarray:
+    """Return an image as 28x28 grey values."""
     with Image.open(file) as image:
         small = image.convert("L").resize((28, 28), Image.Resampling.BILINEAR)
         return np.asarray(small)
 
 
 def _save_fonts(target: Path, images: list[FontImage]) -> None:
+    """Write the images as an npz file, atomically."""
     temporary = target.with_name(f"{target.name}.part")
     x = np.stack([image.pixels for image in images])
     y = np.array([image.label for image in images], np.uint8)

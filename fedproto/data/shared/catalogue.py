@@ -68,10 +68,12 @@ def _read_cifar10_rows(path: Path) -> bytes:
 
 
 def _idx_file(name: str, md5: str, size: int, content_md5: str) -> File:
+    """Return a gzipped idx file, which may also lie there unpacked."""
     return File(f"{name}-ubyte.gz", md5, size, content_md5, _read_unzipped)
 
 
 def _cifar10_batch(name: str, md5: str, content_md5: str) -> File:
+    """Return a CIFAR-10 batch, which may also have been pickled again."""
     return File(name, md5, None, content_md5, _read_cifar10_rows)
 
 

@@ -18,15 +18,18 @@ def from_clients(clients: Sequence) -> list[Source]:
 
     Classes are named by the text of the labels.
     """
-    arrays = [_to_arrays(client, f"client {number}") for number, client in enumerate(clients)]
+    arrays_of_clients = []
     labels: set[str] = set()
-    for _, y, *_ in arrays:
-        labels.update(str(label) for label in y.tolist())
+    for number, client in enumerate(clients):
+        arrays = _to_arrays(client, f"client {number}")
+        arrays_of_clients.append(arrays)
+        train_labels = arrays[1].tolist()
+        labels.update(str(label) for label in train_labels)
     distinct = {class_name(label, "the clients' labels hold") for label in labels}
     names = tuple(sorted(distinct, key=lambda name: (len(name), name)))
     sources = []
-    for number, client_arrays in enumerate(arrays):
-        sources.append(_from_client(client_arrays, names, f"client {number}"))
+    for number, arrays in enumerate(arrays_of_clients):
+        sources.append(_from_client(arrays, names, f"client {number}"))
     return sources
 
 
@@ -55,6 +58,7 @@ def _to_arrays(client: Any, where: str) -> list[np.ndarray]:
 
 
 def _to_array(given: Any) -> np.ndarray:
+    """Return an array, tensor (on any device) or list as an array."""
     if isinstance(given, Tensor):
         given = given.detach().cpu()
     return np.asarray(given)

@@ -90,6 +90,7 @@ def _check_mirror(mirror: str) -> str:
 
 
 def _refuse_wrong_files(name: str, data_folders: DataFolders) -> None:
+    """Raise DataError if a file of a data set is missing or not the published one."""
     for finding in check(name, data_folders):
         if finding.state == MISSING:
             raise DataError(
@@ -171,6 +172,7 @@ def _download_part(url: str, part: Path, tag: Path, file: File, report: Report) 
 
 
 def _download_error(url: str, part: Path, what: str) -> DataError:
+    """Return an error that says what to do about a download that failed."""
     name = part.name.removesuffix(".part")
     return DataError(
         f"{url} {what}: try again, name another place with --mirror, "

@@ -81,10 +81,12 @@ class Category:
     def __call__(self, texts: np.ndarray, place: Place) -> np.ndarray:
         """Return the column as float32, (n, number of values)."""
         values = np.array(self.values)
-        position = np.searchsorted(values, texts).clip(max=len(values) - 1)
+        position = np.searchsorted(values, texts)
+        position = position.clip(max=len(values) - 1)
         is_known = values[position] == texts
+        known_rows = np.flatnonzero(is_known)
         x = np.zeros((len(texts), len(values)), np.float32)
-        x[np.flatnonzero(is_known), position[is_known]] = 1
+        x[known_rows, position[known_rows]] = 1
         return x
 
 
@@ -154,8 +156,8 @@ class Words:
         ids_of = {word: rank for rank, word in enumerate(self.words, UNKNOWN + 1)}
         x = np.full((len(texts), self.length), PADDING, np.int32)
         for row, text in zip(x, texts, strict=True):
-            ids = [ids_of.get(word, UNKNOWN) for word in split_words(text)[: self.length]]
-            row[: len(ids)] = ids
+            words = split_words(text)[: self.length]
+            row[: len(words)] = [ids_of.get(word, UNKNOWN) for word in words]
         return x
 
     @property
@@ -233,6 +235,7 @@ def from_json(given: Any, where: str) -> Encoding:
 
 
 def _read_column(given: dict[str, Any]) -> Number | Category:
+    """Return a column from its JSON object, which has been checked."""
     if "values" in given:
         return Category(given["name"], tuple(given["values"]))
     return Number(given["name"], given["mean"], given["std"])
@@ -246,6 +249,7 @@ def _is_object(given: Any, **accepts: Callable[[Any], bool]) -> bool:
 
 
 def _is_list_of_columns(given: Any) -> bool:
+    """Return whether this is a list of columns with distinct names, at least one."""
     if not isinstance(given, list) or not given:
         return False
     if not all(_is_column(column) for column in given):

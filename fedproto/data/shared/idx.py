@@ -25,6 +25,7 @@ def read_pair(
 
 
 def _find(data_folders: DataFolders, folders: Sequence[str], name: str) -> Path:
+    """Return the path of an idx file, which may be gzipped."""
     candidates = []
     for folder in folders:
         candidates.append(f"{folder}/{name}")

@@ -71,6 +71,7 @@ def read_images(
 
 
 def _read_pixels(file: str | Path | BinaryIO, name: str, mode: str) -> Image.Image:
+    """Return an image, decoded and converted to a mode."""
     with open_image(file, name) as image:
         try:
             return image.convert(mode)

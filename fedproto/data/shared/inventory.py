@@ -83,6 +83,7 @@ def describe_data_sets(data_folders: DataFolders) -> list[tuple[str, ...]]:
 
 
 def _describe_place(data_set: DataSet, data_folders: DataFolders) -> str:
+    """Return the folder of a data set, and how many files are there if some are missing."""
     paths = []
     for file in data_set.loader_files:
         path = find_file(data_set, file, data_folders)
@@ -98,6 +99,7 @@ def _describe_place(data_set: DataSet, data_folders: DataFolders) -> str:
 
 
 def _describe_download(data_set: DataSet) -> str:
+    """Return the size of a download in megabytes, if it is known."""
     total_bytes = 0
     for file in data_set.files:
         if file.size is None:

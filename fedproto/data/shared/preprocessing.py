@@ -38,7 +38,11 @@ class Preprocessing:
         per_channel = (-1,) + (1,) * (len(self.shape) - 1)
         mean = torch.tensor(self.mean).reshape(per_channel)
         std = torch.tensor(self.std).reshape(per_channel)
-        return torch.from_numpy(x).div_(self.scale).sub_(mean).div_(std)
+        result = torch.from_numpy(x)
+        result.div_(self.scale)
+        result.sub_(mean)
+        result.div_(std)
+        return result
 
     def reshape(self, x: np.ndarray) -> np.ndarray:
         """Return a float32 copy, (n, *shape), of inputs from outside.
@@ -60,6 +64,7 @@ class Preprocessing:
         return np.array(x, np.float32, order="C").reshape(len(x), *self.shape)
 
     def _check_values(self, x: np.ndarray) -> None:
+        """Raise DataError unless inputs are finite numbers in the range of the data set."""
         if x.ndim < 2 or x.dtype.kind not in "fiub":
             raise DataError(
                 f"inputs must be numbers with one row per sample, not {x.dtype} of shape {x.shape}"

@@ -174,6 +174,7 @@ class Table(NamedTuple):
 
     @property
     def path(self) -> Path:
+        """The training file, or the only one."""
         return self.files[0][0]
 
     def check_name(self, name: str) -> str:

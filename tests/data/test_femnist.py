@@ -1,8 +1,7 @@
-"""FEMNIST in its three forms, Fashion-MNIST and CIFAR-100, against tiny files written byte by byte."""
+"""FEMNIST in its three forms, against tiny files written byte by byte."""
 
 import gzip
 import json
-import pickle
 import struct
 import zlib
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.command_line import fedproto, only_line
-from helpers.data_files import CIFAR100_META, SYMBOLS, idx, leaf_file, png, write
+from helpers.data_files import SYMBOLS, idx, leaf_file, png, write
 from helpers.sources import build, images, refusal
 
 from fedproto.config import plugins
@@ -18,17 +17,15 @@ from fedproto.config.options import Part
 from fedproto.errors import FedProtoError
 from fedproto.models import Fit
 
-
-@pytest.fixture(autouse=True)
-def nowhere_else(monkeypatch, tmp_path):
-    """A test finds only the files it wrote."""
-    monkeypatch.delenv("FEDPROTO_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no cache"))
+pytestmark = pytest.mark.usefixtures("only_own_files")
 
 
-# --- femnist: the same 62 + 62 characters in each form. Ink is bright in X, TEST_X ------------------------------------
+# --- femnist: the same 62 + 62 characters in each form. Ink is bright in X, TEST_X
+
 
 X, TEST_X, Y = images(62, 28, 28), images(62, 28, 28, seed=1), np.arange(62)
+
+
 WRITERS = np.where(Y % 2, 7, 3)
 
 
@@ -60,7 +57,7 @@ def element(kind, raw):
 
 
 def matrix(name, array):
-    """An array of MATLAB 5: flags with its class, sizes, name, and the values with the first index fastest."""
+    """Return an array of MATLAB 5: flags with its class, sizes, name, values in Fortran order."""
     kinds = {"u1": (9, 2), "u2": (11, 4), "f8": (6, 9)}  # class of the array, type of its values
     klass, kind = kinds[array.dtype.str[1:]]
     return element(14, _head(klass, array.shape, name) + element(kind, array.tobytes(order="F")))
@@ -84,8 +81,12 @@ def mat_part(x, labels=None, count=None):
     rows = np.ascontiguousarray(x.transpose(0, 2, 1)).reshape(len(x), 784)
     labels = (Y if labels is None else labels).astype(np.uint8)
     writers = WRITERS[:count].astype(np.uint16)
-    return structure("", {"images": matrix("", rows), "labels": matrix("", labels[:, None]),
-                          "writers": matrix("", writers[:, None])})  # fmt: skip
+    fields = {
+        "images": matrix("", rows),
+        "labels": matrix("", labels[:, None]),
+        "writers": matrix("", writers[:, None]),
+    }
+    return structure("", fields)
 
 
 def mat_file(train=None, mapping=SYMBOLS):
@@ -102,7 +103,7 @@ def mat_file(train=None, mapping=SYMBOLS):
 
 
 def write_nist(folder, x=X, test_x=TEST_X):
-    """A folder a class, named by its code; hsf_4 is the test set, and train_xx repeats the others."""
+    """Write one folder per class, named by its code; hsf_4 is the test set."""
     for label, symbol in enumerate(SYMBOLS):
         code = symbol.encode().hex()
         for where, pixels in (
@@ -195,7 +196,7 @@ def test_leaf_all_data_holds_out_a_fifth_of_each_class(tmp_path):
 
 
 def test_leaf_paper_is_dark_and_ink_bright(tmp_path):
-    """One image spelled out: white paper, one black pixel at the end of the first row, one grey below."""
+    """White paper with a black pixel at the end of the first row, and a grey one below it."""
     pixels = [1.0] * 784
     pixels[27], pixels[28] = 0.0, 0.5019607843137255  # 128 / 255
     one = {"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [pixels], "y": [61]}}}
@@ -357,149 +358,7 @@ def test_a_nist_folder_without_images_is_refused(tmp_path):
     assert "holds no test image" in refusal("femnist", tmp_path)
 
 
-# --- fashion-mnist ----------------------------------------------------------------------------------------------------
-
-
-def write_fashion(folder, changes=None):
-    for part, count in (("train", 3), ("t10k", 2)):
-        files = {
-            f"{part}-images-idx3": idx(images(count, 28, 28)),
-            f"{part}-labels-idx1": idx(np.arange(count, dtype="u1")),
-        }
-        for name, raw in (
-            files | {key: value for key, value in (changes or {}).items() if key in files}
-        ).items():
-            write(folder / f"{name}-ubyte.gz", gzip.compress(raw))
-
-
-@pytest.mark.parametrize("place", ["fashion-mnist", "FashionMNIST/raw"])
-def test_fashion_mnist_reads_what_the_idx_files_hold(tmp_path, place):
-    write_fashion(tmp_path / place)
-    source = build("fashion-mnist", tmp_path)
-    assert source.train.x.tolist() == images(3, 28, 28).tolist() and source.test.y.tolist() == [
-        0,
-        1,
-    ]
-    assert (
-        source.classes[0] == "T-shirt/top"
-        and source.classes[9] == "Ankle boot"
-        and len(source.classes) == 10
-    )
-
-
-def test_fashion_mnist_does_not_take_mnist_for_itself(tmp_path):
-    for place in (".", "mnist", "MNIST/raw"):
-        write_fashion(tmp_path / place)
-    assert "was not found in" in refusal("fashion-mnist", tmp_path)
-
-
-def test_a_damaged_fashion_mnist_file_is_refused(tmp_path):
-    write_fashion(
-        tmp_path / "fashion-mnist", {"t10k-labels-idx1": idx(np.array([0, 10], np.uint8))}
-    )
-    assert "a label 10, out of range" in refusal("fashion-mnist", tmp_path)
-
-
-# --- cifar100 ---------------------------------------------------------------------------------------------------------
-
-
-def cifar100_part(seed, fine=(0, 99), coarse=(4, 19)):
-    return {
-        b"data": images(2, 3072, seed=seed),
-        b"fine_labels": list(fine),
-        b"coarse_labels": list(coarse),
-    }
-
-
-def write_cifar100(folder, changes=None):
-    whole = {"meta": CIFAR100_META, "train": cifar100_part(0), "test": cifar100_part(1)}
-    for name, content in (whole | (changes or {})).items():
-        write(
-            folder / name,
-            content if isinstance(content, bytes) else pickle.dumps(content, protocol=2),
-        )
-
-
-@pytest.mark.parametrize("place", ["cifar100/cifar-100-python", "cifar-100-python"])
-def test_cifar100_reads_images_labels_and_names(tmp_path, place):
-    write_cifar100(tmp_path / place)
-    source = build("cifar100", tmp_path)
-    assert source.train.x.reshape(2, 3072).tolist() == images(2, 3072).tolist()
-    assert source.train.x.shape == (2, 3, 32, 32) and source.test.y.tolist() == [0, 99]
-    assert len(source.classes) == 100 and source.classes[99] == "fine 99"
-    assert source.augment and source.model == "resnet18"
-
-
-def test_cifar100_in_its_20_coarse_classes(tmp_path):
-    write_cifar100(tmp_path / "cifar-100-python")
-    source = build("cifar100", tmp_path, coarse="true")
-    assert (
-        source.train.y.tolist() == [4, 19]
-        and source.classes[4] == "kind 4"
-        and len(source.classes) == 20
-    )
-
-
-def test_cifar100_reads_names_as_python_2_wrote_them(tmp_path):
-    """The real meta file: strings of Python 2, which are bytes."""
-    texts = b"".join(
-        b"U" + bytes([len(name)]) + name for name in CIFAR100_META[b"fine_label_names"]
-    )
-    meta = b"\x80\x02}U\x10fine_label_names](" + texts + b"es."
-    write_cifar100(tmp_path / "cifar-100-python", {"meta": meta})
-    assert build("cifar100", tmp_path).classes[42] == "fine 42"
-
-
-GOOD = pickle.dumps(cifar100_part(0), protocol=2)
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "words"),
-    [
-        ("train", b"", "is not a CIFAR-100 python file (or is damaged)"),
-        ("train", GOOD[:-100], "is not a CIFAR-100 python file (or is damaged)"),
-        ("train", [1], "it holds list, not a dict"),
-        (
-            "train",
-            {b"data": images(2, 3072)},
-            "CIFAR-100 python file (or is damaged): b'fine_labels'",
-        ),
-        (
-            "train",
-            cifar100_part(0) | {b"data": images(2, 3000)},
-            "is not a CIFAR-100 python file (or is damaged)",
-        ),
-        (
-            "test",
-            cifar100_part(0, fine=(0, 100)),
-            "a label 100, out of range: there are 100 classes",
-        ),
-        ("test", cifar100_part(0, fine=(0,)), "has 2 inputs but 1 labels"),
-        ("meta", {}, "must hold a list fine_label_names of 100 names"),
-        ("meta", {b"fine_label_names": [b"a"]}, "must hold a list fine_label_names of 100 names"),
-        ("meta", CIFAR100_META | {b"fine_label_names": [b"twice"] * 100}, "names a class twice"),
-    ],
-)
-def test_a_damaged_cifar100_file_is_refused(tmp_path, file, content, words):
-    write_cifar100(tmp_path / "cifar-100-python", {file: content})
-    assert words in refusal("cifar100", tmp_path)
-
-
-@pytest.mark.parametrize("missing", ["train", "test", "meta"])
-def test_a_missing_cifar100_file_is_named(tmp_path, missing):
-    write_cifar100(tmp_path / "cifar-100-python")
-    (tmp_path / "cifar-100-python" / missing).unlink()
-    assert f"{missing} is missing: the folder must hold train, test and meta" in refusal(
-        "cifar100", tmp_path
-    )
-
-
-def test_code_in_a_cifar100_pickle_is_refused(tmp_path):
-    write_cifar100(tmp_path / "cifar-100-python", {"meta": b"cos\nsystem\n(S'true'\ntR."})
-    assert "os.system, which a data file must not use" in refusal("cifar100", tmp_path)
-
-
-# --- through the command line -----------------------------------------------------------------------------------------
+# --- through the command line
 
 
 @pytest.mark.parametrize(
