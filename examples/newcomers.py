@@ -1,11 +1,12 @@
-"""What is it worth to join a trained federation? Newcomers beside its prototypes, and the same ones alone.
+"""Measure what it is worth to join a trained federation: newcomers with its prototypes, and alone.
 
-MNIST is dealt to 25 clients: twenty are trained as a federation, then five newcomers with few images learn with its
-global prototypes held fixed (joined) or without them (alone), from the same start. Three of them have the federation's
-architecture, two another. Then again from the body of one of its members; and, of the members themselves, how well
-they tell images of classes they never saw. results/newcomers.md is what this wrote.
+MNIST is divided among 25 clients. Twenty are trained as a federation. Then five newcomers with few
+images learn with its global prototypes held fixed (joined) or without them (alone), from the same
+start. Three of them have the federation's architecture, two have others. The same is repeated from
+the body of one of its members. Finally, the members themselves are tested on images of classes that
+they never saw. results/newcomers.md was written by this script.
 
-    python examples/newcomers.py                       # an hour on two busy cores; started again, it goes on
+    python examples/newcomers.py                       # an hour on two busy cores; can be resumed
     python examples/newcomers.py --quick --out runs    # half a minute, on the embedded images
 """
 
@@ -13,6 +14,7 @@ import argparse
 import csv
 import io
 import json
+import math
 import os
 import shlex
 import shutil
@@ -40,35 +42,33 @@ from fedproto.reproduce.tables import summary
 from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import write_atomically
 
-MODELS = (
-    "cnn",
-    "cnn",
-    "cnn",
-    "mlp",
-    "cnn(channels=32,width=100)",
-)  # of the newcomers; the federation's is cnn
-ALL, SAME, OTHER = range(5), range(3), range(3, 5)
-BODIES = {
-    "drawn": ALL,
-    "trained": SAME,
-}  # what newcomers start from; a member's body fits its own architecture only
+MEMBERS = 20  # of the federation
+#: The newcomers' models; the federation's is cnn.
+MODELS = ("cnn", "cnn", "cnn", "mlp", "cnn(channels=32,width=100)")
+ALL = range(5)  # the newcomers by number
+SAME = range(3)  # those with the federation's architecture
+OTHER = range(3, 5)
+#: What newcomers start from, and who can: a member's body fits its own architecture only.
+BODIES = {"drawn": ALL, "trained": SAME}
 METHODS = {"alone": 0.0, "joined": 1.0}  # their lambda
+REPORTED_EPOCHS = (1, 3, 10)
+BATCH_IMAGES = 8
 WAYS = ("prototype all", "prototype own", "head all", "head own")
 RATES = ("accuracy", "known_rejected", "unseen_rejected", "auroc")
-REJECT = 0.05  # the share of known images that may be called none of these
+REJECT = 0.05  # the fraction of known images that may be called none of these
 Found = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Study:
-    """What is measured; runs of another study lie in another folder."""
+    """What is measured; the runs of another study lie in another folder."""
 
     dataset: str
     seeds: int
     rounds: int
     epochs: int = 10
     shots: int = 100
-    ks: tuple[int, ...] = (5, 10, 20, 100)
+    ks: tuple[int, ...] = (5, 10, 20, 100)  # images per class of a newcomer
 
     @property
     def folder(self) -> Path:
@@ -83,14 +83,20 @@ class Trial:
     seed: int
     loaded: dict[str, Source]  # the data, read once
 
-    def measured(self) -> Found:
-        """Everything; what is finished is not run again."""
+    def measure(self) -> Found:
+        """Return everything that is measured; finished runs are not run again."""
         self.path("").mkdir(parents=True, exist_ok=True)
-        clients = self.dealt()
-        federation = kept(self.path("federation"), lambda run: self.federation(run, clients[:20]))
+        clients = self.divide_rows()
+        members = clients[:MEMBERS]
+        newcomers = clients[MEMBERS:]
+        federation = run_once(
+            self.path("federation"), lambda run: self.train_federation(run, members)
+        )
         cells = [(body, k, method) for body in BODIES for k in self.study.ks for method in METHODS]
-        found = [self.newcomers(clients[20:], *cell) for cell in cells]
-        rejection = kept(self.path("rejection"), lambda _: told_apart(self.path("federation")))
+        found = [self.train_newcomers(newcomers, *cell) for cell in cells]
+        rejection = run_once(
+            self.path("rejection"), lambda _: measure_rejection(self.path("federation"))
+        )
         return {
             "seed": self.seed,
             "federation": federation,
@@ -101,52 +107,55 @@ class Trial:
     def path(self, name: str) -> Path:
         return self.study.folder / f"seed-{self.seed}" / name
 
-    def dealt(self) -> list[Found]:
-        """Who has which rows, as partition.json says it, by the paper's partition among all 25."""
-        share = {
-            "clients": 25,
+    def divide_rows(self) -> list[Found]:
+        """Return the rows of all 25 clients as in partition.json, by the paper's partition."""
+        settings = {
+            "dataset": self.study.dataset,
+            "seed": self.seed,
+            "clients": MEMBERS + len(MODELS),
             "ways": 3,
             "stdev": 2,
             "shots": self.study.shots,
             "model": "cnn",
             "engine": "reference",
         }
-        settings = {"dataset": self.study.dataset, "seed": self.seed} | share
         experiment = Experiment.prepare(configure(settings)[0], loaded=self.loaded)
         with closing(experiment.engine):
             return experiment.federation.partition["clients"]
 
-    def federation(self, run: Path, clients: list[Found]) -> Found:
-        """Twenty clients trained with the defaults; the body of the first goes into a file for newcomers."""
-        rounds, rows = self.study.rounds, written(self.path("federation-rows.json"), clients)
-        settings = {
-            "dataset": self.study.dataset,
-            "model": "cnn",
-            "clients": len(clients),
-            "seed": self.seed,
-        }
-        every = {"rounds": rounds, "eval_every": rounds, "checkpoint_every": rounds}
-        result = fedproto.run(algorithm="fedproto", partition=rows, **settings, **every, out=run)
-        state = fedproto.Classifier.of(run, 0).member.module.state_dict()
-        save_file(
-            {k: v for k, v in state.items() if k.startswith("body.")}, self.path("body.safetensors")
+    def train_federation(self, run: Path, clients: list[Found]) -> Found:
+        """Train the members with the defaults; save the body of the first one for newcomers."""
+        rounds = self.study.rounds
+        result = fedproto.run(
+            algorithm="fedproto",
+            dataset=self.study.dataset,
+            model="cnn",
+            partition=write_partition(self.path("federation-rows.json"), clients),
+            clients=len(clients),
+            seed=self.seed,
+            rounds=rounds,
+            eval_every=rounds,
+            checkpoint_every=rounds,
+            out=run,
         )
-        members = [
-            {name: client[name] for name in ("classes", "accuracy")} for client in result.clients
-        ]
-        return summed_up(result, "machine") | {"members": members}
+        state = fedproto.Classifier.of(run, 0).member.module.state_dict()
+        body = {name: value for name, value in state.items() if name.startswith("body.")}
+        save_file(body, self.path("body.safetensors"))
+        members = [select(client, "classes", "accuracy") for client in result.clients]
+        return summarise_run(result, "machine") | {"members": members}
 
-    def newcomers(self, clients: list[Found], body: str, k: int, method: str) -> Found:
-        """Joined and alone differ in lambda alone: same rows, same start, same shuffles."""
-        name, who = f"{body}-{k}", BODIES[body]
+    def train_newcomers(self, clients: list[Found], body: str, k: int, method: str) -> Found:
+        """Train newcomers, joined or alone: same rows, start and shuffles, another lambda."""
+        name = f"{body}-{k}"
+        who = BODIES[body]
+        rows = [self.select_rows(clients[number], k) for number in who]
         settings = {
             "dataset": self.study.dataset,
-            "partition": written(
-                self.path(f"{name}-rows.json"), [self.fewer(clients[each], k) for each in who]
-            ),
+            "partition": write_partition(self.path(f"{name}-rows.json"), rows),
             "clients": len(who),
-            "model": ",".join(f"{MODELS[each]}*1" for each in who),
-            "start": "own",  # strangers, who have neither the federation's first weights nor each other's
+            "model": ",".join(f"{MODELS[number]}*1" for number in who),
+            # Each draws its own first weights, which are not the federation's.
+            "start": "own",
             "initial": str(self.path("body.safetensors")) if body == "trained" else None,
             "prototypes": str(self.path("federation")),
             "fixed": True,
@@ -155,93 +164,110 @@ class Trial:
             "eval_every": 1,
             "seed": self.seed,
         }
-        about = {"body": body, "k": k, "method": method}
-        return about | kept(self.path(f"{name}-{method}"), lambda run: self.learnt(run, settings))
+        found = run_once(self.path(f"{name}-{method}"), lambda run: self.train(run, settings))
+        return {"body": body, "k": k, "method": method} | found
 
-    def fewer(self, client: Found, k: int) -> Found:
-        """k rows of each class, or all there are; those of a smaller k are among those of a larger one."""
+    def select_rows(self, client: Found, k: int) -> Found:
+        """Keep k training rows per class, or all there are; a larger k keeps those of a smaller."""
         rows = generator(self.seed, "newcomers").permutation(client["train"])
-        labels = next(iter(self.loaded.values())).train.y[rows]
-        few = np.concatenate([rows[labels == label][:k] for label in np.unique(labels)])
-        return client | {"train": np.sort(few).tolist()}
+        (source,) = self.loaded.values()
+        labels = source.train.y[rows]
+        kept = [rows[labels == label][:k] for label in np.unique(labels)]
+        return client | {"train": np.sort(np.concatenate(kept)).tolist()}
 
-    def learnt(self, run: Path, settings: Found) -> Found:
-        """What `fedproto.run` does, after a look before the first epoch."""
+    def train(self, run: Path, settings: Found) -> Found:
+        """Do what `fedproto.run` does, but evaluate before the first epoch, too."""
         experiment = Experiment.prepare(configure(settings)[0], loaded=self.loaded)
         epochs = experiment.engine.evaluate([experiment.progress.server])
         result = experiment.execute(
             experiment.new_folder(run), lambda found: epochs.append(found.clients)
         )
-        accuracy = {
-            way: [[round(float(x), 5) for x in epoch[way]] for epoch in epochs] for way in epochs[0]
-        }
-        clients = [
-            {name: client[name] for name in ("model", "classes", "images")}
-            for client in result.clients
-        ]
-        return summed_up(result) | {"clients": clients, "accuracy": accuracy}
+        accuracy: dict[str, list[list[float]]] = {}
+        for way in epochs[0]:
+            accuracy[way] = []
+            for epoch in epochs:
+                accuracy[way].append([round(float(value), 5) for value in epoch[way]])
+        clients = [select(client, "model", "classes", "images") for client in result.clients]
+        return summarise_run(result) | {"clients": clients, "accuracy": accuracy}
 
 
-def kept(run: Path, make: Callable[[Path], Found]) -> Found:
-    """What a run gave, from the file beside its folder, which is there once the run is finished."""
+def run_once(run: Path, make: Callable[[Path], Found]) -> Found:
+    """Return what a run gave, from the file beside its folder; without that file, run it."""
     path = run.with_suffix(".json")
     if not path.exists():
-        shutil.rmtree(run, ignore_errors=True)  # one that was stopped
+        shutil.rmtree(run, ignore_errors=True)  # of a run that was stopped
         write_atomically(path, json.dumps(make(run)).encode())
         print(run, flush=True)
     return json.loads(path.read_text())
 
 
-def written(path: Path, clients: list[Found]) -> str:
-    """These clients as a partition file, and that as a choice."""
+def write_partition(path: Path, clients: list[Found]) -> str:
+    """Write the rows of clients as a partition file, and return it as a setting."""
     content = {"version": 1, "clients": clients}
-    write_atomically(path, json.dumps(content | {"sha256": hash_partition(content)}).encode())
+    stamped = content | {"sha256": hash_partition(content)}
+    write_atomically(path, json.dumps(stamped).encode())
     return f"file:{path}"
 
 
-def summed_up(result: fedproto.Result, *more: str) -> Found:
-    return {name: result.data[name] for name in ("partition", *more)} | {
-        "seconds": result.data["seconds"]["total"]
-    }
+def select(values: Found, *names: str) -> Found:
+    """Return the values of these names."""
+    return {name: values[name] for name in names}
 
 
-def told_apart(run: Path) -> Found:
-    """Each member and way to classify: what share of known and of unseen test images it calls none of these."""
+def summarise_run(result: fedproto.Result, *more: str) -> Found:
+    """Return a run's partition, seconds and more of its result."""
+    chosen = select(result.data, "partition", *more)
+    return chosen | {"seconds": result.data["seconds"]["total"]}
+
+
+def measure_rejection(run: Path) -> Found:
+    """Return, for each member and way to classify, how many images it calls none of these.
+
+    These are fractions of the known and of the unseen test images.
+    """
     started = time.perf_counter()
-    found = [
-        vars(each) | {name: round(getattr(each, name), 5) for name in RATES}
-        for each in rejections(run, REJECT)
-    ]
-    return {"members": found, "seconds": time.perf_counter() - started}
+    members = []
+    for found in rejections(run, REJECT):
+        rates = {name: round(getattr(found, name), 5) for name in RATES}
+        members.append(vars(found) | rates)
+    return {"members": members, "seconds": time.perf_counter() - started}
 
 
-# --- the page and the figure, of nothing but the JSON
+# --- the numbers of the page and the figure, from the JSON alone
 
 
-def values(
+def select_runs(found: Found, body: str, k: int) -> list[Found]:
+    """Return the newcomers' runs of all seeds with this start and number of images."""
+    runs = [run for seed in found["runs"] for run in seed["newcomers"]]
+    return [run for run in runs if run["body"] == body and run["k"] == k]
+
+
+def seed_means(
     found: Found, body: str, k: int, method: str, way: str, epoch: int, who: Sequence[int] = ALL
 ) -> list[float]:
-    """A number a seed: the mean over newcomers."""
-    runs = [run for seed in found["runs"] for run in seed["newcomers"]]
-    mine = [
-        run["accuracy"][way][epoch]
-        for run in runs
-        if (run["body"], run["k"], run["method"]) == (body, k, method)
-    ]
-    return [fmean(x for number, x in enumerate(each) if number in who) for each in mine]
+    """Return the mean accuracy over newcomers, for each seed."""
+    means = []
+    for run in select_runs(found, body, k):
+        if run["method"] == method:
+            accuracies = run["accuracy"][way][epoch]
+            means.append(fmean(x for number, x in enumerate(accuracies) if number in who))
+    return means
 
 
 def gains(found: Found, body: str, k: int, epoch: int, who: Sequence[int] = ALL) -> list[float]:
-    """Joined minus alone by the head, seed by seed."""
-    alone, joined = (values(found, body, k, method, "head", epoch, who) for method in METHODS)
+    """Return the accuracy of joined minus that of alone, by the head, for each seed."""
+    alone = seed_means(found, body, k, "alone", "head", epoch, who)
+    joined = seed_means(found, body, k, "joined", "head", epoch, who)
     return [more - less for more, less in zip(joined, alone, strict=True)]
 
 
-def shown(of_seeds: Sequence[float], sign: str = "") -> str:
-    """In percent, ± the half-width of the 95% interval over seeds."""
-    spread = summary([[value] for value in of_seeds])
-    half = f" ± {100 * spread['interval']:.2f}" if "interval" in spread else ""
-    return f"{100 * spread['mean']:{sign}.2f}{half}"
+def show(values: Sequence[float], sign: str = "") -> str:
+    """Return the mean of values by seed in percent, ± the half-width of the 95% interval."""
+    spread = summary([[value] for value in values])
+    text = f"{100 * spread['mean']:{sign}.2f}"
+    if "interval" in spread:
+        text += f" ± {100 * spread['interval']:.2f}"
+    return text
 
 
 WORDS = {
@@ -253,7 +279,10 @@ WORDS = {
 
 
 def judge(rows: Sequence[Sequence[float]]) -> list[str]:
-    """What joining does in each row of a table, from its differences by seed; the rows are one family."""
+    """Return what joining does in each row of a table, from its differences by seed.
+
+    The rows are one family of tests.
+    """
     comparisons = []
     for differences in rows:
         points = exact({("row", seed): 100 * value for seed, value in enumerate(differences)})
@@ -263,10 +292,100 @@ def judge(rows: Sequence[Sequence[float]]) -> list[str]:
 
 
 def judge_alone(differences: Sequence[float]) -> str:
-    """What joining does in a row by itself, not corrected for the others."""
+    """Return what joining does in a single row, not corrected for the others."""
     (word,) = judge([differences])
     return word
 
+
+def reported_cells(found: Found) -> list[tuple[int, int]]:
+    """Return the rows of a table: number of images per class, and epoch."""
+    last = found["study"]["epochs"]
+    epochs = [epoch for epoch in REPORTED_EPOCHS if epoch <= last]
+    return [(k, epoch) for k in found["study"]["ks"] for epoch in epochs]
+
+
+def judge_cells(found: Found, body: str) -> dict[tuple[int, int], str]:
+    """Return the word for each number of images and epoch of a table."""
+    cells = reported_cells(found)
+    words = judge([gains(found, body, k, epoch) for k, epoch in cells])
+    return dict(zip(cells, words, strict=True))
+
+
+# --- the sentences of the page
+
+
+def conclude(found: Found, body: str) -> str:
+    """Return in which rows joining helps, hurts, is equivalent, or is undecided."""
+    words = judge_cells(found, body)
+    alone = [judge_alone(gains(found, body, k, epoch)) for k, epoch in words]
+    return (
+        f"By the head, joining helps {list_rows(words, 'helps')} and hurts "
+        f"{list_rows(words, 'hurts')}; it is equivalent {list_rows(words, 'equivalent')}, and "
+        f"undecided {list_rows(words, 'undecided')}. Not corrected, each row for itself, it would "
+        f"help in {alone.count('helps')} and hurt in {alone.count('hurts')}."
+    )
+
+
+def list_rows(words: dict[tuple[int, int], str], wanted: str) -> str:
+    """Return the rows with a word as text, by the number of images."""
+    epochs_by_k: dict[int, list[str]] = {}
+    for (k, epoch), word in words.items():
+        if word == wanted:
+            epochs_by_k.setdefault(k, []).append(str(epoch))
+    if not epochs_by_k:
+        return "in no row"
+    listed = "; ".join(f"k = {k}, epoch {', '.join(e)}" for k, e in epochs_by_k.items())
+    count = list(words.values()).count(wanted)
+    return f"in {count} of {len(words)} rows ({listed})"
+
+
+def describe_progress(found: Found) -> str:
+    """Return how much newcomers alone still learnt in the second half of the epochs.
+
+    Epochs of few images have few steps, so they may not have learnt all they could.
+    """
+    last = found["study"]["epochs"]
+    middle = last // 2
+    rises = []
+    for k in found["study"]["ks"]:
+        before = seed_means(found, "drawn", k, "alone", "head", middle)
+        after = seed_means(found, "drawn", k, "alone", "head", last)
+        rises.append(f"{100 * (fmean(after) - fmean(before)):+.1f} at k = {k}")
+    return (
+        f"From epoch {middle} to {last} those alone changed by so many points: {', '.join(rises)}; "
+        "where that is much, a row tells how fast newcomers learn, not where they end."
+    )
+
+
+def known_before(found: Found) -> float:
+    """Return the fraction of the newcomers' classes that the member with their body was trained on.
+
+    It is the mean over newcomers and seeds.
+    """
+    fractions = []
+    for seed in found["runs"]:
+        trained_on = seed["federation"]["members"][0]["classes"]
+        for client in seed["newcomers"][-1]["clients"]:
+            is_known = [name in trained_on for name in client["classes"]]
+            fractions.append(fmean(is_known))
+    return fmean(fractions)
+
+
+def describe_partitions(found: Found) -> str:
+    """Return hashes of the rows, by which another run can be recognised as the same."""
+    sentences = []
+    for seed in found["runs"]:
+        hashes = {}
+        for run in seed["newcomers"]:
+            if run["body"] == "drawn":
+                hashes[run["k"]] = run["partition"][:12]
+        newcomers = ", ".join(f"k = {k} {text}" for k, text in hashes.items())
+        federation = seed["federation"]["partition"][:12]
+        sentences.append(f"seed {seed['seed']}: federation {federation}, newcomers {newcomers}")
+    return "; ".join(sentences)
+
+
+# --- the tables of the page
 
 COMPARED = (
     "alone",
@@ -278,179 +397,121 @@ COMPARED = (
 )
 
 
-def compared(
+def compare_cells(
     found: Found, body: str, k: int, epoch: int, word: str, who: Sequence[int] = ALL
 ) -> list[str]:
-    """Before training the head is chance's, so that only the nearest prototype says something."""
-    near = [
-        shown(values(found, body, k, "joined", way, epoch, who))
-        for way in ("prototype_own", "prototype")
-    ]
-    if not epoch:
-        return ["–", "–", "–", *near, "–"]
-    heads = [shown(values(found, body, k, method, "head", epoch, who)) for method in METHODS]
-    difference = gains(found, body, k, epoch, who)
-    return [*heads, shown(difference, "+"), *near, word]
+    """Return the cells of a row under `COMPARED`.
+
+    Before training the head only guesses, so only the nearest prototype is shown.
+    """
+    prototype_own = show(seed_means(found, body, k, "joined", "prototype_own", epoch, who))
+    prototype_all = show(seed_means(found, body, k, "joined", "prototype", epoch, who))
+    if epoch == 0:
+        return ["–", "–", "–", prototype_own, prototype_all, "–"]
+    alone = show(seed_means(found, body, k, "alone", "head", epoch, who))
+    joined = show(seed_means(found, body, k, "joined", "head", epoch, who))
+    difference = show(gains(found, body, k, epoch, who), "+")
+    return [alone, joined, difference, prototype_own, prototype_all, word]
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    first, *others = ("| " + " | ".join(map(str, row)) + " |" for row in (heads, *rows))
-    return "\n".join([first, "|---" * len(heads) + "|", *others])
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a Markdown table."""
+    lines = []
+    for row in (header, *rows):
+        cells = [str(cell) for cell in row]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines.insert(1, "|---" * len(header) + "|")
+    return "\n".join(lines)
 
 
-def grid(found: Found) -> list[tuple[int, int]]:
-    return [
-        (k, e) for k in found["study"]["ks"] for e in (1, 3, 10) if e <= found["study"]["epochs"]
-    ]
-
-
-def judged_grid(found: Found, body: str) -> dict[tuple[int, int], str]:
-    """The word for each number of images and epoch of a table."""
-    cells = grid(found)
-    words = judge([gains(found, body, *cell) for cell in cells])
-    return dict(zip(cells, words, strict=True))
-
-
-def said(found: Found, body: str) -> str:
-    """In which rows joining helps, hurts, does nothing that matters, or cannot be told."""
-    words = judged_grid(found, body)
-
-    def where(word: str) -> str:
-        by_k = {
-            k: [str(e) for (j, e), each in words.items() if (j, each) == (k, word)]
-            for k, _ in words
-        }
-        listed = "; ".join(
-            f"k = {k}, epoch {', '.join(epochs)}" for k, epochs in by_k.items() if epochs
-        )
-        return (
-            f"in {list(words.values()).count(word)} of {len(words)} rows ({listed})"
-            if listed
-            else "in no row"
-        )
-
-    alone = [judge_alone(gains(found, body, *cell)) for cell in words]
-    uncorrected = f"each row for itself, it would help in {alone.count('helps')} and hurt in {alone.count('hurts')}"
-    return (
-        f"By the head, joining helps {where('helps')} and hurts {where('hurts')}; it is equivalent "
-        f"{where('equivalent')}, and undecided {where('undecided')}. Not corrected, {uncorrected}."
-    )
-
-
-def unfinished(found: Found) -> str:
-    """Epochs of few images have few steps: whether newcomers have learnt all they could is said in numbers."""
-    last = found["study"]["epochs"]
-    ends = {
-        k: [values(found, "drawn", k, "alone", "head", e) for e in (last // 2, last)]
-        for k in found["study"]["ks"]
-    }
-    rises = ", ".join(
-        f"{100 * (fmean(end) - fmean(before)):+.1f} at k = {k}" for k, (before, end) in ends.items()
-    )
-    what = "where that is much, a row tells how fast newcomers learn, not where they end"
-    return (
-        f"From epoch {last // 2} to {last} those alone changed by so many points: {rises}; {what}."
-    )
-
-
-def steps(found: Found, k: int) -> float:
-    """Steps an epoch, of 8 images each: the mean over newcomers and seeds."""
-    runs = [
-        run
-        for seed in found["runs"]
-        for run in seed["newcomers"]
-        if (run["body"], run["k"]) == ("drawn", k)
-    ]
-    return fmean(-(-sum(client["images"]) // 8) for run in runs for client in run["clients"])
+def mean_steps(found: Found, k: int) -> float:
+    """Return the steps per epoch: the mean over newcomers and seeds."""
+    steps: list[int] = []
+    for run in select_runs(found, "drawn", k):
+        images = [sum(client["images"]) for client in run["clients"]]
+        steps.extend(math.ceil(count / BATCH_IMAGES) for count in images)
+    return fmean(steps)
 
 
 def tables(found: Found) -> dict[str, str]:
-    """Table 2 is of the second k, where there is little to learn from; before training, k makes no difference."""
-    ks, architectures = found["study"]["ks"], {"the federation's (3)": SAME, "another (2)": OTHER}
-    cells = [
-        (name, e, who) for name, who in architectures.items() for k, e in grid(found) if k == ks[1]
-    ]
-    drawn = judged_grid(found, "drawn")
-    trained = judged_grid(found, "trained")
-    by_architecture = judge([gains(found, "drawn", ks[1], e, who) for _, e, who in cells])
-    first = []
-    for (k, e), word in drawn.items():
-        first.append([k, e, f"{e * steps(found, k):.0f}", *compared(found, "drawn", k, e, word)])
-    second = []
-    for (name, e, who), word in zip(cells, by_architecture, strict=True):
-        second.append([name, e, *compared(found, "drawn", ks[1], e, word, who)])
-    third = [[k, e, *compared(found, "trained", k, e, word)] for (k, e), word in trained.items()]
+    """Return the four tables of the page by the names that the page gives them."""
     return {
-        "first": table(("k", "epoch", "steps", *COMPARED), first),
-        "second": f"k = {ks[1]}.\n\n" + table(("architecture", "epoch", *COMPARED), second),
-        "third": table(
-            ("k", "epoch", *COMPARED),
-            [["any", 0, *compared(found, "trained", ks[0], 0, "–")], *third],
-        ),
-        "fourth": table(
-            ("by", "accuracy", "known rejected", "unseen rejected", "AUROC"), rejected(found)
-        ),
+        "first": table_of_drawn(found),
+        "second": table_by_architecture(found),
+        "third": table_of_trained(found),
+        "fourth": table_of_rejection(found),
     }
 
 
-def rejected(found: Found) -> list[list[str]]:
-    seeds = [seed["rejection"]["members"] for seed in found["runs"]]
-    means = {
-        (way, rate): [fmean(m[rate] for m in seed if m["way"] == way) for seed in seeds]
-        for way in WAYS
-        for rate in RATES
-    }
-    return [[way, *(shown(means[way, rate]) for rate in RATES)] for way in WAYS]
+def table_of_drawn(found: Found) -> str:
+    rows = []
+    for (k, epoch), word in judge_cells(found, "drawn").items():
+        steps = f"{epoch * mean_steps(found, k):.0f}"
+        rows.append([k, epoch, steps, *compare_cells(found, "drawn", k, epoch, word)])
+    return table(("k", "epoch", "steps", *COMPARED), rows)
 
 
-def known_before(found: Found) -> float:
-    """The share of the newcomers' classes that the member whose body they have was trained on."""
-    seeds = [
-        (seed["newcomers"][-1]["clients"], seed["federation"]["members"][0]["classes"])
-        for seed in found["runs"]
-    ]
-    return fmean(
-        fmean(name in had for name in client["classes"])
-        for clients, had in seeds
-        for client in clients
-    )
+def table_by_architecture(found: Found) -> str:
+    """Return the table of the second k, where there is little to learn from."""
+    k = found["study"]["ks"][1]
+    epochs = [epoch for each, epoch in reported_cells(found) if each == k]
+    cells: list[tuple[str, int, Sequence[int]]] = []
+    for name, who in (("the federation's (3)", SAME), ("another (2)", OTHER)):
+        cells.extend((name, epoch, who) for epoch in epochs)
+    words = judge([gains(found, "drawn", k, epoch, who) for _, epoch, who in cells])
+    rows = []
+    for (name, epoch, who), word in zip(cells, words, strict=True):
+        rows.append([name, epoch, *compare_cells(found, "drawn", k, epoch, word, who)])
+    return f"k = {k}.\n\n" + table(("architecture", "epoch", *COMPARED), rows)
 
 
-def partitions(found: Found) -> str:
-    """Stamps of the rows, by which a run can be told to be the same."""
-    stamps = []
-    for seed in found["runs"]:
-        rows = {
-            run["k"]: run["partition"][:12] for run in seed["newcomers"] if run["body"] == "drawn"
-        }
-        by_k = ", ".join(f"k = {k} {text}" for k, text in rows.items())
-        stamps.append(
-            f"seed {seed['seed']}: federation {seed['federation']['partition'][:12]}, newcomers {by_k}"
-        )
-    return "; ".join(stamps)
+def table_of_trained(found: Found) -> str:
+    """Return the table of newcomers with a member's body; before training, k does not matter."""
+    smallest = found["study"]["ks"][0]
+    rows: list[list[Any]] = [["any", 0, *compare_cells(found, "trained", smallest, 0, "–")]]
+    for (k, epoch), word in judge_cells(found, "trained").items():
+        rows.append([k, epoch, *compare_cells(found, "trained", k, epoch, word)])
+    return table(("k", "epoch", *COMPARED), rows)
+
+
+def table_of_rejection(found: Found) -> str:
+    rows = []
+    for way in WAYS:
+        row = [way]
+        for rate in RATES:
+            means = []
+            for seed in found["runs"]:
+                members = seed["rejection"]["members"]
+                means.append(fmean(each[rate] for each in members if each["way"] == way))
+            row.append(show(means))
+        rows.append(row)
+    return table(("by", "accuracy", "known rejected", "unseen rejected", "AUROC"), rows)
 
 
 PAGE = """# What joining a trained federation is worth
 
-Seeds {numbers}, fixed before looking; nothing was selected on test data. Made by `{command}`: {seconds:,.0f} s of \
-runs on {machine}.
+Seeds {numbers}, fixed before looking; nothing was selected on test data. Made by `{command}`: \
+{seconds:,.0f} s of runs on {machine}.
 
-For each seed {dataset} was dealt to 25 clients (3 ± 2 classes, at least 2; {shots} ± 2 images of each). Twenty \
-were trained with FedProto's defaults for {rounds} rounds: {federation}% by the nearest prototype. The other five \
-are newcomers: three with the federation's cnn, one with an mlp, one with a wider cnn that projects to the \
-prototypes' size. Each has k images of each of its classes, and is tested on all test images of these. Joined: the \
-global prototypes stay fixed, lambda 1. Alone: the same with lambda 0, from the same weights and with the same \
+For each seed {dataset} was dealt to 25 clients (3 ± 2 classes, at least 2; {shots} ± 2 images \
+of each). Twenty were trained with FedProto's defaults for {rounds} rounds: {federation}% by the \
+nearest prototype. The other five are newcomers: three with the federation's cnn, one with an \
+mlp, one with a wider cnn that projects to the prototypes' size. Each has k images of each of \
+its classes, and is tested on all test images of these. Joined: the global prototypes stay \
+fixed, lambda 1. Alone: the same with lambda 0, from the same weights and with the same \
 shuffles. Newcomers draw first weights of their own, not the federation's.
 
-Accuracies in percent, mean over newcomers and seeds ± the half-width of the 95% interval over seeds (Student's \
-t). `alone` and `joined` are by the head over all classes; `prototype own` and `all` by the nearest global \
-prototype among the newcomer's own or all classes. The difference is paired by seed. Joining helps or hurts by \
-Student's paired test, is equivalent where two one-sided tests put it within ± {margin} points, and is else \
-undecided, which means that these seeds cannot tell; Holm's method corrects for the rows of a table. \
-`steps`: how many, of 8 images each, a newcomer has made so far, in the mean. \
-The figure's bands are of each method by itself; what is judged is the paired difference.
+Accuracies in percent, mean over newcomers and seeds ± the half-width of the 95% interval over \
+seeds (Student's t). `alone` and `joined` are by the head over all classes; `prototype own` and \
+`all` by the nearest global prototype among the newcomer's own or all classes. The difference is \
+paired by seed. Joining helps or hurts by Student's paired test, is equivalent where two \
+one-sided tests put it within ± {margin} points, and is else undecided, which means that these \
+seeds cannot tell; Holm's method corrects for the rows of a table. `steps`: how many, of 8 \
+images each, a newcomer has made so far, in the mean. The figure's bands are of each method by \
+itself; what is judged is the paired difference.
 
-![Test accuracy against epochs, joined and alone, a panel for each number of images a class](newcomers.png)
+![Test accuracy against epochs, joined and alone, a panel for each number of images a \
+class](newcomers.png)
 
 ## 1. Newcomers with a model drawn at random
 
@@ -464,16 +525,18 @@ The figure's bands are of each method by itself; what is judged is the paired di
 
 ## 3. Newcomers that start from the body of member 0
 
-Three newcomers with the federation's cnn; member 0 was trained on {known:.0%} of the classes they have. Epoch 0 \
-is before any training, and the same for every k; the head is drawn anew. {said_trained}
+Three newcomers with the federation's cnn; member 0 was trained on {known:.0%} of the classes \
+they have. Epoch 0 is before any training, and the same for every k; the head is drawn anew. \
+{said_trained}
 
 {third}
 
 ## 4. What the federation's members never saw
 
-At most {reject:.0%} of known images should be called none of these; the threshold comes from one half of a \
-member's test images, everything here from the other. Unseen images are of the classes a member has none of. \
-AUROC: the chance, in percent, that an unseen image looks newer than a known one.
+At most {reject:.0%} of known images should be called none of these; the threshold comes from \
+one half of a member's test images, everything here from the other. Unseen images are of the \
+classes a member has none of. AUROC: the chance, in percent, that an unseen image looks newer \
+than a known one.
 
 {fourth}
 
@@ -482,61 +545,64 @@ Partitions (SHA-256, first 12 digits): {partitions}.
 
 
 def markdown(found: Found) -> str:
-    members = [
-        [member["accuracy"]["prototype"] for member in seed["federation"]["members"]]
-        for seed in found["runs"]
-    ]
+    """Return the page, from the content of newcomers.json."""
+    accuracies = []
+    for seed in found["runs"]:
+        members = seed["federation"]["members"]
+        accuracies.append(fmean(member["accuracy"]["prototype"] for member in members))
     return PAGE.format(
         **found | found["study"] | tables(found),
         reject=REJECT,
         margin=ACCURACY_MARGIN,
         numbers=", ".join(str(seed["seed"]) for seed in found["runs"]),
-        federation=shown([fmean(each) for each in members]),
+        federation=show(accuracies),
         known=known_before(found),
-        said_drawn=f"{said(found, 'drawn')} {unfinished(found)}",
-        said_trained=said(found, "trained"),
-        partitions=partitions(found),
+        said_drawn=f"{conclude(found, 'drawn')} {describe_progress(found)}",
+        said_trained=conclude(found, "trained"),
+        partitions=describe_partitions(found),
     )
 
 
+# --- the figure
+
+
 def curves(found: Found) -> list[Found]:
-    """What the figure shows; before the first epoch the head is chance's."""
-    epochs = range(1, found["study"]["epochs"] + 1)
-    rows = [
-        {"k": k, "method": m, "epoch": e}
-        for k in found["study"]["ks"]
-        for m in METHODS
-        for e in epochs
-    ]
-    spreads = [
-        summary([[x] for x in values(found, "drawn", r["k"], r["method"], "head", r["epoch"])])
-        for r in rows
-    ]
-    numbers = [
-        {name: round(s[name], 6) if name in s else "" for name in ("mean", "interval")}
-        for s in spreads
-    ]
-    return [row | of for row, of in zip(rows, numbers, strict=True)]
+    """Return what the figure shows, a row per k, method and epoch.
+
+    Epoch 0 is left out: before training the head only guesses.
+    """
+    rows = []
+    for k in found["study"]["ks"]:
+        for method in METHODS:
+            for epoch in range(1, found["study"]["epochs"] + 1):
+                values = seed_means(found, "drawn", k, method, "head", epoch)
+                spread = summary([[value] for value in values])
+                row: Found = {"k": k, "method": method, "epoch": epoch}
+                for name in ("mean", "interval"):
+                    row[name] = round(spread[name], 6) if name in spread else ""
+                rows.append(row)
+    return rows
 
 
 def draw(rows: list[Found], seeds: int) -> bytes:
-    """A panel a k, each with its own scale: what joining changes is small beside what k changes."""
-    ks, file = sorted({row["k"] for row in rows}), io.BytesIO()
+    """Return the figure as PNG, with a panel per k.
+
+    Each panel has its own scale: what joining changes is small compared to what k changes.
+    """
+    ks = sorted({row["k"] for row in rows})
+    panel_rows = math.ceil(len(ks) / 2)
+    over = "one seed"
+    if seeds > 1:
+        over = f"mean over newcomers and {seeds} seeds; bands: its 95% interval"
+    file = io.BytesIO()
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
-        canvas = Canvas(figsize=(8, 2.5 * -(-len(ks) // 2) + 0.8), layout="constrained")
-        panels = list(canvas.subplots(-(-len(ks) // 2), 2, squeeze=False).flat)
-        lines = [
-            panel(*each, [row for row in rows if row["k"] == each[1]])
-            for each in zip(panels, ks, strict=False)
-        ]
-        canvas.legend(lines[0], METHODS, loc="outside lower center", ncols=2, handlelength=3)
-        over = (
-            f"mean over newcomers and {seeds} seeds; bands: its 95% interval"
-            if seeds > 1
-            else "one seed"
-        )
+        canvas = Canvas(figsize=(8, 2.5 * panel_rows + 0.8), layout="constrained")
+        panels = list(canvas.subplots(panel_rows, 2, squeeze=False).flat)
+        for axes, k in zip(panels, ks, strict=False):  # one panel stays empty if ks are odd
+            lines = draw_panel(axes, k, [row for row in rows if row["k"] == k])
+        canvas.legend(lines, METHODS, loc="outside lower center", ncols=2, handlelength=3)
         canvas.suptitle(
             f"Newcomers, alone and joined to a trained federation, by their head\n{over}",
             x=0.01,
@@ -547,41 +613,50 @@ def draw(rows: list[Found], seeds: int) -> bytes:
     return file.getvalue()
 
 
-def panel(axes: Any, k: int, rows: list[Found]) -> list[Any]:
+LOOKS = {"alone": (COLOURS[1], "s", "--"), "joined": (COLOURS[0], "o", "-")}
+
+
+def draw_panel(axes: Any, k: int, rows: list[Found]) -> list[Any]:
+    """Draw the curves of one k, and return their lines."""
     lines = []
-    for method, (colour, marker, dashes) in zip(
-        METHODS, ((COLOURS[1], "s", "--"), (COLOURS[0], "o", "-")), strict=True
-    ):
-        mine = [row for row in rows if row["method"] == method]
-        x, mean, half = ([row[name] or 0 for row in mine] for name in ("epoch", "mean", "interval"))
-        axes.fill_between(
-            x, np.subtract(mean, half), np.add(mean, half), color=colour, alpha=0.15, linewidth=0
-        )
-        lines += axes.plot(x, mean, color=colour, marker=marker, linestyle=dashes)
-    axes.set(title=f"k = {k} images a class", xlabel="epoch", ylabel="test accuracy, %")
+    for method, (colour, marker, dashes) in LOOKS.items():
+        own_rows = [row for row in rows if row["method"] == method]
+        epochs = [row["epoch"] for row in own_rows]
+        mean = np.array([row["mean"] for row in own_rows])
+        half_width = np.array([row["interval"] or 0 for row in own_rows])
+        low = mean - half_width
+        high = mean + half_width
+        axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
+        lines += axes.plot(epochs, mean, color=colour, marker=marker, linestyle=dashes)
+    axes.set(title=f"k = {k} images per class", xlabel="epoch", ylabel="test accuracy, %")
     percent(axes)
     return lines
 
 
-def gathered(runs: list[Found], study: Study, arguments: Sequence[str]) -> Found:
-    """The content of newcomers.json: every number, and what made it."""
-    parts = [
-        part for run in runs for part in (run["federation"], run["rejection"], *run["newcomers"])
-    ]
+# --- all together
+
+
+def gather(runs: list[Found], study: Study, arguments: Sequence[str]) -> Found:
+    """Return the content of newcomers.json: every number, and how it was made."""
+    seconds = 0.0
+    for run in runs:
+        for part in (run["federation"], run["rejection"], *run["newcomers"]):
+            seconds += part["seconds"]
+    machine = [*runs[0]["federation"]["machine"].values(), f"{os.cpu_count()} cores"]
     return {
         "command": shlex.join(["python", "examples/newcomers.py", *arguments]),
-        "machine": ", ".join(
-            [*runs[0]["federation"]["machine"].values(), f"{os.cpu_count()} cores"]
-        ),
+        "machine": ", ".join(machine),
         "versions": {"fedproto": fedproto.__version__, "numpy": np.__version__},
-        "seconds": round(sum(part["seconds"] for part in parts), 1),
+        "seconds": round(seconds, 1),
         "study": asdict(study),
         "runs": runs,
     }
 
 
 def write(found: Found, out: Path) -> None:
-    rows, text = curves(found), io.StringIO(newline="")
+    """Write newcomers.json, .md, .csv and .png."""
+    rows = curves(found)
+    text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
@@ -606,8 +681,8 @@ def main(arguments: Sequence[str]) -> None:
     if given.quick:
         study = Study("mnist5k", 1, 2, epochs=3, shots=12, ks=(5, 10))
     loaded: dict[str, Source] = {}
-    runs = [Trial(study, seed, loaded).measured() for seed in range(study.seeds)]
-    write(gathered(runs, study, arguments), Path(given.out))
+    runs = [Trial(study, seed, loaded).measure() for seed in range(study.seeds)]
+    write(gather(runs, study, arguments), Path(given.out))
 
 
 if __name__ == "__main__":

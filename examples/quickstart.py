@@ -1,4 +1,4 @@
-"""Twenty clients, each with a few of ten digits and one of three networks: FedProto against training alone.
+"""Compare FedProto with training alone: twenty clients, each with a few digits and its own network.
 
 python examples/quickstart.py
 """

@@ -1,4 +1,4 @@
-"""A run in MLflow: pip install mlflow. Every round is logged as it comes, the final accuracies at the end.
+"""Log a run to MLflow, every round as it finishes: pip install mlflow.
 
 python examples/with_mlflow.py [ROUNDS]
 """
@@ -15,8 +15,8 @@ def main(rounds: str = "50") -> None:
     settings = {"dataset": "digits", "rounds": int(rounds), "eval_every": 5}
     with mlflow.start_run():
         mlflow.log_params(settings)
-        for found in fedproto.stream(**settings):
-            numbers = tracking.scalars(found)
+        for result in fedproto.stream(**settings):
+            numbers = tracking.scalars(result)
             mlflow.log_metrics(numbers, step=int(numbers["round"]))
 
 

@@ -1,4 +1,4 @@
-"""A run to watch in TensorBoard: pip install '.[tensorboard]'.
+"""Watch a run in TensorBoard: pip install '.[tensorboard]' in the project's folder.
 
 python examples/with_tensorboard.py [FOLDER] [ROUNDS]
 tensorboard --logdir runs/tensorboard

@@ -1,4 +1,4 @@
-"""A run in Weights & Biases: pip install wandb. Every round is logged as it comes, the final accuracies at the end.
+"""Log a run to Weights & Biases, every round as it finishes: pip install wandb.
 
 python examples/with_wandb.py [ROUNDS]
 """
@@ -14,8 +14,8 @@ from fedproto.runs import tracking
 def main(rounds: str = "50") -> None:
     settings = {"dataset": "digits", "rounds": int(rounds), "eval_every": 5}
     with wandb.init(project="fedproto", config=settings) as run:
-        for found in fedproto.stream(**settings):
-            run.log(tracking.scalars(found))
+        for result in fedproto.stream(**settings):
+            run.log(tracking.scalars(result))
 
 
 if __name__ == "__main__":

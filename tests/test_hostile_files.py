@@ -104,7 +104,7 @@ def test_crafted_pickles_are_refused(tmp_path):
     sentences = found.stdout.splitlines()
     assert (found.returncode, len(sentences)) == (0, len(files)), found.stderr
     for file, sentence in zip(files, sentences, strict=True):
-        assert sentence.startswith(f"{file} is damaged or no CIFAR-10 python batch")
+        assert sentence.startswith(f"{file} is not a CIFAR-10 python batch (or is damaged)")
     assert sentences[-1].endswith(": b'data'")  # read, and found to lack its images
 
 
@@ -132,7 +132,7 @@ def test_a_real_batch_is_read(tmp_path):
 def test_a_pickle_that_calls_functions_is_refused(tmp_path):
     batch = tmp_path / "data_batch_1"
     batch.write_bytes(pickle.dumps({b"data": Call(Path.touch, (tmp_path / "there",))}, 2))
-    with pytest.raises(DataError, match="which a data file has no business with"):
+    with pytest.raises(DataError, match="which a data file must not use"):
         read_batch(batch)
     assert not (tmp_path / "there").exists()
 

@@ -85,9 +85,9 @@ def _download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
 def list_data(data_dir: DataDir = None) -> None:
     """Show the data sets that can be downloaded, and where those are that are there."""
     from fedproto.data import DataFolders
-    from fedproto.data.shared.download import overview
+    from fedproto.data.shared.inventory import describe_data_sets
 
-    rows = overview(DataFolders(data_dir))
+    rows = describe_data_sets(DataFolders(data_dir))
     print_table(("name", "there", "download", "licence", "source"), rows)
 
 
@@ -98,7 +98,7 @@ def check_data(
 ) -> None:
     """Compare files with their published checksums; exit code 2 if one is wrong or missing."""
     from fedproto.data import DataFolders
-    from fedproto.data.shared.download import check_all
+    from fedproto.data.shared.inventory import check_all
 
     findings = check_all(name, DataFolders(data_dir))
     rows = [(dataset, str(finding.path), finding.state) for dataset, finding in findings]

@@ -108,7 +108,7 @@ def _read_inputs(paths: list[Path], trained: Trained) -> list[Input]:
 
     read: list[Input] = []
     for path in paths:
-        read.extend(read_inputs(path, trained.preparation))
+        read.extend(read_inputs(path, trained.preprocessing))
     for each in read:
         for notice in each.notices:
             say(notice, stderr=True)
@@ -125,7 +125,7 @@ def _classify(
 
     classifier = Classifier.from_member(trained, by=way, among=among, reject=reject)
     x = np.stack([each.x for each in inputs])
-    found = classifier.judge(trained.preparation.normalised(x))
+    found = classifier.judge(trained.preprocessing.normalise(x))
     is_finite = np.isfinite(found.distances).all(1)
     if not is_finite.all():
         first = inputs[int(np.argmin(is_finite))]
@@ -289,7 +289,7 @@ def export(
     obstacle = why_not_rejecting_of(trained)
     if obstacle is not None:
         say(f"{obstacle}: {to / MANIFEST} states no threshold", stderr=True)
-    encoding = trained.preparation.encoding
+    encoding = trained.preprocessing.encoding
     if encoding is not None:
-        say(f"{to / ENCODING} {encoding.tells}: read it before you hand it on", stderr=True)
+        say(f"{to / ENCODING} {encoding.disclosure}: read it before you hand it on", stderr=True)
     say(f"written to {to}")

@@ -17,7 +17,7 @@ from fedproto.core.dropout import Dropped
 from fedproto.core.types import Task, Tree
 
 if TYPE_CHECKING:
-    from fedproto.data.shared.preprocessing import Preparation
+    from fedproto.data.shared.preprocessing import Preprocessing
 
 
 class Examples(NamedTuple):
@@ -44,7 +44,7 @@ class Member:
     classes: tuple[int, ...]
     train: Examples
     test: Examples
-    preparation: Preparation  # what was done to its inputs
+    preprocessing: Preprocessing  # what was done to its inputs
     border: Tensor | None  # (channels,) black, normalised, which pads random crops; None: no crops
 
 

@@ -1,34 +1,33 @@
+"""Image data sets of the Hugging Face hub, read by the optional package `datasets`."""
+
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from fedproto.config.options import PositiveFloat, PositiveInt
 from fedproto.data import DataFolders, Source, Split, from_arrays
-from fedproto.data.npz import MOST_CLASSES
-from fedproto.data.shared.lazy_images import Lazy, Named, agreed, decode, full_shape
+from fedproto.data.npz import MAX_UNNAMED_CLASSES
+from fedproto.data.shared.images import ImageFile, agree_on_format, array_shape, read_images
+from fedproto.data.shared.lazy_array import LazyArray
 from fedproto.errors import ConfigError, DataError, MissingExtra, need
 
-LABELS = (
-    "label",
-    "labels",
-    "fine_label",
-    "character",
-    "class",
-    "target",
-)  # columns taken for it, first come first
-CLIENTS = ("client", "client_id", "writer", "writer_id", "user", "user_id")
-TESTS = ("test", "validation", "valid")
+#: Usual names of columns; the first that exists is taken.
+LABEL_COLUMNS = ("label", "labels", "fine_label", "character", "class", "target")
+CLIENT_COLUMNS = ("client", "client_id", "writer", "writer_id", "user", "user_id")
+LABEL_TYPES = ("int", "uint", "string", "large_string")  # how the names of label types begin
+TEST_PARTS = ("test", "validation", "valid")
 SAFE_MAJOR_VERSION = 4  # of `datasets`
-CHUNK = 1000  # rows of which the images are looked at in one go
+ROWS_PER_CHUNK = 1000  # of which image headers are checked at a time
 
 
 def hf(
-    places: DataFolders,
+    data_folders: DataFolders,
     name: str,
     *,
     subset: str | None = None,
@@ -41,152 +40,203 @@ def hf(
     std: tuple[PositiveFloat, ...] = (1.0,),
     augment: bool = False,
 ) -> Source:
-    """Images from the Hugging Face hub, or a folder of its parquet files; they stay on disk until used.
+    """Images from the Hugging Face hub, or from a folder of its parquet files.
 
-    Columns `image`, `label` and `client` (for `natural`) are found by their kind or name, or named. The test set is
-    `test`, else `validation`, else a seeded fifth of each class. `size`, `grey`, `mean`, `std`: as in `folder`.
+    Images stay on disk until used. The columns `image`, `label` and `client` (for `natural`) are
+    found by their type or name, or named by these options. The test set is `test`, else
+    `validation`, else a seeded fifth of each class. `size`, `grey`, `mean` and `std` are as in
+    `folder`.
     """
     where = f"hf:{name}"
-    tables = _tables(name, subset)
+    tables = _load_tables(name, subset)
     columns = _Columns(where, tables[0], image, label, client)
-    pictures = [columns.pictures(table) for table in tables]
-    shape, mode = agreed((each for table in pictures for each in _files(table, where)), size, grey)
-    labels, names = columns.labels(tables)
-    writers = [columns.writers(table) for table in tables]
-    inputs = [_images(table, shape, mode, size is not None, where) for table in pictures]
-    splits = [Split(x, y, writer) for x, y, writer in zip(inputs, labels, writers, strict=True)]
+    image_tables = [columns.select_images(table) for table in tables]
+    pixels, mode = agree_on_format(_list_files(image_tables, where), size, grey)
+    labels, names = columns.read_labels(tables)
+    splits = []
+    for table, image_table, y in zip(tables, image_tables, labels, strict=True):
+        x = _to_lazy_array(image_table, pixels, mode, size is not None, where)
+        splits.append(Split(x, y, columns.read_writers(table)))
     return from_arrays(where, names, splits, mean=mean, std=std, augment=augment)
 
 
-def _tables(name: str, subset: str | None) -> list[Any]:
-    """The training table and, where there is one, the test table, both memory-mapped."""
-    datasets = need("datasets", "'fedproto[hub]'", "dataset hf")
+# --- tables
+
+
+def _load_tables(name: str, subset: str | None) -> list[Any]:
+    """Return the training table and, if there is one, the test table, both memory-mapped."""
+    datasets = _import_datasets()
     is_folder = Path(name).is_dir()
     if not is_folder:
         _refuse_other_than_hub(name)
-    if int(datasets.__version__.partition(".")[0]) < SAFE_MAJOR_VERSION:
+    major_version = int(datasets.__version__.partition(".")[0])
+    if major_version < SAFE_MAJOR_VERSION:
         raise MissingExtra(
-            "dataset hf needs datasets>=4, since older versions run code that a data set brings"
+            f"dataset hf needs datasets>={SAFE_MAJOR_VERSION}, since older versions run code that "
+            "a data set brings"
         )
     try:
-        found = datasets.load_dataset(name, subset)
+        parts = datasets.load_dataset(name, subset)
     except Exception as error:  # the network, the hub's answer, a damaged file
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        if is_folder:
-            raise DataError(
-                f"dataset hf cannot read the folder {name}, which needs train-*.parquet ({why})"
-            ) from error
-        raise DataError(
-            f"dataset hf finds no folder {name!r}, and it cannot be read from the hub ({why}): where there is no "
-            "network, put the data set's parquet files in a folder, and name it with hf:FOLDER"
-        ) from error
-    if "train" not in found:
-        raise DataError(f"hf:{name} has no part 'train': it has {', '.join(found)}")
-    tests = [found[part] for part in TESTS if part in found]
-    return [found["train"], *tests[:1]]
+        raise _loading_error(name, is_folder, error) from error
+    if "train" not in parts:
+        raise DataError(f"hf:{name} has no part 'train': it has {', '.join(parts)}")
+    test_tables = [parts[part] for part in TEST_PARTS if part in parts]
+    return [parts["train"], *test_tables[:1]]
+
+
+def _import_datasets() -> ModuleType:
+    """Import the optional package, or raise MissingExtra."""
+    return need("datasets", "'.[hub]'", "dataset hf")
+
+
+def _loading_error(name: str, is_folder: bool, error: Exception) -> DataError:
+    """Return what to do about a data set that `datasets` could not load."""
+    message = " ".join(str(error).split())
+    reason = f"{type(error).__name__}: {message}"
+    if is_folder:
+        return DataError(
+            f"dataset hf cannot read the folder {name}, which needs train-*.parquet ({reason})"
+        )
+    return DataError(
+        f"dataset hf finds no folder {name!r}, and it cannot be read from the hub ({reason}): "
+        "without a network, put the data set's parquet files in a folder, and name it with "
+        "hf:FOLDER"
+    )
 
 
 def _refuse_other_than_hub(name: str) -> None:
-    """Refuse what is not OWNER/NAME: `load_dataset("pandas")` would unpickle files of the current folder."""
-    owner, slash, own_name = name.partition("/")
-    if not (owner and slash and own_name) or Path(name).suffix == ".py":
+    """Raise DataError unless the name is OWNER/NAME.
+
+    `load_dataset("pandas")`, for example, would unpickle files of the current folder.
+    """
+    owner, _, own_name = name.partition("/")
+    if not owner or not own_name or Path(name).suffix == ".py":
         raise DataError(
             f"dataset hf finds no folder {name!r}; a data set of the hub is written hf:OWNER/NAME"
         )
 
 
+# --- columns
+
+
 class _Columns:
-    """Which column holds what."""
+    """The columns that hold the images, the labels and, if known, the clients."""
 
     def __init__(
         self, where: str, table: Any, image: str | None, label: str | None, client: str | None
     ) -> None:
-        self.where, self.features = where, table.features
+        self.where = where
+        self.features = table.features
         for name in (image, label, client):
             if name is not None and name not in self.features:
-                raise ConfigError(f"{where} has no column {name!r}: it has {self._listed()}")
-        self.image = image or self._only(
-            [n for n in self.features if self._is_image(n)], (), "image"
-        )
-        self.client = client or next((name for name in CLIENTS if name in self.features), None)
-        self.label = label or self._label()
+                raise ConfigError(f"{where} has no column {name!r}: it has {self._describe()}")
+        self.image = image or self._find_image()
+        self.client = client or self._find_client()
+        self.label = label or self._find_label()
 
-    def _listed(self) -> str:
-        return ", ".join(f"{name} ({self._kind(name)})" for name in self.features)
+    def _describe(self) -> str:
+        """Return all columns with their types, for errors."""
+        return ", ".join(f"{name} ({self._type_name(name)})" for name in self.features)
 
-    def _kind(self, name: str) -> str:
+    def _type_name(self, name: str) -> str:
+        """Return the type of a column as `datasets` calls it."""
         feature = self.features[name]
         return str(getattr(feature, "dtype", None) or type(feature).__name__)
 
-    def _is_image(self, name: str) -> bool:
+    def _holds_images(self, name: str) -> bool:
+        """Return whether a column is of images, decoded or as bytes of files."""
         feature = self.features[name]
-        return type(feature).__name__ == "Image" or (
-            isinstance(feature, dict) and set(feature) == {"bytes", "path"}
-        )
+        if type(feature).__name__ == "Image":
+            return True
+        return isinstance(feature, dict) and set(feature) == {"bytes", "path"}
 
-    def _label(self) -> str:
-        """The column of class labels, else one of a usual name, else the only one of whole numbers or text."""
-        rest = [name for name in self.features if name not in (self.image, self.client)]
-        named = [name for name in rest if type(self.features[name]).__name__ == "ClassLabel"]
-        others = [
-            name
-            for name in rest
-            if self._kind(name).startswith(("int", "uint", "string", "large_string"))
-        ]
-        return self._only(named or others, LABELS, "label")
-
-    def _only(self, candidates: list[str], usual: tuple[str, ...], what: str) -> str:
-        candidates = [name for name in usual if name in candidates][:1] or candidates
-        if not candidates and what == "image":
+    def _find_image(self) -> str:
+        """Return the only column of images."""
+        candidates = [name for name in self.features if self._holds_images(name)]
+        if not candidates:
             raise DataError(
-                f"{self.where} has no column of images, and numbers go in an npz file: it has {self._listed()}"
+                f"{self.where} has no column of images, and numbers go in an npz file: "
+                f"it has {self._describe()}"
             )
+        return self._only(candidates, "image")
+
+    def _find_client(self) -> str | None:
+        """Return the first column with a usual name for clients, if there is one."""
+        for name in CLIENT_COLUMNS:
+            if name in self.features:
+                return name
+        return None
+
+    def _find_label(self) -> str:
+        """Return the column of class labels, or else of whole numbers or text.
+
+        If there are several, it is the first with a usual name.
+        """
+        candidates = []
+        class_labels = []
+        for name, feature in self.features.items():
+            if name in (self.image, self.client):
+                continue
+            if type(feature).__name__ == "ClassLabel":
+                class_labels.append(name)
+            if self._type_name(name).startswith(LABEL_TYPES):
+                candidates.append(name)
+        candidates = class_labels or candidates
+        for name in LABEL_COLUMNS:
+            if name in candidates:
+                return name
+        return self._only(candidates, "label")
+
+    def _only(self, candidates: list[str], option: str) -> str:
+        """Return the only candidate, or raise ConfigError, which asks for an option."""
         if len(candidates) != 1:
             raise ConfigError(
-                f"{self.where} needs {what}=COLUMN, to say which it is: it has {self._listed()}"
+                f"{self.where} needs {option}=COLUMN, to say which it is: it has {self._describe()}"
             )
         return candidates[0]
 
-    def pictures(self, table: Any) -> Any:
-        """The column of images alone, as the bytes of their files."""
-        datasets = need("datasets", "'fedproto[hub]'", "dataset hf")
-        if not self._is_image(self.image):
-            raise DataError(
-                f"{self.where}: column {self.image!r} holds {self._kind(self.image)}, not images"
-            )
-        return table.select_columns([self.image]).cast_column(
-            self.image, datasets.Image(decode=False)
-        )
+    def select_images(self, table: Any) -> Any:
+        """Return the column of images alone, as the bytes of their files."""
+        if not self._holds_images(self.image):
+            found = self._type_name(self.image)
+            raise DataError(f"{self.where}: column {self.image!r} holds {found}, not images")
+        undecoded = _import_datasets().Image(decode=False)
+        return table.select_columns([self.image]).cast_column(self.image, undecoded)
 
-    def labels(self, tables: list[Any]) -> tuple[list[np.ndarray], tuple[str, ...]]:
-        """Each table's labels, and the names of the classes."""
-        found = [_column(table, self.label, self.where) for table in tables]
-        if found[0].dtype.kind in "OU":
-            names = sorted(
-                {str(name) for column in found for name in np.unique(column.astype(str))}
-            )
-            return [np.searchsorted(names, column.astype(str)) for column in found], tuple(names)
-        if any(column.dtype.kind not in "iu" for column in found):
-            raise DataError(
-                f"{self.where}: labels must be whole numbers or text, not {found[0].dtype}"
-            )
-        stated = getattr(self.features[self.label], "names", None)
-        highest = int(found[0].max(initial=0))
-        if stated is None and highest >= MOST_CLASSES:
+    def read_labels(self, tables: list[Any]) -> tuple[list[np.ndarray], tuple[str, ...]]:
+        """Return the labels of each table, and the names of the classes."""
+        labels = [_read_column(table, self.label, self.where) for table in tables]
+        if labels[0].dtype.kind in "OU":
+            return _number_texts([column.astype(str) for column in labels])
+        for column in labels:
+            if column.dtype.kind not in "iu":
+                raise DataError(
+                    f"{self.where}: labels must be whole numbers or text, not {labels[0].dtype}"
+                )
+        names = getattr(self.features[self.label], "names", None)
+        if not names:
+            names = self._names_by_number(labels[0])
+        return [column.astype(np.int64) for column in labels], tuple(names)
+
+    def _names_by_number(self, labels: np.ndarray) -> list[str]:
+        """Return names for classes that have none: their numbers."""
+        highest = int(labels.max(initial=0))
+        if highest >= MAX_UNNAMED_CLASSES:
             raise DataError(
                 f"{self.where} has a label {highest}, out of range: labels count from 0"
             )
-        return [column.astype(np.int64) for column in found], tuple(
-            stated or map(str, range(highest + 1))
-        )
+        return [str(label) for label in range(highest + 1)]
 
-    def writers(self, table: Any) -> np.ndarray | None:
+    def read_writers(self, table: Any) -> np.ndarray | None:
+        """Return the client of each row, if the table says so."""
         if self.client is None or self.client not in table.features:
             return None
-        return _column(table, self.client, self.where)
+        return _read_column(table, self.client, self.where)
 
 
-def _column(table: Any, name: str, where: str) -> np.ndarray:
+def _read_column(table: Any, name: str, where: str) -> np.ndarray:
+    """Return a column as an array; raises DataError if a row is empty."""
     column = table.select_columns([name]).with_format("arrow")[:].column(name)
     if column.null_count:
         raise DataError(f"{where}: column {name!r} is empty in {column.null_count} rows")
@@ -194,25 +244,44 @@ def _column(table: Any, name: str, where: str) -> np.ndarray:
     return values.astype(str) if values.dtype == object else values
 
 
-def _files(pictures: Any, where: str) -> Iterator[Named]:
-    for start in range(0, len(pictures), CHUNK):
-        yield from _named(pictures, range(start, min(start + CHUNK, len(pictures))), where)
+def _number_texts(columns: list[np.ndarray]) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Return the number of each label of text, and the names of the classes, sorted."""
+    names: set[str] = set()
+    for column in columns:
+        names.update(np.unique(column).tolist())
+    ordered = sorted(names)
+    return [np.searchsorted(ordered, column) for column in columns], tuple(ordered)
 
 
-def _named(pictures: Any, rows: range | list[int], where: str) -> list[Named]:
-    """The image files in these rows, and what to call them."""
-    (found,) = pictures[rows].values()
-    for row, file in zip(rows, found, strict=True):
-        if file is None or not (file["bytes"] or file["path"]):
+# --- images
+
+
+def _list_files(image_tables: list[Any], where: str) -> Iterator[ImageFile]:
+    """Yield the image files of all tables, a chunk of rows at a time."""
+    for table in image_tables:
+        for start in range(0, len(table), ROWS_PER_CHUNK):
+            end = min(start + ROWS_PER_CHUNK, len(table))
+            yield from _read_files(table, range(start, end), where)
+
+
+def _read_files(image_table: Any, rows: range | list[int], where: str) -> list[ImageFile]:
+    """Return the image files in these rows."""
+    (column,) = image_table[rows].values()
+    files = []
+    for row, stored in zip(rows, column, strict=True):
+        if stored is None or not (stored["bytes"] or stored["path"]):
             raise DataError(f"{where} has no image in row {row}")
-    return [
-        (io.BytesIO(file["bytes"]) if file["bytes"] else file["path"], f"{where}, row {row},")
-        for row, file in zip(rows, found, strict=True)
-    ]
+        file = io.BytesIO(stored["bytes"]) if stored["bytes"] else stored["path"]
+        files.append(ImageFile(file, f"{where}, row {row},"))
+    return files
 
 
-def _images(pictures: Any, shape: tuple[int, int], mode: str, resize: bool, where: str) -> Lazy:
+def _to_lazy_array(
+    image_table: Any, size: tuple[int, int], mode: str, resize: bool, where: str
+) -> LazyArray:
+    """Return the images of a table as an array that reads rows when asked for."""
+
     def read(rows: np.ndarray) -> np.ndarray:
-        return decode(_named(pictures, rows.tolist(), where), shape, mode, resize)
+        return read_images(_read_files(image_table, rows.tolist(), where), size, mode, resize)
 
-    return Lazy(full_shape(len(pictures), shape, mode), read)
+    return LazyArray(array_shape(len(image_table), size, mode), read)

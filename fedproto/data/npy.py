@@ -1,41 +1,52 @@
+"""A user's own arrays, in npy files that may be larger than memory."""
+
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from fedproto.config.options import PositiveFloat
 from fedproto.data import DataFolders, Source
-from fedproto.data.npz import from_named
+from fedproto.data.npz import from_named_arrays
 from fedproto.errors import DataError
 
-INPUTS, OTHERS = ("x", "x_test"), ("y", "y_test", "client", "classes")
+INPUT_NAMES = ("x", "x_test")
+OTHER_NAMES = ("y", "y_test", "client", "classes")
 
 
 def npy(
-    places: DataFolders,
+    data_folders: DataFolders,
     path: str,
     *,
     mean: tuple[float, ...] = (0.0,),
     std: tuple[PositiveFloat, ...] = (1.0,),
     augment: bool = False,
 ) -> Source:
-    """A folder with the arrays of `npz` as files, `x.npy`, `y.npy` and so on; inputs stay on disk until used.
+    """A folder with the arrays of `npz` as files, `x.npy`, `y.npy` and so on.
 
-    For data larger than memory: `x.npy` and `x_test.npy` are memory-mapped.
+    For data larger than memory: `x.npy` and `x_test.npy` are memory-mapped and stay on disk until
+    used.
     """
-    arrays = {name: _read(Path(path) / f"{name}.npy", name) for name in _there(Path(path))}
-    return from_named("npy", path, arrays, ".npy", mean=mean, std=std, augment=augment)
+    folder = Path(path)
+    arrays = {}
+    for name in _find_arrays(folder):
+        mmap_mode: Literal["r"] | None = "r" if name in INPUT_NAMES else None
+        arrays[name] = _read_array(folder / f"{name}.npy", mmap_mode)
+    return from_named_arrays("npy", path, arrays, ".npy", mean=mean, std=std, augment=augment)
 
 
-def _there(folder: Path) -> list[str]:
-    there = [name for name in INPUTS + OTHERS if (folder / f"{name}.npy").is_file()]
-    if not {"x", "y"} <= set(there):
-        found = ", ".join(f"{name}.npy" for name in there) or "neither"
-        raise DataError(f"{folder} must be a folder with x.npy and y.npy, and holds {found}")
-    return there
+def _find_arrays(folder: Path) -> list[str]:
+    """Return the names of the arrays in a folder, or raise DataError if x or y is missing."""
+    names = [name for name in INPUT_NAMES + OTHER_NAMES if (folder / f"{name}.npy").is_file()]
+    if "x" not in names or "y" not in names:
+        found = ", ".join(f"{name}.npy" for name in names) or "neither"
+        raise DataError(f"{folder} must be a folder with x.npy and y.npy, but holds {found}")
+    return names
 
 
-def _read(path: Path, name: str) -> np.ndarray:
+def _read_array(path: Path, mmap_mode: Literal["r"] | None) -> np.ndarray:
+    """Read an array, or raise DataError; with `mmap_mode` it stays on disk."""
     try:
-        return np.load(path, mmap_mode="r" if name in INPUTS else None, allow_pickle=False)
+        return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
     except Exception as error:  # a damaged file can fail in any way
-        raise DataError(f"{path} is damaged or no npy file: {error}") from error
+        raise DataError(f"{path} is not a valid npy file (or is damaged): {error}") from error

@@ -1,3 +1,5 @@
+"""A user's own arrays, in one npz file."""
+
 from pathlib import Path
 from typing import Any
 
@@ -7,73 +9,82 @@ from fedproto.config.options import PositiveFloat
 from fedproto.data import DataFolders, Source, Split, from_arrays
 from fedproto.errors import DataError
 
-MOST_CLASSES = 100_000  # without names; one wild label must not make a billion of them
+#: Classes without names: a single wrong label must not create a billion of them.
+MAX_UNNAMED_CLASSES = 100_000
 
 
 def npz(
-    places: DataFolders,
+    data_folders: DataFolders,
     path: str,
     *,
     mean: tuple[float, ...] = (0.0,),
     std: tuple[PositiveFloat, ...] = (1.0,),
     augment: bool = False,
 ) -> Source:
-    """Arrays of your own: `x` and `y`; optionally `x_test`, `y_test`, `client` (for `natural`), `classes` (names).
+    """Arrays of your own in an npz file: `x` and `y`, and optional ones.
 
-    Bytes are divided by 255; then (x − mean) / std, per channel. Without a test set, a seeded fifth of each class is
-    held out.
+    Optional are `x_test`, `y_test`, `client` (for `natural`) and `classes` (their names). Bytes are
+    divided by 255; then (x − mean) / std, per channel. Without a test set, a seeded fifth of each
+    class is held out.
     """
     arrays = read_npz(Path(path), ("x", "y"))
-    return from_named("npz", path, arrays, mean=mean, std=std, augment=augment)
+    return from_named_arrays("npz", path, arrays, mean=mean, std=std, augment=augment)
 
 
-def from_named(
-    kind: str, path: str, arrays: dict[str, np.ndarray], end: str = "", **options: Any
+def from_named_arrays(
+    kind: str, path: str, arrays: dict[str, np.ndarray], ending: str = "", **options: Any
 ) -> Source:
-    """A source of arrays by their names, which stand with `end` in the file or folder."""
-    y, classes = _labels(path, arrays)
+    """Return a source made of arrays by name.
+
+    Errors name an array with `ending` behind it, as it is called in the file or folder.
+    """
+    y, classes = _read_labels(path, arrays)
     splits = [Split(arrays["x"], y, arrays.get("client"))]
     if ("x_test" in arrays) != ("y_test" in arrays):
-        raise DataError(f"{path} must hold both x_test{end} and y_test{end}, or neither")
+        raise DataError(f"{path} must hold both x_test{ending} and y_test{ending}, or neither")
     if "x_test" in arrays:
-        splits.append(Split(arrays["x_test"], whole(path, "y_test", arrays["y_test"])))
+        y_test = to_whole_numbers(path, "y_test", arrays["y_test"])
+        splits.append(Split(arrays["x_test"], y_test))
     return from_arrays(f"{kind}:{path}", classes, splits, **options)
 
 
-def read_npz(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """All arrays of an npz file, which must hold the wanted ones."""
+def read_npz(path: Path, required: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Return all arrays of an npz file; raises DataError if a required one is missing."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist") from error
     except Exception as error:  # a damaged file can fail in any way
-        raise DataError(f"{path} is damaged or no npz file: {error}") from error
-    missing = [name for name in wanted if name not in arrays]
+        raise DataError(f"{path} is not a valid npz file (or is damaged): {error}") from error
+    missing = [name for name in required if name not in arrays]
     if missing:
         raise DataError(
-            f"{path} holds no array {missing[0]!r}: it needs {', '.join(wanted)}, it has {', '.join(arrays)}"
+            f"{path} holds no array {missing[0]!r}: it needs {', '.join(required)}, "
+            f"it has {', '.join(arrays)}"
         )
     return arrays
 
 
-def whole(path: str, name: str, y: np.ndarray) -> np.ndarray:
-    """Labels, or other ids, as int64."""
-    if y.dtype.kind not in "iu" or y.ndim != 1:
-        found = f"{y.dtype} of shape {y.shape}"
+def to_whole_numbers(path: str, name: str, values: np.ndarray) -> np.ndarray:
+    """Return labels, or other ids, as int64, or raise DataError."""
+    if values.dtype.kind not in "iu" or values.ndim != 1:
+        found = f"{values.dtype} of shape {values.shape}"
         raise DataError(
             f"{path}: {name} must be a list of whole numbers, not {found}; names go in `classes`"
         )
-    return y.astype(np.int64)
+    return values.astype(np.int64)
 
 
-def _labels(path: str, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
-    y = whole(path, "y", arrays["y"])
+def _read_labels(path: str, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the labels and the names of the classes."""
+    y = to_whole_numbers(path, "y", arrays["y"])
     if "classes" in arrays:
         return y, tuple(str(name) for name in arrays["classes"].reshape(-1))
     highest = int(y.max(initial=0))
-    if highest >= MOST_CLASSES:
+    if highest >= MAX_UNNAMED_CLASSES:
         raise DataError(
-            f"{path} has a label {highest}, out of range: labels count from 0, or `classes` names them"
+            f"{path} has a label {highest}, out of range: labels count from 0, "
+            "or `classes` names them"
         )
     return y, tuple(str(label) for label in range(highest + 1))

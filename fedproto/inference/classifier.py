@@ -99,7 +99,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
             raise ConfigError(
                 f"by is prototype or head and among is all or own, not {self.by!r} and {self.among!r}"
             )
-        self.n_features_in_ = math.prod(self.member.preparation.shape)
+        self.n_features_in_ = math.prod(self.member.preprocessing.shape)
         self._fitted: _Fitted | None = None
         _ = self.classes_  # refused now where there is none to choose among
         _ = self.threshold_  # and where `reject` would do nothing
@@ -142,7 +142,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         if self.member is None:
             X, y = validate_data(self, X, y, dtype=np.float64)  # noqa: N806
         else:
-            y, self.n_features_in_ = np.asarray(y), math.prod(self.member.preparation.shape)
+            y, self.n_features_in_ = np.asarray(y), math.prod(self.member.preprocessing.shape)
             if len(X) != len(y):
                 raise DataError(f"{len(X)} inputs were given, but {len(y)} labels")
         check_classification_targets(y)
@@ -180,7 +180,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def judge(self, prepared: Tensor) -> Judgement:
         """All of these at once, of inputs that are as the member's model sees them."""
         assert self.member is not None and self._fitted is None, (
-            "only a trained member has a preparation"
+            "only a trained member has preprocessing"
         )
         return self._judged(
             scores_of(self.by, self.among, self.member, self.member.see_prepared(prepared))

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from fedproto.data.csv import TABLES, Table
 from fedproto.data.shared.feature_encoding import UNKNOWN, Columns, Words
-from fedproto.data.shared.lazy_images import GREY, opened
-from fedproto.data.shared.preprocessing import Preparation
-from fedproto.data.text import ENDS, PLAIN, texts_in
+from fedproto.data.shared.images import GREY_MODES, open_image
+from fedproto.data.shared.preprocessing import Preprocessing
+from fedproto.data.shared.tables import TABLE_ENDINGS, Table
+from fedproto.data.text import PLAIN_TEXT_ENDINGS, ROW_FILE_ENDINGS, read_texts
 from fedproto.errors import DataError
 
 STRETCH = 2.0  # an image whose sides must change their ratio by more than that is not recognisable any more
@@ -29,7 +29,7 @@ class Input(NamedTuple):
     notices: list[str]
 
 
-def read_inputs(path: Path, preparation: Preparation) -> Iterator[Input]:
+def read_inputs(path: Path, preprocessing: Preprocessing) -> Iterator[Input]:
     """The inputs of an image, a table, texts or an array file, or of all such files in a folder."""
     if not path.exists():
         raise DataError(f"{path} does not exist")
@@ -42,20 +42,20 @@ def read_inputs(path: Path, preparation: Preparation) -> Iterator[Input]:
                 f"{path} holds no file to classify; folders inside it are not looked into"
             )
         for file in files:
-            yield from read_inputs(file, preparation)
+            yield from read_inputs(file, preprocessing)
     elif path.suffix.lower() in (".npy", ".npz"):
-        yield from _from_array(path, preparation)
-    elif isinstance(preparation.encoding, Columns):
-        _refuse_other_kinds(path, "tables", TABLES)
-        yield from _from_table(path, preparation.encoding)
-    elif isinstance(preparation.encoding, Words):
-        _refuse_other_kinds(path, "texts", (*PLAIN, *ENDS))
-        yield from _from_texts(path, preparation.encoding)
+        yield from _from_array(path, preprocessing)
+    elif isinstance(preprocessing.encoding, Columns):
+        _refuse_other_kinds(path, "tables", TABLE_ENDINGS)
+        yield from _from_table(path, preprocessing.encoding)
+    elif isinstance(preprocessing.encoding, Words):
+        _refuse_other_kinds(path, "texts", (*PLAIN_TEXT_ENDINGS, *ROW_FILE_ENDINGS))
+        yield from _from_texts(path, preprocessing.encoding)
     else:
-        yield _from_image(path, preparation)
+        yield _from_image(path, preprocessing)
 
 
-def _from_array(path: Path, preparation: Preparation) -> Iterator[Input]:
+def _from_array(path: Path, preprocessing: Preprocessing) -> Iterator[Input]:
     try:
         stored = np.load(path, allow_pickle=False)
         x = (
@@ -68,7 +68,7 @@ def _from_array(path: Path, preparation: Preparation) -> Iterator[Input]:
     except Exception as error:  # a damaged file can fail in any way
         raise DataError(f"{path} is no array file: {error}") from error
     try:
-        rows = preparation.shaped(x[None] if _is_one(x.shape, preparation.shape) else x)
+        rows = preprocessing.reshape(x[None] if _is_one(x.shape, preprocessing.shape) else x)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     for number, row in enumerate(rows):
@@ -86,13 +86,14 @@ def _from_table(path: Path, encoding: Columns) -> Iterator[Input]:
     """A row each; columns that the member does not know are passed over, such as one of classes."""
     wanted = [column.name for column in encoding.columns]
     table = Table.read(path, only=wanted)
-    missing = encoding.missing(table.columns)
+    missing = encoding.find_missing(table.columns)
     if missing:
         raise DataError(
             f"{path} has no column {missing[0]!r}, which this member was trained on: {', '.join(wanted)}"
         )
     notices = [
-        _new_texts(name, rows, table) for name, rows in encoding.strangers(table.columns).items()
+        _new_texts(name, rows, table)
+        for name, rows in encoding.find_unknown_texts(table.columns).items()
     ]
     for row, x in enumerate(encoding(table.columns, table.place)):
         yield Input(table.place(row), x, [] if row else notices)
@@ -108,7 +109,7 @@ def _new_texts(name: str, rows: np.ndarray, table: Table) -> str:
 
 
 def _from_texts(path: Path, encoding: Words) -> Iterator[Input]:
-    found = list(texts_in(path))
+    found = list(read_texts(path))
     if not found:
         raise DataError(f"{path} holds no text")
     for (_, place), ids in zip(found, encoding([text for text, _ in found]), strict=True):
@@ -123,13 +124,13 @@ def _is_one(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return shape in (wanted, wanted[1:] if wanted[0] == 1 else wanted, (*wanted[1:], wanted[0]))
 
 
-def _from_image(path: Path, preparation: Preparation) -> Input:
-    if len(preparation.shape) != 3 or preparation.shape[0] not in (1, 3):
+def _from_image(path: Path, preprocessing: Preprocessing) -> Input:
+    if len(preprocessing.shape) != 3 or preprocessing.shape[0] not in (1, 3):
         raise DataError(
-            f"{path} cannot be classified: this member takes inputs of shape {preparation.shape}, no images"
+            f"{path} cannot be classified: this member takes inputs of shape {preprocessing.shape}, no images"
         )
-    channels, height, width = preparation.shape
-    with opened(path, str(path)) as image:
+    channels, height, width = preprocessing.shape
+    with open_image(path, str(path)) as image:
         notices = _differences(image, channels, (width, height), path)
         try:
             pixels = image.convert("L" if channels == 1 else "RGB").resize(
@@ -138,7 +139,7 @@ def _from_image(path: Path, preparation: Preparation) -> Input:
         except Exception as error:  # a damaged file can fail in any way
             raise DataError(f"{path} is damaged: {error}") from error
     x = np.asarray(pixels, np.float32).reshape(height, width, channels).transpose(2, 0, 1)
-    return Input(str(path), x * (preparation.scale / 255), notices)
+    return Input(str(path), x * (preprocessing.scale / 255), notices)
 
 
 def _differences(image: Image.Image, channels: int, size: tuple[int, int], path: Path) -> list[str]:
@@ -155,7 +156,7 @@ def _differences(image: Image.Image, channels: int, size: tuple[int, int], path:
     notices = [f"{path} was resized from {found} to {wanted} pixels"] if image.size != size else []
     if "A" in image.getbands() or "transparency" in image.info:
         notices.append(f"{path} is partly transparent, which was ignored")
-    if (image.mode in GREY) != (channels == 1):
+    if (image.mode in GREY_MODES) != (channels == 1):
         notices.append(
             f"{path} was turned from {'grey to colour' if channels == 3 else 'colour to grey'}"
         )

@@ -20,7 +20,7 @@ from fedproto.core.federation import Examples, Member
 from fedproto.core.local_training import EVALUATION_BATCH
 from fedproto.core.tensors import find_mismatch
 from fedproto.core.types import Tree
-from fedproto.data.shared.preprocessing import Preparation
+from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.runs.devices import torch_settings
 from fedproto.runs.experiment import Experiment, reopen
@@ -38,7 +38,7 @@ class Trained:
     """A member of a federation after training."""
 
     module: nn.Module  # in eval mode: prepared inputs -> (features, logits)
-    preparation: Preparation
+    preprocessing: Preprocessing
     classes: tuple[str, ...]  # of the head's outputs
     own: tuple[str, ...]  # those it has trained on
     prototypes: Prototypes | None  # the federation's; None where its method has none
@@ -64,7 +64,7 @@ class Trained:
 
     def see(self, x: np.ndarray) -> tuple[Tensor, Tensor]:
         """Features and logits of inputs as the data set stores them."""
-        return self.see_prepared(self.preparation(x))
+        return self.see_prepared(self.preprocessing(x))
 
     @torch.no_grad()
     def see_prepared(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +169,7 @@ def _makers(experiment: Experiment, folder: RunFolder) -> list[Callable[[], Trai
     def make(member: Member) -> Trained:
         if member.id in encodings:  # the files may have changed since
             member = replace(
-                member, preparation=replace(member.preparation, encoding=encodings[member.id])
+                member, preprocessing=replace(member.preprocessing, encoding=encodings[member.id])
             )
         about = {
             "run": folder.path.name,
@@ -200,7 +200,7 @@ def made(
         raise RunFolderError(f"the state of client {member.id} is not one of its model: {odd}")
     own = tuple(classes[label] for label in member.classes)
     plain = Trained(
-        _with_state(member.module, state), member.preparation, classes, own, shared, {}, about
+        _with_state(member.module, state), member.preprocessing, classes, own, shared, {}, about
     )
     return replace(plain, calibration=_calibration(plain, halves(member)[0]))
 

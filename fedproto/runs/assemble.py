@@ -235,7 +235,7 @@ def assemble(
             classes=tuple(own_labels.tolist()),
             train=train,
             test=test,
-            preparation=source.preparation,
+            preprocessing=source.preprocessing,
             border=border,
         )
         members.append(member)

@@ -155,7 +155,7 @@ class Experiment:
         """
         path = Path(out)
         config = self.config.toml(self.federation.from_data)
-        encodings = [member.preparation.encoding for member in self.federation.members]
+        encodings = [member.preprocessing.encoding for member in self.federation.members]
         weights_hash = start_checks.hash_states(given or self._drawn_states())
         with RunFolder.fill(path, config, self.federation.partition) as folder:
             folder.write_encodings(encodings)

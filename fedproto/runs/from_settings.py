@@ -19,7 +19,8 @@ from fedproto.config.settings import Config
 from fedproto.core.federation import Federation, Member
 from fedproto.core.server import Progress
 from fedproto.core.types import Algorithm
-from fedproto.data import DataFolders, Source, from_clients
+from fedproto.data import DataFolders, Source
+from fedproto.data.shared.client_arrays import from_clients
 from fedproto.errors import ConfigError
 from fedproto.partitions import ClientRows
 from fedproto.runs.assemble import assemble, deal, divide, options_from_data

@@ -60,8 +60,8 @@ def net(fit, *, width: int = 6):
     return Net(fit, width)
 
 
-def data(places):
-    return replace(digits(places), name="theirs")
+def data(data_folders):
+    return replace(digits(data_folders), name="theirs")
 
 
 def rows(pool, *, shots: int = 5):
@@ -672,7 +672,7 @@ WRONG = {
     "a source with an argument": ("dataset", "def f(): pass", "must take 1 positional arguments"),
     "a source of lists": (
         "dataset",
-        "from fedproto.data import Source, Split\ndef f(places):\n    s = Split([[1.0]], [0])\n"
+        "from fedproto.data import Source, Split\ndef f(data_folders):\n    s = Split([[1.0]], [0])\n"
         "    return Source('s', ('a',), s, s)",
         "dataset 'sent:f' failed",
     ),

@@ -1,4 +1,4 @@
-"""docs/data.md, run: the commands of each section, one after the other, on tiny files under the names it uses."""
+"""The commands of docs/data.md, section by section, on tiny files under the names that it uses."""
 
 import gzip
 import hashlib
@@ -16,11 +16,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.command_line import fedproto
+from helpers.data_files import (
+    CIFAR10_BATCHES,
+    CIFAR100_META,
+    SYMBOLS,
+    as_npy,
+    as_npz,
+    cifar10_batch,
+    encode_image,
+    idx,
+    leaf_file,
+    png,
+    tgz,
+    write,
+    zipped,
+)
+from helpers.sources import images
 from PIL import Image
-from test_data import BATCHES, batch
-from test_download import tgz, zipped
-from test_formats import META, SYMBOLS, idx, images, leaf_file, png, write
-from test_sources import as_npy, as_npz, encoded
 
 from fedproto.config import plugins
 from fedproto.data.shared.catalogue import CATALOGUE, File
@@ -42,7 +54,7 @@ def commands(section):
     ]
 
 
-# --- what publishers publish: as few images as four clients need ------------------------------------------------------
+# --- what publishers publish: as few images as four clients need
 
 
 def some(classes, each, *shape):
@@ -62,13 +74,13 @@ def published_idx(name, parts, classes):
 
 def published_cifar10():
     return {
-        f"cifar-10-batches-py/{name}": pickle.dumps(batch(number), 2)
-        for number, name in enumerate(BATCHES)
+        f"cifar-10-batches-py/{name}": pickle.dumps(cifar10_batch(number), 2)
+        for number, name in enumerate(CIFAR10_BATCHES)
     }
 
 
 def published_cifar100():
-    files = {"cifar-100-python/meta": pickle.dumps(META, 2)}
+    files = {"cifar-100-python/meta": pickle.dumps(CIFAR100_META, 2)}
     for part, each in (("train", 20), ("test", 5)):
         x, y = some(20, each, 3072)
         content = {b"data": x, b"fine_labels": (y * 5).tolist(), b"coarse_labels": y.tolist()}
@@ -90,7 +102,7 @@ def published_nist():
 
 
 def published_fonts():
-    """Twenty typefaces to train and fifty to test with; only the first character is there in all of them."""
+    """Return twenty typefaces for training and fifty for testing; all have the first character."""
     raw = io.BytesIO()
     Image.new("L", (128, 128), 255).save(raw, "png")
     names = [
@@ -116,7 +128,7 @@ PUBLISHED = {
 
 @pytest.fixture
 def publish(monkeypatch, tmp_path):
-    """Puts a data set on a server of this machine, and the checksums of what is there into the catalogue."""
+    """Put a data set on a local server, and the checksums of its files into the catalogue."""
     (tmp_path / "published").mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path / "published"))
     thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.01))
@@ -128,9 +140,9 @@ def publish(monkeypatch, tmp_path):
             write(tmp_path / "published" / name / file, raw)
             files.append(File(file, hashlib.md5(raw).hexdigest(), len(raw)))
         url = f"http://127.0.0.1:{server.server_port}/{name}/"
-        inside = tuple(File(file.name) for file in CATALOGUE[name].inside)
+        inside = tuple(File(file.name) for file in CATALOGUE[name].unpacked)
         monkeypatch.setitem(
-            CATALOGUE, name, replace(CATALOGUE[name], url=url, files=tuple(files), inside=inside)
+            CATALOGUE, name, replace(CATALOGUE[name], url=url, files=tuple(files), unpacked=inside)
         )
         return url
 
@@ -145,7 +157,7 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-# --- what people have: thirty of each class, so that nothing need be said of shots ------------------------------------
+# --- what people have: thirty of each class, so that nothing need be said of shots
 
 
 def own_femnist(_):
@@ -174,10 +186,10 @@ def own_folder(path):
 
 
 def own_hf(path):
-    """The columns that the two data sets have on the hub, as parquet files in a folder of their name."""
+    """Write the columns that the two data sets have on the hub as parquet files in a folder."""
     datasets = pytest.importorskip("datasets")
     x, y = some(2, 30, 28, 28)
-    columns = {"image": list(map(encoded, x)), "label": y}
+    columns = {"image": list(map(encode_image, x)), "label": y}
     if path.name == "femnist":
         writers = [f"f{number % 20}" for number in range(60)]
         columns = {"image": columns["image"], "writer_id": writers, "hsf_id": y * 0, "character": y}
@@ -219,7 +231,7 @@ OWN = {
 }
 
 
-# --- the guide --------------------------------------------------------------------------------------------------------
+# --- the guide
 
 
 @pytest.fixture(autouse=True)
@@ -241,7 +253,7 @@ def prepare(words):
 
 
 def smaller(kind, words):
-    """Flags behind a command that leave it a second: a round, few tests, and no more images than were published."""
+    """Return flags that make a command quick: one round, few tests, only the published images."""
     tests = [] if kind in OWN else ["--test-shots", "1"]
     shots = (
         ["--clients", "4", "--shots", "1", "--shots-stdev", "0"]

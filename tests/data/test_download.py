@@ -3,14 +3,11 @@
 import gzip
 import hashlib
 import io
-import os
 import pickle
 import re
 import socket
-import struct
 import tarfile
 import threading
-import zipfile
 from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,21 +16,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.command_line import fedproto, files_in, only_line
+from helpers.data_files import REAL_DATA, idx, tgz, zipped
 from PIL import Image
 
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.data import DataFolders
-from fedproto.data.shared import catalogue, download
+from fedproto.data.shared import catalogue, download, inventory
 from fedproto.data.shared.archives import unpack
 from fedproto.data.shared.catalogue import CATALOGUE, DataSet, File
 from fedproto.errors import DataError
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()
-REAL = Path(
-    os.environ.get("FEDPROTO_DATA") or Path(__file__).parents[3] / "shared" / "data"
-).absolute()
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +37,10 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.delenv("FEDPROTO_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no cache"))
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(download, "PAUSE", 0)
+    monkeypatch.setattr(download, "PAUSE_SECONDS", 0)
 
 
-# --- the server -------------------------------------------------------------------------------------------------------
+# --- the server
 
 
 class Server(ThreadingHTTPServer):
@@ -130,7 +125,7 @@ def one(monkeypatch, server):
 def put(monkeypatch, server, *files, **changes):
     files = files or (File("file.bin", MD5, len(CONTENT)),)
     folders, terms = ("one",), {"licence": "free", "source": "a test"}
-    data = DataSet(server.url, "one", files, **({"folders": folders} | terms | changes))
+    data = DataSet(server.url, "one", files, **({"search_folders": folders} | terms | changes))
     monkeypatch.setitem(CATALOGUE, "one", data)
 
 
@@ -143,7 +138,7 @@ def refused(answer):
     return only_line(answer.err)
 
 
-# --- a download -------------------------------------------------------------------------------------------------------
+# --- a download
 
 
 def test_a_file_is_downloaded_whole(tmp_path, server, one):
@@ -161,8 +156,11 @@ def test_what_is_there_is_not_downloaded_again(tmp_path, server, one):
 def test_a_broken_download_goes_on_where_it_broke_off(tmp_path, server, one):
     server.break_after = [100_000, 50_000]
     assert get(tmp_path).code == 0
-    assert server.requests == [("file.bin", None, None), ("file.bin", "bytes=100000-", '"one"'),
-                               ("file.bin", "bytes=150000-", '"one"')]  # fmt: skip
+    assert server.requests == [
+        ("file.bin", None, None),
+        ("file.bin", "bytes=100000-", '"one"'),
+        ("file.bin", "bytes=150000-", '"one"'),
+    ]
     assert server.sent == len(CONTENT)  # no byte twice
     assert files_in(tmp_path / "one") == ["file.bin"]
 
@@ -241,7 +239,7 @@ def test_a_server_that_is_busy_is_asked_again(tmp_path, server, one):
 def test_a_server_that_stays_broken_is_given_up(tmp_path, server, one):
     server.status = [500] * 9
     assert "it answers 500" in refused(get(tmp_path))
-    assert len(server.requests) == download.TRIES and files_in(tmp_path / "one") == []
+    assert len(server.requests) == download.MAX_FRUITLESS_TRIES and files_in(tmp_path / "one") == []
 
 
 def test_a_file_that_is_not_there_is_asked_for_once(tmp_path, server, one):
@@ -257,7 +255,7 @@ def test_without_a_network_a_sentence_says_which_file_goes_where(tmp_path, serve
         port = free.getsockname()[1]
     message = refused(get(tmp_path, "--mirror", f"http://127.0.0.1:{port}"))
     assert (
-        "cannot be fetched" in message
+        "cannot be downloaded" in message
         and f"put file.bin into {tmp_path / 'one'} and run this again" in message
     )
 
@@ -272,10 +270,10 @@ def test_a_mirror_is_a_folder_with_the_same_files(tmp_path, server, monkeypatch)
     "mirror", ["file:///tmp", "ftp://host/", "nonsense", "http:///path", "http://[half", ""]
 )
 def test_a_mirror_that_is_no_address_is_refused(tmp_path, server, one, mirror):
-    assert "it starts with http:// or https://" in refused(get(tmp_path, "--mirror", mirror))
+    assert "it must start with http:// or https://" in refused(get(tmp_path, "--mirror", mirror))
 
 
-# --- lies -------------------------------------------------------------------------------------------------------------
+# --- lies
 
 
 @pytest.mark.parametrize("length", [299_999, 300_001, 10, 10**15])
@@ -290,8 +288,8 @@ def test_a_length_that_is_not_known_beforehand_is_held_to_the_announced_one(
 ):
     put(monkeypatch, server, File("file.bin", MD5))
     server.length, server.ranges = 300_001, False
-    monkeypatch.setattr(download, "TIMEOUT", 0.3)  # the line stays open
-    assert "cannot be fetched" in refused(get(tmp_path))
+    monkeypatch.setattr(download, "TIMEOUT_SECONDS", 0.3)  # the line stays open
+    assert "cannot be downloaded" in refused(get(tmp_path))
     assert "file.bin" not in files_in(tmp_path / "one")
 
 
@@ -338,33 +336,7 @@ def test_an_unknown_data_set_is_refused():
     assert "accepted: " in refused(fedproto("data", "check", "xyzzy"))
 
 
-# --- archives ---------------------------------------------------------------------------------------------------------
-
-
-def tgz(members):
-    """name -> bytes, or a TarInfo's kind and its target."""
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w:gz") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            if isinstance(content, tuple):
-                info.type, info.linkname = content
-                tar.addfile(info)
-            else:
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    return raw.getvalue()
-
-
-def zipped(members):
-    raw = io.BytesIO()
-    with zipfile.ZipFile(raw, "w") as file:
-        for name, content in members.items():
-            info = zipfile.ZipInfo(name)
-            if isinstance(content, tuple):
-                info.external_attr, content = 0o120777 << 16, content[1]
-            file.writestr(info, content)
-    return raw.getvalue()
+# --- archives
 
 
 @pytest.fixture
@@ -379,9 +351,9 @@ def packed(monkeypatch, server):
             monkeypatch,
             server,
             file,
-            folders=("one/inside",),
-            inside=inside,
-            opened=partial(unpack, pattern="inside/*"),
+            search_folders=("one/inside",),
+            unpacked=inside,
+            open_archive=partial(unpack, pattern="inside/*"),
         )
 
     return pack
@@ -439,11 +411,11 @@ def test_hard_links_and_devices_are_refused(tmp_path, server, packed, link):
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b"no archive at all", "is damaged or no archive"),
-        (tgz({"inside/a": b"A" * 9999})[:-20], "is damaged or no archive"),
+        (b"no archive at all", "is not a valid archive (or is damaged)"),
+        (tgz({"inside/a": b"A" * 9999})[:-20], "is not a valid archive (or is damaged)"),
         (
             zipped({"inside/a": b"AAAA"}).replace(b"AAAA", b"AXAA", 1),
-            "is damaged or no archive: Bad CRC-32",
+            "is not a valid archive (or is damaged): Bad CRC-32",
         ),
         (tgz({"other": b"A"}), "holds no inside/*: it is not the archive that was expected"),
         (tgz({"inside/b": b"B"}), "a is not in what was downloaded for one"),
@@ -481,15 +453,7 @@ def test_chars74k_is_made_from_its_archive(tmp_path, server, monkeypatch):
     assert "does not hold Sample001 to Sample062" in refused(answer)
 
 
-# --- what is there ----------------------------------------------------------------------------------------------------
-
-
-def idx(array):
-    return (
-        bytes([0, 0, 8, array.ndim])
-        + b"".join(struct.pack(">I", n) for n in array.shape)
-        + array.tobytes()
-    )
+# --- what is there
 
 
 @pytest.fixture
@@ -509,7 +473,7 @@ def tiny_mnist(monkeypatch, server):
                 hashlib.md5(packed).hexdigest(),
                 len(packed),
                 hashlib.md5(raw).hexdigest(),
-                file.held,
+                file.read_content,
             )
         )
     data = DataSet(server.url, "mnist", tuple(files), ("mnist", "MNIST/raw", "."), "free", "a test")
@@ -544,7 +508,7 @@ def test_files_that_were_packed_again_or_unpacked_are_right(tmp_path, tiny_mnist
     labels.with_suffix("").write_bytes(gzip.decompress(labels.read_bytes()))
     labels.unlink()
     answer = check(tmp_path, "mnist")
-    assert answer.code == 0 and answer.out.count("as published, packed otherwise") == 2
+    assert answer.code == 0 and answer.out.count("as published, packed differently") == 2
 
 
 def test_cifar10_batches_that_were_pickled_again_are_right(tmp_path, monkeypatch):
@@ -553,14 +517,14 @@ def test_cifar10_batches_that_were_pickled_again_are_right(tmp_path, monkeypatch
     batch = {b"data": rows[:, 1:], b"labels": rows[:, 0].tolist()}
     digest = hashlib.md5(rows.tobytes()).hexdigest()
     cifar10 = CATALOGUE["cifar10"]
-    inside = tuple(replace(file, content=digest) for file in cifar10.inside)
-    monkeypatch.setitem(CATALOGUE, "cifar10", replace(cifar10, inside=inside))
+    inside = tuple(replace(file, content_md5=digest) for file in cifar10.unpacked)
+    monkeypatch.setitem(CATALOGUE, "cifar10", replace(cifar10, unpacked=inside))
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     for file in inside:
         (folder / file.name).write_bytes(pickle.dumps(batch))
     answer = check(tmp_path, "cifar10")
-    assert answer.code == 0 and answer.out.count("as published, packed otherwise") == 6
+    assert answer.code == 0 and answer.out.count("as published, packed differently") == 6
     (folder / "test_batch").write_bytes(b"no pickle")
     assert "it cannot be read" in check(tmp_path, "cifar10").out
 
@@ -597,26 +561,26 @@ def test_list_shows_what_is_there(tmp_path, tiny_mnist):
     assert "3of4filesin" in flat
 
 
-# --- the catalogue ----------------------------------------------------------------------------------------------------
+# --- the catalogue
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_the_catalogue_is_well_formed(name):
     data = CATALOGUE[name]
     assert data.url.startswith("http") and data.url.endswith("/") and data.licence and data.source
-    assert (data.opened is None) == (not data.inside)
-    for file in (*data.files, *data.inside):
-        assert all(re.fullmatch("[0-9a-f]{32}", md5) for md5 in (file.md5, file.content) if md5)
+    assert (data.open_archive is None) == (not data.unpacked)
+    for file in (*data.files, *data.unpacked):
+        assert all(re.fullmatch("[0-9a-f]{32}", md5) for md5 in (file.md5, file.content_md5) if md5)
 
 
 @pytest.mark.parametrize(
     "name", ["mnist", "fashion-mnist", "cifar10", "cifar100", "femnist", "femnist-nist", "chars74k"]
 )
 def test_every_loader_looks_where_get_puts_its_files(name, tmp_path):
-    """With an empty file of each name in place, the loader complains of its content, not of its absence."""
+    """With an empty file of each name, the loader refuses its content, not its absence."""
     data = CATALOGUE[name]
-    for file in data.wanted:
-        place = next(folder for folder in data.folders if folder.startswith(data.into))
+    for file in data.loader_files:
+        place = next(folder for folder in data.search_folders if folder.startswith(data.folder))
         (tmp_path / place).mkdir(parents=True, exist_ok=True)
         (tmp_path / place / file.name).touch()
     with pytest.raises(DataError) as caught:
@@ -624,8 +588,8 @@ def test_every_loader_looks_where_get_puts_its_files(name, tmp_path):
     assert "was not found" not in str(caught.value)
 
 
-@pytest.mark.skipif(not (REAL / "mnist").exists(), reason="no MNIST in $FEDPROTO_DATA")
+@pytest.mark.skipif(not (REAL_DATA / "mnist").exists(), reason="no MNIST in $FEDPROTO_DATA")
 def test_the_real_mnist_is_as_published():
-    findings = download.check("mnist", DataFolders(str(REAL)))
+    findings = inventory.check("mnist", DataFolders(str(REAL_DATA)))
     assert len(findings) == 4 and all(finding.good for finding in findings)
-    assert catalogue.CATALOGUE["mnist"].files[0].content == "6bbc9ace898e44ae57da46a324031adb"
+    assert catalogue.CATALOGUE["mnist"].files[0].content_md5 == "6bbc9ace898e44ae57da46a324031adb"

@@ -1,4 +1,4 @@
-"""How tables and texts become numbers, by hand; and that it goes with a trained member wherever it goes."""
+"""How tables and texts become numbers, and that the encoding stays with a trained member."""
 
 import gzip
 import hashlib
@@ -24,7 +24,7 @@ from fedproto.data.shared.feature_encoding import (
     from_json,
     to_json,
 )
-from fedproto.data.shared.preprocessing import Preparation
+from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.data.text import text
 from fedproto.deploy.member import _source
 from fedproto.deploy.settings import MemberSettings
@@ -62,14 +62,14 @@ def test_columns_stand_side_by_side_in_their_own_order_and_say_what_is_new():
     encoding = Columns((Number("size", 0.0, 1.0), Category("home", ("", "flat"))))
     table = {"other": texts("x", "y"), "home": texts("flat", "boat"), "size": texts("3", "4")}
     assert encoding(table, nowhere).tolist() == [[3, 0, 1], [4, 0, 0]]
-    assert {name: rows.tolist() for name, rows in encoding.strangers(table).items()} == {
+    assert {name: rows.tolist() for name, rows in encoding.find_unknown_texts(table).items()} == {
         "home": [1]
     }
     assert encoding.width == 3
 
 
 def test_words_are_ranked_by_how_often_they_occur():
-    encoding = Words.of(["The dog", "dog eats the cat"], 3, length=4)
+    encoding = Words.fit(["The dog", "dog eats the cat"], 3, length=4)
     assert encoding.words == ("dog", "the", "cat") and encoding.width == 4
     assert encoding(["Cat, the zebra!", "a a a a dog"]).tolist() == [[4, 3, 1, 0], [1, 1, 1, 1]]
 
@@ -78,7 +78,7 @@ def test_words_are_ranked_by_how_often_they_occur():
     ("value", "words"),
     [
         ("tall", "but the training rows hold numbers"),
-        *(("inf", "no finite"), ("1e39", "beyond measure"), ("-1e300", "beyond measure")),
+        *(("inf", "not a finite"), ("1e39", "too far"), ("-1e300", "too far")),
     ],
 )
 def test_what_is_no_number_is_refused_where_it_stands(value, words):
@@ -138,7 +138,7 @@ def test_json_gives_back_what_it_was_given(encoding):
     ids=repr,
 )
 def test_anything_else_is_refused(content):
-    with pytest.raises(DataError, match=r"^here does not say how rows or texts become numbers: "):
+    with pytest.raises(DataError, match=r"^here is not a valid encoding: "):
         from_json(content | {"version": 1} if isinstance(content, dict) else content, "here")
 
 
@@ -154,7 +154,7 @@ def folder(tmp_path_factory):
 
 def test_rows_of_a_table_are_read_as_in_training(folder):
     source = csv(DataFolders(), str(folder / "animals.csv"))
-    found = list(read_inputs(folder / "animals.csv", source.preparation))
+    found = list(read_inputs(folder / "animals.csv", source.preprocessing))
     read = np.stack([each.x for each in found])
     assert read.shape == (75, 4) and not any(each.notices for each in found)
     assert sorted(map(tuple, read)) == sorted(
@@ -165,7 +165,9 @@ def test_rows_of_a_table_are_read_as_in_training(folder):
 
 def test_texts_are_read_as_in_training(folder):
     source = text(DataFolders(), str(folder / "animals.jsonl"), length=5)
-    read = np.stack([each.x for each in read_inputs(folder / "animals.jsonl", source.preparation)])
+    read = np.stack(
+        [each.x for each in read_inputs(folder / "animals.jsonl", source.preprocessing)]
+    )
     assert sorted(map(tuple, read)) == sorted(
         map(tuple, np.concatenate([source.train.x, source.test.x]))
     )
@@ -174,10 +176,10 @@ def test_texts_are_read_as_in_training(folder):
 # --- new ones
 
 
-TABLE = Preparation(
+TABLE = Preprocessing(
     (3,), encoding=Columns((Number("size", 0.0, 1.0), Category("home", ("flat", "tree"))))
 )
-TEXT = Preparation((4,), encoding=Words(("dog", "the"), 4))
+TEXT = Preprocessing((4,), encoding=Words(("dog", "the"), 4))
 
 
 def test_a_new_table_needs_no_label_and_says_what_is_new(tmp_path):
@@ -297,7 +299,7 @@ def test_a_table_may_be_read_by_anothers_encoding(folder, tmp_path):
     )
     own = csv(DataFolders(), str(folder / "animals.csv"))
     size, tree = own.encoding.columns[0], own.train.x[:, 3]
-    assert source.preparation.encoding == given and own.encoding.columns[1].values == (
+    assert source.preprocessing.encoding == given and own.encoding.columns[1].values == (
         "flat",
         "house",
         "tree",
@@ -318,18 +320,18 @@ def test_texts_may_be_read_by_anothers_words(folder, tmp_path):
 def test_an_encoding_of_another_kind_or_of_other_columns_is_refused(folder, tmp_path):
     words, other = Words(("it",), 2), Columns((Number("weight", 0.0, 1.0),))
     for source, file, wrong, sentence in (
-        (csv, "animals.csv", words, "is the encoding of texts, and .*animals.csv is a table"),
+        (csv, "animals.csv", words, "is the encoding of texts, but .*animals.csv is a table"),
         (
             csv,
             "animals.csv",
             other,
-            "has no column 'weight', which .*e.json speaks of: it has size, home",
+            "has no column 'weight', which .*e.json names: it has size, home",
         ),
         (
             text,
             "animals.jsonl",
             other,
-            "is the encoding of a table, and .*animals.jsonl holds texts",
+            "is the encoding of a table, but .*animals.jsonl holds texts",
         ),
     ):
         with pytest.raises(DataError, match=sentence):
@@ -491,7 +493,7 @@ def test_an_encoding_that_does_not_fit_its_member_is_refused(folder, tmp_path):
             r"encoding.json makes inputs of shape \(3,\), where \(4,\) is wanted",
         ),
         ("{", "encoding.json is not valid JSON"),
-        ('{"version": 1}', "encoding.json does not say how rows or texts become numbers"),
+        ('{"version": 1}', "encoding.json is not a valid encoding"),
         (other, r"encoding.json has version '2'; this fedproto reads version 1"),
         (
             '{"words": ["a"], "length": 3}',

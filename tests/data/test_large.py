@@ -1,4 +1,4 @@
-"""Data larger than memory stays on disk, and partitions of a million labels need neither hours nor gigabytes."""
+"""Data larger than memory stays on disk; partitions of a million labels are quick and small."""
 
 import tracemalloc
 
@@ -14,8 +14,8 @@ from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
 from fedproto.core import rng
-from fedproto.data import Source, Split, check
-from fedproto.data.shared.lazy_images import Lazy
+from fedproto.data import Source, Split, check_split
+from fedproto.data.shared.lazy_array import LazyArray
 from fedproto.errors import DataError, FedProtoError
 from fedproto.partitions import PartitionRequest, add_test_rows, group_positions
 from fedproto.partitions.nway import deal_rows
@@ -36,12 +36,12 @@ def peak_of(work):
         tracemalloc.stop()
 
 
-# --- a million images ------------------------------------------------------------------------------------------------
+# --- a million images
 
 
 @pytest.fixture(scope="module")
 def million(tmp_path_factory):
-    """A million images of 28x28 in a file that is nearly all hole: 784 MB to read, some KB on disk."""
+    """Write a million images of 28x28 as a sparse file: 784 MB to read, a few KB on disk."""
     folder = tmp_path_factory.mktemp("million")
     for part, count in (("", MILLION), ("_test", 10_000)):
         x = np.lib.format.open_memmap(folder / f"x{part}.npy", "w+", np.uint8, (count, 28, 28))
@@ -87,7 +87,7 @@ def test_without_a_test_set_the_held_out_rows_stay_on_disk(tmp_path):
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", np.arange(50) % 5)
     source = build(f"npy:{tmp_path}")
-    assert isinstance(source.train.x, Lazy) and isinstance(source.test.x, Lazy)
+    assert isinstance(source.train.x, LazyArray) and isinstance(source.test.x, LazyArray)
     assert sorted([*source.train.x[:].tolist(), *source.test.x[:].tolist()]) == sorted(x.tolist())
     assert source.tensor(source.train, np.array([0])).shape == (1, 1, 4, 4)
 
@@ -116,15 +116,18 @@ def test_npy_is_npz_in_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"y": np.zeros(3, int)}, r"must be a folder with x.npy and y.npy, and holds y.npy"),
-        ({}, "and holds neither"),
+        ({"y": np.zeros(3, int)}, r"must be a folder with x.npy and y.npy, but holds y.npy"),
+        ({}, "but holds neither"),
         (
             {"x": np.zeros((3, 2)), "y": np.zeros(3, int), "x_test": np.zeros((3, 2))},
             "both x_test.npy and y_test.npy",
         ),
         ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "y must be a list of whole numbers"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(2, int)}, "has 3 inputs but 2 labels"),
-        ({"x": np.array([None]), "y": np.zeros(1, int)}, "x.npy is damaged or no npy file"),
+        (
+            {"x": np.array([None]), "y": np.zeros(1, int)},
+            "x.npy is not a valid npy file",
+        ),
         ({"x": np.full((3, 2), np.nan), "y": np.zeros(3, int)}, r"\(NaN or infinite\) in row 0"),
     ],
 )
@@ -142,15 +145,15 @@ def test_a_value_that_is_not_finite_is_found_in_whatever_piece(row, chunk):
     x[row, 2] = np.inf
     x[29, 3] = np.nan
     with pytest.MonkeyPatch.context() as patch, pytest.raises(DataError, match=rf"in row {row}$"):
-        patch.setattr(data, "CHUNK", chunk)
-        check("here", Split(x, np.zeros(30, int)), 1)
+        patch.setattr(data, "MAX_VALUES_PER_CHECK", chunk)
+        check_split("here", Split(x, np.zeros(30, int)), 1)
 
 
 def test_large_floats_are_looked_at_in_pieces(tmp_path):
     x = np.lib.format.open_memmap(
         tmp_path / "x.npy", "w+", np.float32, (200_000, 28, 28)
     )  # 627 MB, all hole
-    _, peak = peak_of(lambda: check("here", Split(x, np.zeros(len(x), int)), 1))
+    _, peak = peak_of(lambda: check_split("here", Split(x, np.zeros(len(x), int)), 1))
     assert peak < 200 * MEGABYTE
 
 
@@ -175,7 +178,7 @@ def test_images_of_a_folder_are_read_once_used_and_no_sooner(tmp_path):
     assert len(source.train.y) == 6
 
 
-# --- partitions: the quick forms give what the plain ones give --------------------------------------------------------
+# --- partitions: the quick forms give what the plain ones give
 
 
 def a_pool(seed, clients=5, rows=300, writers=9, text=False):

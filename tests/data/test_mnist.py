@@ -13,7 +13,7 @@ from fedproto.errors import DataError
 
 
 def test_the_images_in_the_package_are_images_of_mnist():
-    """Each of the 5,000 is one of the 60,000 training images, with its label; none is there twice."""
+    """Each of the 5,000 is one of the 60,000 training images, with its label, and none twice."""
     try:
         whole = plugins.build("dataset", Part("mnist"), DataFolders())
     except DataError:
@@ -33,7 +33,7 @@ def test_the_images_in_the_package_are_images_of_mnist():
 
 @pytest.mark.slow
 def test_fedproto_beats_training_alone_and_the_papers_value():
-    """20 clients, n = 3, stdev 2, k = 100: after 20 of the 100 rounds the paper's final 97.13% is passed already."""
+    """20 clients, n = 3, stdev 2, k = 100: 20 rounds suffice for the paper's final 97.13%."""
     try:
         DataFolders().find("mnist")
     except DataError:

@@ -1,6 +1,5 @@
-"""Sources that read other people's layouts: the same images in every form give the same bits, damage is refused."""
+"""Sources that read other layouts: the same images give the same bits, damage is refused."""
 
-import io
 import json
 import os
 import pickle
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.command_line import fedproto as command
+from helpers.data_files import as_npy, as_npz, encode_image
 from helpers.sources import build, images, refusal
 from PIL import Image
 
@@ -19,9 +19,10 @@ import fedproto
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
-from fedproto.data import DataFolders, few, hold_out
-from fedproto.data.mnist5k import _splits
-from fedproto.data.shared.lazy_images import Images, Lazy
+from fedproto.data import DataFolders, default_shots, hold_out
+from fedproto.data.mnist5k import _read_splits
+from fedproto.data.shared.images import LazyImages
+from fedproto.data.shared.lazy_array import LazyArray
 from fedproto.errors import ConfigError, FedProtoError, MissingExtra
 from fedproto.runs import assemble
 
@@ -33,16 +34,16 @@ def save(path, array, **options):
     Image.fromarray(array).save(path, **options)
 
 
-# --- one data set in six forms ----------------------------------------------------------------------------------------
+# --- one data set in six forms
 
 
 def real_mnist():
-    """40 training and 10 test images of each digit, by class: of all MNIST where it lies, else of mnist5k."""
+    """Return 40 training and 10 test images per digit, of MNIST if it is there, else of mnist5k."""
     try:
         source = build("mnist")
         train, test = source.train, source.test
     except FedProtoError:
-        train, test = _splits()
+        train, test = _read_splits()
     return [_by_class(split, count) for split, count in ((train, 40), (test, 10))]
 
 
@@ -66,28 +67,11 @@ def as_mnist(folder, train, test):
     return "mnist"
 
 
-def as_npz(folder, train, test):
-    np.savez(folder / "own.npz", x=train[0], y=train[1], x_test=test[0], y_test=test[1])
-    return f"npz:{folder}/own.npz"
-
-
-def as_npy(folder, train, test):
-    for name, array in zip(("x", "y", "x_test", "y_test"), (*train, *test), strict=True):
-        np.save(folder / f"{name}.npy", array)
-    return f"npy:{folder}"
-
-
 def as_folder(folder, train, test):
     for part, (x, y) in (("train", train), ("test", test)):
         for number, (image, label) in enumerate(zip(x, y, strict=True)):
             save(folder / part / str(label) / f"{number:05}.png", image)
     return f"folder:{folder}"
-
-
-def encoded(image, form="PNG"):
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, form)
-    return {"bytes": file.getvalue(), "path": None}
 
 
 def as_hf(folder, train, test):
@@ -96,7 +80,7 @@ def as_hf(folder, train, test):
     features = datasets.Features({"image": datasets.Image(), "label": names})
     (folder / "data").mkdir()
     for part, (x, y) in (("train", train), ("test", test)):
-        columns = {"image": [encoded(image) for image in x], "label": y}
+        columns = {"image": [encode_image(image) for image in x], "label": y}
         table = datasets.Dataset.from_dict(columns, features=features)
         table.to_parquet(folder / "data" / f"{part}-00000-of-00001.parquet")
     return f"hf:{folder}"
@@ -171,7 +155,7 @@ def test_every_form_holds_the_same_rows_in_the_same_order(form, digits, tmp_path
 
 @pytest.mark.parametrize("form", FORMS)
 def test_thirty_images_of_two_classes_are_enough_for_the_defaults(form, tmp_path):
-    """Whatever the seed, neither class of 20 clients must run out; who asks for too much is told so."""
+    """Whatever the seed, no class of 20 clients runs out; asking for too much is refused."""
     x, y = images(60, 28, 28), np.repeat([0, 1], 30)
     source = build(FORMS[form](tmp_path, (x, y), (x, y)))
     source = (
@@ -189,13 +173,13 @@ def test_thirty_images_of_two_classes_are_enough_for_the_defaults(form, tmp_path
 @pytest.mark.parametrize("rows", [0, 1, 19, 20, 39, 60, 99, 100, 120, 1000, 2040, 100_000])
 def test_few_shots_are_as_many_as_twenty_clients_can_have(rows):
     """With nway's noise, up to two more, but less than as many again."""
-    found = few(np.repeat([0, 2], [rows, 200_000]) if rows else np.zeros(0, int))
+    found = default_shots(np.repeat([0, 2], [rows, 200_000]) if rows else np.zeros(0, int))
     most = [shots for shots in range(1, 101) if 20 * (shots + min(2, shots - 1)) <= rows]
     assert found == max(most, default=1)
 
 
 def test_a_run_of_a_folder_of_a_very_long_name_needs_no_option(tmp_path, monkeypatch):
-    """Two classes of thirty images, and a name that leaves a run folder no room for the time and the method."""
+    """The name leaves a run folder no room for the time and the method."""
     monkeypatch.chdir(tmp_path)
     name = write_folder(tmp_path / ("é" * 120), count=30, shape=(28, 28))
     answer = command("run", "--dataset", name, "--rounds", "1")
@@ -209,7 +193,7 @@ def test_clients_without_a_name_are_refused(tmp_path):
     assert "has an empty client or writer id in row 2" in refusal(f"npz:{tmp_path}/own.npz")
 
 
-# --- arrays that stay on disk -----------------------------------------------------------------------------------------
+# --- arrays that stay on disk
 
 
 @pytest.mark.parametrize(
@@ -219,7 +203,7 @@ def test_clients_without_a_name_are_refused(tmp_path):
 )
 def test_a_lazy_array_gives_the_rows_that_an_array_gives(index):
     array = images(5, 2, 3)
-    lazy = Lazy(array.shape, lambda rows: array[rows])
+    lazy = LazyArray(array.shape, lambda rows: array[rows])
     assert (lazy.shape, lazy.ndim, len(lazy)) == (array.shape, 3, 5)
     assert lazy[index].tolist() == array[index].tolist()
     assert (
@@ -232,14 +216,14 @@ def test_images_are_read_when_asked_for(tmp_path):
     array = images(3, 4, 5)
     for number, image in enumerate(array):
         save(tmp_path / f"{number}.png", image)
-    lazy = Images([tmp_path / f"{number}.png" for number in range(3)], (4, 5), "L")
+    lazy = LazyImages([tmp_path / f"{number}.png" for number in range(3)], (4, 5), "L")
     (tmp_path / "1.png").unlink()
     assert lazy[[2, 0]].tolist() == array[[2, 0]].tolist()
-    with pytest.raises(FedProtoError, match=r"1\.png is damaged or no image"):
+    with pytest.raises(FedProtoError, match=r"1\.png is not an image"):
         lazy[1]
 
 
-# --- folder -----------------------------------------------------------------------------------------------------------
+# --- folder
 
 
 def write_folder(root, count=5, shape=(4, 4), end="png", classes=("cat", "dog")):
@@ -270,20 +254,20 @@ def test_folder_classes_may_be_called_test(tmp_path):
 
 def test_folder_refuses_a_class_called_train(tmp_path):
     message = refusal(write_folder(tmp_path, classes=("plane", "train")))
-    assert "train holds images, but no folder a class: put them in" in message
-    assert "train/CLASS, and call no class 'train', which names a set" in message
+    assert "train holds images, but no folder per class: put them in" in message
+    assert "train/CLASS, and do not call a class 'train', which is the name of a set" in message
 
 
 @pytest.mark.parametrize("name", ["test", "val"])
 def test_folder_refuses_test_images_without_classes_or_without_a_training_set(tmp_path, name):
     write_folder(tmp_path / "a" / "train")
     write_folder(tmp_path / "a", classes=(name,))
-    assert f"a/{name} holds images, but no folder a class" in refusal(f"folder:{tmp_path}/a")
+    assert f"a/{name} holds images, but no folder per class" in refusal(f"folder:{tmp_path}/a")
     write_folder(tmp_path / "b")
     write_folder(tmp_path / "b" / name)
     message = refusal(f"folder:{tmp_path}/b")
     assert (
-        f"b/{name} holds a folder a class, but there is no" in message
+        f"b/{name} holds one folder per class, but there is no" in message
         and "b/train to train with" in message
     )
 
@@ -293,8 +277,8 @@ def test_folder_refuses_a_class_that_only_the_test_set_has(tmp_path):
     write_folder(tmp_path / "test", classes=("cat", "owl"))
     message = refusal(f"folder:{tmp_path}")
     assert (
-        "test/owl holds a class that" in message
-        and "train has no image of: add some, or remove it" in message
+        "test/owl holds a class of which" in message
+        and "train has no image: add some, or remove it" in message
     )
 
 
@@ -368,7 +352,7 @@ def test_folder_size_resizes_and_its_absence_refuses_other_sizes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("raw", "words"), [(b"", "no image"), (b"GIF89a", "no image"), (None, "is damaged")]
+    ("raw", "words"), [(b"", "not an image"), (b"GIF89a", "not an image"), (None, "is damaged")]
 )
 def test_folder_names_a_broken_file(tmp_path, raw, words):
     write_folder(tmp_path, shape=(40, 40))
@@ -383,20 +367,20 @@ def test_folder_names_a_broken_file(tmp_path, raw, words):
 def test_folder_refuses_more_than_eight_bits(tmp_path):
     write_folder(tmp_path)
     save(tmp_path / "cat" / "9.png", np.full((4, 4), 60000, np.uint16))
-    assert "more than 8 bits a channel" in refusal(f"folder:{tmp_path}")
+    assert "more than 8 bits per channel" in refusal(f"folder:{tmp_path}")
     assert "cat" in refusal(f"folder:{tmp_path}")
 
 
 def test_folder_refuses_what_is_none(tmp_path):
-    assert "absent is no folder that can be read" in refusal(f"folder:{tmp_path}/absent")
-    assert "holds no images: it needs a folder a class" in refusal(f"folder:{tmp_path}")
+    assert "absent cannot be read as a folder" in refusal(f"folder:{tmp_path}/absent")
+    assert "holds no images: it needs one folder per class" in refusal(f"folder:{tmp_path}")
     assert "dataset 'folder' needs a path" in refusal("folder")
     assert "has 1 channels: mean and std take 1 or 1" in refusal(
         write_folder(tmp_path), mean="0.1,0.2,0.3"
     )
 
 
-# --- pfllib -----------------------------------------------------------------------------------------------------------
+# --- pfllib
 
 
 def write_pfllib(root, clients=3, change=None):
@@ -452,20 +436,20 @@ def test_pfllib_runs_no_code(tmp_path):
     name, _ = write_pfllib(
         tmp_path, change=lambda data: data | {"x": Malicious(f"touch {tmp_path}/victim")}
     )
-    assert ".system, which a data file has no business with" in refusal(name)
+    assert ".system, which a data file must not use" in refusal(name)
     assert not (tmp_path / "victim").exists()
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda data: {"y": data["y"]}, "is damaged or no file of PFLlib's: 'x'"),
+        (lambda data: {"y": data["y"]}, "is not a file of PFLlib (or is damaged): 'x'"),
         (lambda data: data["y"], "holds no dictionary of x and y"),
         (lambda data: data | {"y": data["y"][1:]}, "inputs but"),
         (lambda data: data | {"y": data["y"] - 1}, "has a label -1, out of range"),
         (lambda data: data | {"y": data["y"] + 0.5}, "y must be a list of whole numbers"),
         (lambda data: data | {"x": data["x"] * np.nan}, "not a finite number"),
-        (lambda data: data | {"x": [[1], [2, 3]]}, "is damaged or no file of PFLlib's"),
+        (lambda data: data | {"x": [[1], [2, 3]]}, "is not a file of PFLlib (or is damaged)"),
         (lambda data: data | {"x": np.zeros([len(data["y"])] * 2)}, "but client 1's are"),
     ],
 )
@@ -475,10 +459,10 @@ def test_unusable_pfllib_files_are_refused(tmp_path, change, words):
 
 
 def test_pfllib_folders_that_are_not_whole_are_refused(tmp_path):
-    assert "holds no division of PFLlib's" in refusal(f"pfllib:{tmp_path}")
+    assert "is not a data set divided by PFLlib" in refusal(f"pfllib:{tmp_path}")
     name, _ = write_pfllib(tmp_path)
     (tmp_path / "test" / "1.npz").write_bytes(b"none")
-    assert "1.npz is damaged" in refusal(name)
+    assert "1.npz is not a file of PFLlib" in refusal(name)
     (tmp_path / "test" / "1.npz").unlink()
     assert "client 1 has a file in only one of train and test" in refusal(name)
 
@@ -492,14 +476,14 @@ def test_pfllib_refuses_a_client_that_cannot_be_tested(tmp_path):
     assert "client 1 has no test image of a class that it has training images of" in refusal(name)
 
 
-# --- hf ---------------------------------------------------------------------------------------------------------------
+# --- hf
 
 
 def write_hf(root, features=None, parts=("train", "test"), **columns):
     datasets = pytest.importorskip("datasets")
     root.mkdir(exist_ok=True)
     whole = {
-        "image": [encoded(image) for image in images(6, 4, 4)],
+        "image": [encode_image(image) for image in images(6, 4, 4)],
         "label": [0, 1, 2] * 2,
     } | columns
     table = datasets.Dataset.from_dict(
@@ -559,18 +543,25 @@ def test_hf_columns_may_be_named(tmp_path):
     assert "column 'owner' holds int64, not images" in refusal(name, image="owner", label="animal")
 
 
+SMALL_IMAGE = encode_image(images(1, 4, 4)[0])
+WIDE_IMAGE = encode_image(images(1, 4, 5)[0])
+
+
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"image": None, "height": [1.0] * 6}, "has no column of images, and numbers go in an npz file"),
+        (
+            {"image": None, "height": [1.0] * 6},
+            "has no column of images, and numbers go in an npz file",
+        ),
         ({"label": [0, None, 2] * 2}, "column 'label' is empty in 2 rows"),
         ({"label": [0, -1, 2] * 2}, "has a label -1, out of range"),
         ({"label": None}, "needs label=COLUMN"),
-        ({"image": [encoded(images(1, 4, 4)[0])] * 5 + [None]}, "has no image in row 5"),
-        ({"image": [encoded(images(1, 4, 4)[0])] * 5 + [{"bytes": b"x", "path": None}]}, "row 5, is damaged"),
-        ({"image": [encoded(images(1, 4, n)[0]) for n in (4, 4, 4, 4, 4, 5)]}, "row 5, has 4x5 pixels but others have"),
+        ({"image": [SMALL_IMAGE] * 5 + [None]}, "has no image in row 5"),
+        ({"image": [SMALL_IMAGE] * 5 + [{"bytes": b"x", "path": None}]}, "row 5, is not an image"),
+        ({"image": [SMALL_IMAGE] * 5 + [WIDE_IMAGE]}, "row 5, has 4x5 pixels but others have"),
     ],
-)  # fmt: skip
+)
 def test_unusable_hf_tables_are_refused(tmp_path, columns, words):
     assert words in refusal(write_hf(tmp_path / "bad", **columns))
 
@@ -595,7 +586,7 @@ def test_hf_names_what_was_tried_without_a_network(tmp_path, monkeypatch):
     "name", ["pandas", "csv", "json", "mnist", "/nowhere", "owner/", "owner/script.py"]
 )
 def test_hf_takes_nothing_but_folders_and_data_sets_of_the_hub(name, tmp_path, monkeypatch):
-    """The library's own readers go by short names, look in the current folder, and one of them unpickles."""
+    """The library has readers with short names for the current folder; one of them unpickles."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", lambda *arguments: pytest.fail("it was asked"))
@@ -649,12 +640,12 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, kind, name, modu
     monkeypatch.setitem(sys.modules, module, None)
     context = DataFolders() if kind == "dataset" else a_pool()
     with pytest.raises(
-        MissingExtra, match=rf"needs the package '{module}': pip install '(fedproto|\.)\[{extra}\]'"
+        MissingExtra, match=rf"needs the package '{module}': pip install '.*\[{extra}\]'"
     ):
         plugins.build(kind, Part(name), context)
 
 
-# --- Flower's partitioners --------------------------------------------------------------------------------------------
+# --- Flower's partitioners
 
 
 def a_pool(clients=4, seed=0):

@@ -24,7 +24,7 @@ from fedproto import Classifier
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.data import DataFolders
-from fedproto.data.shared.preprocessing import Preparation
+from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
 from fedproto.inference.open_set import rejections
 from fedproto.inference.trained_client import can_reject, member_of, rows_needed, threshold
@@ -368,12 +368,12 @@ def test_rows_may_come_in_any_usual_form(run, trained):
 
 
 def test_channels_may_come_last():
-    preparation = Preparation((3, 4, 5), (0.1, 0.2, 0.3), (1.0, 2.0, 4.0), 255.0)
+    preprocessing = Preprocessing((3, 4, 5), (0.1, 0.2, 0.3), (1.0, 2.0, 4.0), 255.0)
     x = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 5), np.uint8)
     expected = (x / 255 - np.reshape([0.1, 0.2, 0.3], (3, 1, 1))) / np.reshape([1, 2, 4], (3, 1, 1))
-    assert np.allclose(preparation(x), expected, atol=1e-6)
-    assert np.allclose(preparation(np.moveaxis(x, 1, -1)), expected, atol=1e-6)
-    assert np.allclose(preparation(x.reshape(6, 60)), expected, atol=1e-6)
+    assert np.allclose(preprocessing(x), expected, atol=1e-6)
+    assert np.allclose(preprocessing(np.moveaxis(x, 1, -1)), expected, atol=1e-6)
+    assert np.allclose(preprocessing(x.reshape(6, 60)), expected, atol=1e-6)
 
 
 def test_a_run_prepares_inputs_as_its_classifier_does():
@@ -381,18 +381,18 @@ def test_a_run_prepares_inputs_as_its_classifier_does():
         each = source(name)
         rows = np.arange(0, len(each.test.y), 7)
         shape = tuple(each.tensor(each.test, rows).shape[1:])
-        preparation = Preparation(shape, each.mean, each.std, each.scale)
-        assert torch.equal(preparation(each.test.x[rows]), each.tensor(each.test, rows))
+        preprocessing = Preprocessing(shape, each.mean, each.std, each.scale)
+        assert torch.equal(preprocessing(each.test.x[rows]), each.tensor(each.test, rows))
 
 
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.zeros((2, 7, 8)), r"inputs of shape \(7, 8\) were given, where \(1, 8, 8\) is wanted"),
+        (np.zeros((2, 7, 8)), r"inputs of shape \(7, 8\) were given, but \(1, 8, 8\) is needed"),
         (np.zeros((2, 3, 8, 8)), r"inputs of shape \(3, 8, 8\) were given"),
         (np.zeros((2, 8, 8, 3)), r"inputs of shape \(8, 8, 3\) were given"),
         (np.zeros((2, 63)), r"inputs of shape \(63,\) were given"),
-        (np.zeros(64), "one row a sample"),
+        (np.zeros(64), "one row per sample"),
         (np.array([["a"] * 64]), "inputs must be numbers"),
         (np.array([[None] * 64]), "inputs must be numbers"),
         (np.full((1, 8, 8), np.nan), "not a finite number"),
@@ -400,7 +400,7 @@ def test_a_run_prepares_inputs_as_its_classifier_does():
         (np.full((1, 8, 8), 1e300), "not a finite number"),  # in float32, which models are given
         (
             np.full((1, 8, 8), 0.5),
-            "are at most 1 in size, but those of 0 to 16 are wanted: multiply by 16",
+            "are at most 1 in size, but values from 0 to 16 are needed: multiply by 16",
         ),
         (np.full((1, 8, 8), 1.0), "at most 1 in size"),
     ],

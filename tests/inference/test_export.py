@@ -24,7 +24,7 @@ from fedproto.config import plugin_trust, plugins
 from fedproto.config.options import Part, parse
 from fedproto.core.files import write_tensors
 from fedproto.data.shared.feature_encoding import ENCODING
-from fedproto.data.shared.preprocessing import Preparation
+from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError, DataError, FedProtoError, MissingExtra, RunFolderError
 from fedproto.inference import export
 from fedproto.inference.classifier import Classifier
@@ -48,7 +48,7 @@ def images(member, count, high=255):
     """Inputs in the units of the data set, the same every time."""
     return (
         np.random.default_rng(0)
-        .integers(0, high, (count, *member.preparation.shape))
+        .integers(0, high, (count, *member.preprocessing.shape))
         .astype(np.float32)
     )
 
@@ -107,7 +107,7 @@ def hand_made(model, shape, classes=("cat", "dog", "eel"), scale=255.0, module=N
         for _ in range(2):
             features, _ = module.train()(torch.rand(8, *shape) * 3)
     wide = Prototypes(("cat", "dog", "eel", "fly"), features[:4] + 1, torch.tensor([1.0, 0, 1, 1]))
-    prepared = Preparation(shape, (0.4,) * shape[0] if len(shape) == 3 else (0.0,), (0.3,), scale)
+    prepared = Preprocessing(shape, (0.4,) * shape[0] if len(shape) == 3 else (0.0,), (0.3,), scale)
     calibration = {"prototype all": np.linspace(0, 1, 30, dtype=np.float32)}
     about = {"model": model, "dataset": "csv:/home/me/secret/animals.csv", **about}
     return Trained(module.eval(), prepared, classes, classes[:2], wide, calibration, about)
@@ -166,8 +166,8 @@ def test_a_loaded_member_answers_bit_for_bit(request, made, client, high, by, am
 
 def test_a_loaded_member_is_the_one_that_was_written(cnn):
     mine, theirs = member_of(cnn[0], 1), read_member(cnn[1])
-    assert (mine.preparation, mine.classes, mine.own) == (
-        theirs.preparation,
+    assert (mine.preprocessing, mine.classes, mine.own) == (
+        theirs.preprocessing,
         theirs.classes,
         theirs.own,
     )

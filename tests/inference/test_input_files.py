@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedproto.data.shared.preprocessing import Preparation
+from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import DataError
 from fedproto.inference.input_files import read_inputs
 
-GREY = Preparation((1, 8, 8), (0.3,), (0.4,), 16.0)  # as digits
-COLOUR = Preparation((3, 8, 10), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7), 255.0)
-TABLE = Preparation((5,))
+GREY = Preprocessing((1, 8, 8), (0.3,), (0.4,), 16.0)  # as digits
+COLOUR = Preprocessing((3, 8, 10), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7), 255.0)
+TABLE = Preprocessing((5,))
 
 
 def pixels(*shape, seed=0):
@@ -29,14 +29,14 @@ def saved(path, array, **options):
     return path
 
 
-def one(path, preparation):
-    (found,) = read_inputs(path, preparation)
+def one(path, preprocessing):
+    (found,) = read_inputs(path, preprocessing)
     return found
 
 
-def refused(path, preparation, message):
+def refused(path, preprocessing, message):
     with pytest.raises(DataError, match=message) as caught:
-        list(read_inputs(path, preparation))
+        list(read_inputs(path, preprocessing))
     assert "\n" not in str(caught.value)
 
 
@@ -81,14 +81,14 @@ def test_grey_becomes_colour_and_it_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"])
-@pytest.mark.parametrize("preparation", [GREY, COLOUR])
-def test_every_mode_of_eight_bits_is_taken(mode, preparation, tmp_path):
-    _, height, width = preparation.shape
+@pytest.mark.parametrize("preprocessing", [GREY, COLOUR])
+def test_every_mode_of_eight_bits_is_taken(mode, preprocessing, tmp_path):
+    _, height, width = preprocessing.shape
     path = tmp_path / ("a.png" if mode in ("1", "L", "LA", "P", "RGB", "RGBA") else "a.jpg")
     Image.fromarray(np.full((height, width, 3), 255, np.uint8)).convert(mode).save(path)
-    found = one(path, preparation)
-    assert np.allclose(found.x, preparation.scale, atol=preparation.scale / 100)
-    changed = (mode in ("1", "L", "LA")) != (preparation is GREY)
+    found = one(path, preprocessing)
+    assert np.allclose(found.x, preprocessing.scale, atol=preprocessing.scale / 100)
+    changed = (mode in ("1", "L", "LA")) != (preprocessing is GREY)
     assert len(found.notices) == changed + mode.endswith(
         "A"
     )  # which says that it is partly transparent
@@ -137,14 +137,14 @@ def test_what_would_not_be_recognisable_is_refused(size, accepted, tmp_path):
 
 
 def test_the_ratio_is_that_of_what_is_wanted(tmp_path):
-    wide = Preparation((1, 8, 32), scale=255.0)
+    wide = Preprocessing((1, 8, 32), scale=255.0)
     assert one(saved(tmp_path / "wide.png", pixels(20, 80)), wide).x.shape == (1, 8, 32)
     refused(saved(tmp_path / "square.png", pixels(20, 20)), wide, "20x20 pixels")
 
 
 def test_a_tiny_image_is_fine_where_tiny_ones_are_wanted(tmp_path):
     image = pixels(2, 3)
-    found = one(saved(tmp_path / "a.png", image), Preparation((1, 2, 3), scale=255.0))
+    found = one(saved(tmp_path / "a.png", image), Preprocessing((1, 2, 3), scale=255.0))
     assert (found.x[0] == image).all() and not found.notices
 
 
@@ -153,14 +153,14 @@ def test_an_image_of_sixteen_bits_is_refused(tmp_path):
     refused(
         saved(tmp_path / "a.png", np.full((8, 8), 40_000, np.uint16)),
         GREY,
-        "more than 8 bits a channel",
+        "more than 8 bits per channel",
     )
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n", bytes(1000)])
 def test_a_file_that_is_no_image(content, tmp_path):
     (tmp_path / "a.png").write_bytes(content)
-    refused(tmp_path / "a.png", GREY, "a.png is damaged or no image")
+    refused(tmp_path / "a.png", GREY, "a.png is not an image")
 
 
 @pytest.mark.parametrize("end", ["png", "jpg", "gif", "bmp"])
@@ -176,7 +176,7 @@ def test_a_member_that_takes_no_images(tmp_path):
     refused(
         path, TABLE, r"cannot be classified: this member takes inputs of shape \(5,\), no images"
     )
-    refused(path, Preparation((2, 8, 8)), "no images")
+    refused(path, Preprocessing((2, 8, 8)), "no images")
 
 
 # --- arrays
@@ -224,7 +224,7 @@ def test_floats_between_zero_and_one_are_refused(tmp_path):
     refused(
         tmp_path / "a.npy",
         GREY,
-        "inputs are at most 1 in size, but those of 0 to 16 are wanted: multiply by 16",
+        "inputs are at most 1 in size, but values from 0 to 16 are needed: multiply by 16",
     )
 
 
@@ -369,4 +369,4 @@ def test_a_path_that_is_not_there(tmp_path):
 def test_one_bad_file_of_a_folder_is_named(tmp_path):
     saved(tmp_path / "a.png", pixels(8, 8))
     (tmp_path / "b.png").write_bytes(b"no image")
-    refused(tmp_path, GREY, "b.png is damaged or no image")
+    refused(tmp_path, GREY, "b.png is not an image")

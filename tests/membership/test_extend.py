@@ -55,7 +55,7 @@ def test_everybody_starts_with_the_model_it_has(run: Path, crosses: str, tmp_pat
         states = experiment.client_states()
     for client, (folder, place) in enumerate([(run, 0), (run, 1), (run, 2), (run, 3), (new, 0)]):
         before = member_of(folder, place)
-        x = torch.rand(7, *before.preparation.shape)
+        x = torch.rand(7, *before.preprocessing.shape)
         module = experiment.federation.members[client].module.eval()
         with torch.no_grad():
             features, logits = torch.func.functional_call(module, states[client], (x,))

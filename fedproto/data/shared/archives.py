@@ -1,4 +1,4 @@
-"""Archives opened with care: their names come from outside."""
+"""Archives opened with care: the names inside them come from outside."""
 
 from __future__ import annotations
 
@@ -11,139 +11,188 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from fedproto.errors import DataError
 
-FONT = re.compile(r"(?:.*/)?Sample(\d{3})/img\d{3}-(\d{5})\.png")
-DAMAGED = (
+#: Chars74K's images: the number of the character, and the number of the font.
+FONT_IMAGE = re.compile(r"(?:.*/)?Sample(\d{3})/img\d{3}-(\d{5})\.png")
+CHARACTERS = 62
+#: What a damaged archive raises, besides OSError.
+DAMAGE_ERRORS = (
     tarfile.TarError,
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
     EOFError,
     RuntimeError,
-)  # what a damaged archive raises
-Member = tuple[str, Callable[[], IO[bytes] | None]]
+)
+
+
+class Entry(NamedTuple):
+    """An entry of an archive; `open` is for files only."""
+
+    name: str
+    kind: Literal["file", "folder", "other"]
+    open: Callable[[], IO[bytes] | None]
+
+
+class FontImage(NamedTuple):
+    """One character in one font."""
+
+    label: int
+    font: int
+    pixels: np.ndarray
+
+
+# --- unpacking
 
 
 def unpack(archive: Path, into: Path, pattern: str) -> None:
-    """The files of a zip or tar archive whose names fit the pattern, moved into the folder when all are written."""
-    aside = into / f".{archive.name}.unpacked"
-    shutil.rmtree(aside, ignore_errors=True)  # what a killed run left
+    """Unpack the files of a zip or tar archive whose names match the pattern.
+
+    They are moved into the folder when all of them are written. Raises DataError, before anything
+    is written, if the archive is damaged, holds no such file, or holds an unsafe name.
+    """
+    temporary = into / f".{archive.name}.unpacked"
+    shutil.rmtree(temporary, ignore_errors=True)  # what a killed run left behind
     try:
-        names = [
-            name for name, _ in _members(archive)
-        ]  # all names are looked at before anything is written
+        # All names are checked before anything is written.
+        names = [entry.name for entry in _list_files(archive)]
         if not any(fnmatchcase(name, pattern) for name in names):
             raise DataError(
                 f"{archive} holds no {pattern}: it is not the archive that was expected"
             )
-        for name, opened in _members(archive):
-            if fnmatchcase(name, pattern):
-                _write(aside / name, opened)
-        _move(aside, into)
-    except (*DAMAGED, OSError) as error:
-        raise _damaged(archive, error) from error
+        for entry in _list_files(archive):
+            if fnmatchcase(entry.name, pattern):
+                _write_file(entry, temporary / entry.name)
+        _move_contents(temporary, into)
+    except (*DAMAGE_ERRORS, OSError) as error:
+        raise _explain(archive, error) from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _damaged(archive: Path, error: Exception) -> Exception:
-    """A full disk stays what it is; everything else is the archive's fault."""
+def _explain(archive: Path, error: Exception) -> Exception:
+    """Return the error to raise: a full disk stays an OSError, all else is the archive's fault."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
-    return DataError(f"{archive} is damaged or no archive: {error}")
+    return DataError(f"{archive} is not a valid archive (or is damaged): {error}")
 
 
-def _write(target: Path, opened: Callable[[], IO[bytes] | None]) -> None:
+def _write_file(entry: Entry, target: Path) -> None:
+    """Write a file of an archive to a path."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    source = opened()
-    assert source is not None  # only files are listed
+    source = entry.open()
+    assert source is not None, "only files are listed"
     with source, target.open("wb") as file:
         shutil.copyfileobj(source, file)
 
 
-def _move(aside: Path, into: Path) -> None:
-    """A folder that is not there yet comes in one step, so that half a data set is never taken for all of it."""
-    for path in sorted(aside.iterdir()):
+def _move_contents(temporary: Path, into: Path) -> None:
+    """Move files and folders; a new folder comes in one step, so it is never there in part."""
+    for path in sorted(temporary.iterdir()):
         target = into / path.name
         if path.is_dir() and target.is_dir():
-            _move(path, target)
-        elif (
-            not target.exists()
-        ):  # a file of the user's own stays; whoever checks it says if it is wrong
+            _move_contents(path, target)
+        elif not target.exists():  # a file of the user's own stays; it is checked later
             path.replace(target)
 
 
-def _members(archive: Path) -> Iterator[Member]:
-    """The files in an archive; one name that leads out of the folder, or one link, and all of it is refused."""
-    for name, kind, opened in _entries(archive):
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
+def _list_files(archive: Path) -> Iterator[Entry]:
+    """Yield the files of an archive.
+
+    Raises DataError if a name leads out of the folder, or if an entry is a link or a device.
+    """
+    for entry in _list_entries(archive):
+        path = PurePosixPath(entry.name)
+        is_outside = path.is_absolute() or ".." in path.parts
+        if is_outside or "\\" in entry.name or ":" in entry.name:
             raise DataError(
-                f"{archive} is refused: its member {name!r} would be written outside its folder"
+                f"{archive} is refused: its member {entry.name!r} would be written outside its "
+                "folder"
             )
-        if kind == "other":
+        if entry.kind == "other":
             raise DataError(
-                f"{archive} is refused: its member {name!r} is a link or a device, not a file"
+                f"{archive} is refused: its member {entry.name!r} is a link or a device, not a file"
             )
-        if kind == "file":
-            yield str(path), opened
+        if entry.kind == "file":
+            yield entry._replace(name=str(path))
 
 
-def _entries(archive: Path) -> Iterator[tuple[str, str, Callable[[], IO[bytes] | None]]]:
+def _list_entries(archive: Path) -> Iterator[Entry]:
+    """Yield all entries of a zip or tar archive, unchecked."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for info in zipped.infolist():
-                kind = (
-                    "other"
-                    if stat.S_ISLNK(info.external_attr >> 16)
-                    else "folder"
-                    if info.is_dir()
-                    else "file"
-                )
-                yield info.filename, kind, lambda info=info: zipped.open(info)  # type: ignore[misc]
+                yield Entry(info.filename, _zip_kind(info), partial(zipped.open, info))
         return
     with tarfile.open(archive) as tar:
         for member in tar:
-            kind = "file" if member.isfile() else "folder" if member.isdir() else "other"
-            yield member.name, kind, lambda member=member: tar.extractfile(member)  # type: ignore[misc]
+            yield Entry(member.name, _tar_kind(member), partial(tar.extractfile, member))
+
+
+def _zip_kind(info: zipfile.ZipInfo) -> Literal["file", "folder", "other"]:
+    if stat.S_ISLNK(info.external_attr >> 16):
+        return "other"
+    return "folder" if info.is_dir() else "file"
+
+
+def _tar_kind(member: tarfile.TarInfo) -> Literal["file", "folder", "other"]:
+    if member.isfile():
+        return "file"
+    return "folder" if member.isdir() else "other"
+
+
+# --- Chars74K
 
 
 def pack_fonts(archive: Path, into: Path) -> None:
-    """Chars74K's archive of 128x128 images as the npz file that the loader reads: 28x28, bright on black."""
-    rows: list[tuple[int, int, np.ndarray]] = []
+    """Write Chars74K's archive as the npz file that the loader reads: 28x28, bright on black.
+
+    Raises DataError if the archive is damaged or does not hold all characters.
+    """
+    images: list[FontImage] = []
     try:
-        for name, opened in _members(archive):
-            if (match := FONT.fullmatch(name)) and (file := opened()):
-                pixels = 255 - _small(file)
-                rows.append((int(match[1]) - 1, int(match[2]), pixels))
-    except (*DAMAGED, OSError) as error:
-        raise _damaged(archive, error) from error
-    if {label for label, _, _ in rows} != set(range(62)):
+        for entry in _list_files(archive):
+            match = FONT_IMAGE.fullmatch(entry.name)
+            if match is None:
+                continue
+            file = entry.open()
+            assert file is not None, "only files are listed"
+            pixels = 255 - _read_small_image(file)
+            images.append(FontImage(int(match[1]) - 1, int(match[2]), pixels))
+    except (*DAMAGE_ERRORS, OSError) as error:
+        raise _explain(archive, error) from error
+    if {image.label for image in images} != set(range(CHARACTERS)):
         raise DataError(
             f"{archive} does not hold Sample001 to Sample062: it is not Chars74K's EnglishFnt.tgz"
         )
-    _save(into / "chars74k_fnt_28.npz", sorted(rows, key=lambda row: row[:2]))
+    images.sort(key=lambda image: (image.label, image.font))
+    _save_fonts(into / "chars74k_fnt_28.npz", images)
 
 
-def _small(file: IO[bytes]) -> np.ndarray:
+def _read_small_image(file: IO[bytes]) -> np.ndarray:
+    """Return an image as 28x28 grey values."""
     with Image.open(file) as image:
-        return np.asarray(image.convert("L").resize((28, 28), Image.Resampling.BILINEAR))
+        small = image.convert("L").resize((28, 28), Image.Resampling.BILINEAR)
+        return np.asarray(small)
 
 
-def _save(target: Path, rows: list[tuple[int, int, np.ndarray]]) -> None:
-    labels, fonts, images = zip(*rows, strict=True)
-    part = target.with_name(f"{target.name}.part")
+def _save_fonts(target: Path, images: list[FontImage]) -> None:
+    """Write the images as an npz file, atomically."""
+    temporary = target.with_name(f"{target.name}.part")
+    x = np.stack([image.pixels for image in images])
+    y = np.array([image.label for image in images], np.uint8)
+    font_index = np.array([image.font for image in images], np.uint16)
     try:
-        with part.open("wb") as file:
-            y, font_index = np.array(labels, np.uint8), np.array(fonts, np.uint16)
-            np.savez_compressed(file, x=np.stack(images), y=y, font_index=font_index)
-        part.replace(target)
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, x=x, y=y, font_index=font_index)
+        temporary.replace(target)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

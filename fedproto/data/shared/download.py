@@ -1,294 +1,282 @@
-"""Getting data sets: downloads that go on where they broke off, and files held against their checksums."""
+"""Downloading data sets; interrupted downloads continue where they stopped."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
-import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from fedproto.data import DataFolders
-from fedproto.data.shared.catalogue import CATALOGUE, DataSet, File
-from fedproto.errors import ConfigError, DataError, unknown
+from fedproto.data.shared.catalogue import DataSet, File
+from fedproto.data.shared.inventory import (
+    MISSING,
+    check,
+    check_file,
+    compute_md5,
+    find_data_set,
+    find_file,
+)
+from fedproto.errors import ConfigError, DataError
 
-TRIES = 3  # in a row that bring nothing new
-PAUSE = 1.0  # seconds between them
-TIMEOUT = 30.0  # seconds without a byte
-BLOCK = 1 << 18
-PASSING = (408, 429)  # answers below 500 that may be better the next time
+MAX_FRUITLESS_TRIES = 3  # in a row that bring nothing new
+PAUSE_SECONDS = 1.0  # between tries
+TIMEOUT_SECONDS = 30.0  # without a byte
+BLOCK_BYTES = 1 << 18
+TEMPORARY_STATUSES = (408, 429)  # below 500; a later try may succeed
+RANGE_NOT_SATISFIABLE = 416
+PARTIAL_CONTENT = 206
+MIRROR = re.compile(r"https?://[^/[\]\s]\S*")
 
-MISSING = "missing"
-
-Told = Callable[[str, int, int | None], None]  # file, bytes that are here, bytes in all
-
-
-# --- what is there
-
-
-def find(data: DataSet, file: File, places: DataFolders) -> Path | None:
-    """Where a file that the loader wants lies, packed or not."""
-    names = (file.name.removesuffix(".gz"), file.name)
-    candidates = [f"{folder}/{name}" for folder in data.folders for name in names]
-    paths = (folder / candidate for folder in places.folders() for candidate in candidates)
-    return next((path for path in paths if path.exists()), None)
-
-
-def named(name: str) -> DataSet:
-    if name not in CATALOGUE:
-        raise unknown("data set", name, CATALOGUE)
-    return CATALOGUE[name]
+#: Called with the file's name, the bytes that are here, and the bytes in all, if known.
+Report = Callable[[str, int, int | None], None]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What a look at one file gave."""
-
-    path: Path
-    state: str
-    good: bool = True
+def _report_nothing(name: str, received: int, total: int | None) -> None:
+    pass
 
 
-def check(name: str, places: DataFolders) -> list[Finding]:
-    """A finding for each file that the loader wants."""
-    data = named(name)
-    found = [(file, find(data, file, places)) for file in data.wanted]
-    return [
-        compare(path, file) if path else Finding(Path(file.name), MISSING, False)
-        for file, path in found
-    ]
-
-
-def check_all(name: str | None, places: DataFolders) -> list[tuple[str, Finding]]:
-    """Findings with their data set: of one, which must be there, or of all of which something is."""
-    findings = {each: check(each, places) for each in ([name] if name else CATALOGUE)}
-    there = {
-        each for each, some in findings.items() if any(finding.state != MISSING for finding in some)
-    }
-    if name and not there:
-        looked = ", ".join(map(str, places.folders()))
-        raise DataError(f"{name} was not found in {looked}: `fedproto data get {name}` gets it")
-    return [(each, finding) for each, some in findings.items() if each in there for finding in some]
-
-
-def overview(places: DataFolders) -> list[tuple[str, ...]]:
-    """A row a data set: name, where it lies, what a download is, licence, source."""
-    rows: list[tuple[str, ...]] = []
-    for name, data in CATALOGUE.items():
-        paths = [path for file in data.wanted if (path := find(data, file, places))]
-        whole = (
-            ""
-            if len(paths) == len(data.wanted)
-            else f"{len(paths)} of {len(data.wanted)} files in "
-        )
-        there = f"{whole}{paths[0].parent}" if paths else "no"
-        sizes = [file.size for file in data.files]
-        download = "not known" if None in sizes else f"{sum(filter(None, sizes)) / 1e6:.1f} MB"
-        rows.append((name, there, download, data.licence, data.source))
-    return rows
-
-
-def compare(path: Path, file: File) -> Finding:
-    """Hold a file against what was published."""
-    if path.is_dir() or file.md5 is None:
-        return Finding(path, "there; no checksum is known")
-    try:
-        if path.suffix == Path(file.name).suffix and _md5(path) == file.md5:
-            return Finding(path, "as published")
-        if file.held and hashlib.md5(file.held(path)).hexdigest() == file.content:
-            return Finding(path, "as published, packed otherwise")
-    except (OSError, EOFError, zlib.error, DataError) as error:
-        return Finding(path, f"wrong, it cannot be read ({error})", False)
-    return Finding(path, "wrong, not the published file", False)
-
-
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest()
-
-
-# --- getting what is not
+# --- data sets
 
 
 def get(
-    name: str, places: DataFolders, mirror: str | None = None, told: Told = lambda *_: None
+    name: str,
+    data_folders: DataFolders,
+    mirror: str | None = None,
+    report: Report = _report_nothing,
 ) -> Path:
-    """Download what is missing of a data set; the folder that holds it."""
-    data = named(name)
-    if mirror is not None and not (
-        mirror.isascii() and re.fullmatch(r"https?://[^/[\]\s]\S*", mirror)
-    ):
-        raise ConfigError(f"--mirror {mirror} is no address: it starts with http:// or https://")
-    folder, url = places.folders()[0] / data.into, f"{mirror.rstrip('/')}/" if mirror else data.url
-    missing = [file for file in data.wanted if find(data, file, places) is None]
+    """Download what is missing of a data set, and return the folder that holds it.
+
+    `mirror` is the address of a folder with the same files. Raises ConfigError or DataError if the
+    data set cannot be downloaded, or if a file that is there is not the published one.
+    """
+    data_set = find_data_set(name)
+    url = data_set.url if mirror is None else _check_mirror(mirror)
+    folder = data_folders.folders()[0] / data_set.folder
+    missing = []
+    for file in data_set.loader_files:
+        path = find_file(data_set, file, data_folders)
+        if path is None:
+            missing.append(file)
     if not missing:
-        _refuse_wrong(name, places)
-        found = find(data, data.wanted[0], places)
+        _refuse_wrong_files(name, data_folders)
+        found = find_file(data_set, data_set.loader_files[0], data_folders)
         return found.parent if found else folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if data.opened is None:
+        if data_set.open_archive is None:
             for file in missing:
-                _obtain(url, folder, file, told)
+                _download_file(url, folder, file, report)
         else:
-            _open_archive(data, url, folder, told)
+            _download_archive(data_set, data_set.open_archive, url, folder, report)
     except OSError as error:
         raise DataError(
             f"{folder} cannot be written: {error}; name another folder with --data-dir"
         ) from error
-    _refuse_wrong(name, places)
+    _refuse_wrong_files(name, data_folders)
     return folder
 
 
-def _refuse_wrong(name: str, places: DataFolders) -> None:
-    for finding in check(name, places):
+def _check_mirror(mirror: str) -> str:
+    """Return the address of a mirror with a slash at its end."""
+    if not mirror.isascii() or MIRROR.fullmatch(mirror) is None:
+        raise ConfigError(
+            f"--mirror {mirror} is not an address: it must start with http:// or https://"
+        )
+    return f"{mirror.rstrip('/')}/"
+
+
+def _refuse_wrong_files(name: str, data_folders: DataFolders) -> None:
+    """Raise DataError if a file of a data set is missing or not the published one."""
+    for finding in check(name, data_folders):
         if finding.state == MISSING:
             raise DataError(
-                f"{finding.path} is not in what was downloaded for {name}: it is not what was expected"
+                f"{finding.path} is not in what was downloaded for {name}: "
+                "it is not the download that was expected"
             )
         if not finding.good:
             raise DataError(
-                f"{finding.path} is {finding.state}: remove it, and `fedproto data get {name}` gets it"
+                f"{finding.path} is {finding.state}: remove it, and run "
+                f"`fedproto data get {name}` again"
             )
 
 
-def _open_archive(data: DataSet, url: str, folder: Path, told: Told) -> None:
-    """Take an archive that somebody put there, or download one, which then goes."""
-    (file,) = data.files
+def _download_archive(
+    data_set: DataSet,
+    open_archive: Callable[[Path, Path], None],
+    url: str,
+    folder: Path,
+    report: Report,
+) -> None:
+    """Open an archive that a user put there, or download one, which is deleted afterwards."""
+    (file,) = data_set.files
     archive = folder / file.name
-    given = archive.exists()
-    if given and not compare(archive, file).good:
+    keep = archive.exists()
+    if keep and not check_file(archive, file).good:
         raise DataError(
             f"{archive} is not the published file: remove it, or put the right one there"
         )
-    if not given:
-        _obtain(url, folder, file, told)
-    assert data.opened is not None
+    if not keep:
+        _download_file(url, folder, file, report)
     try:
-        data.opened(archive, folder)
-    except OSError:  # a full disk: the archive need not come again
-        given = True
+        open_archive(archive, folder)
+    except OSError:  # a full disk: the archive need not be downloaded again
+        keep = True
         raise
     finally:
-        if not given:
+        if not keep:
             archive.unlink()
 
 
-def _obtain(url: str, folder: Path, file: File, told: Told) -> None:
-    """Download one file into the folder: whole and right, or not there."""
+# --- one file, in as many tries as needed
+
+
+def _download_file(url: str, folder: Path, file: File, report: Report) -> None:
+    """Download one file into the folder; afterwards it is complete and right, or not there."""
     target = folder / file.name
-    part, tag = (target.with_name(f"{target.name}{end}") for end in (".part", ".part.tag"))
-    download(url + file.name, part, tag, file, told)
+    part = target.with_name(f"{target.name}.part")
+    tag = target.with_name(f"{target.name}.part.tag")
+    _download_part(url + file.name, part, tag, file, report)
     tag.unlink(missing_ok=True)
-    if file.md5 is not None and (found := _md5(part)) != file.md5:
-        part.unlink()
-        raise DataError(
-            f"{url}{file.name} is not the published file (md5 {found}, not {file.md5}): nothing was kept"
-        )
+    if file.md5 is not None:
+        md5 = compute_md5(part)
+        if md5 != file.md5:
+            part.unlink()
+            raise DataError(
+                f"{url}{file.name} is not the published file (md5 {md5}, not {file.md5}): "
+                "nothing was kept"
+            )
     part.replace(target)
 
 
-def download(url: str, part: Path, tag: Path, file: File, told: Told) -> None:
-    """All bytes of a file to `part`, by as many tries as bring something new."""
-    most, fruitless = _bytes(part), 0
+def _download_part(url: str, part: Path, tag: Path, file: File, report: Report) -> None:
+    """Download all bytes of a file to `part`; try again as long as a try brings something new."""
+    most_bytes = _size(part)
+    fruitless_tries = 0
     while True:
         try:
-            return _continue(url, part, tag, file, told)
+            _continue_download(url, part, tag, file, report)
+            return
         except HTTPException as error:
-            fruitless = 0 if _bytes(part) > most else fruitless + 1
-            most = max(most, _bytes(part))
-            if fruitless >= TRIES:
-                raise _refusal(url, part, f"cannot be fetched ({error})") from error
-        time.sleep(PAUSE)
+            if _size(part) > most_bytes:
+                most_bytes = _size(part)
+                fruitless_tries = 0
+            else:
+                fruitless_tries += 1
+            if fruitless_tries >= MAX_FRUITLESS_TRIES:
+                raise _download_error(url, part, f"cannot be downloaded ({error})") from error
+        time.sleep(PAUSE_SECONDS)
 
 
-def _refusal(url: str, part: Path, what: str) -> DataError:
+def _download_error(url: str, part: Path, what: str) -> DataError:
+    """Return an error that says what to do about a download that failed."""
     name = part.name.removesuffix(".part")
-    by_hand = f"put {name} into {part.parent} and run this again"
-    return DataError(f"{url} {what}: try again, name another place with --mirror, or {by_hand}")
+    return DataError(
+        f"{url} {what}: try again, name another place with --mirror, "
+        f"or put {name} into {part.parent} and run this again"
+    )
 
 
-def _bytes(path: Path) -> int:
+def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _continue(url: str, part: Path, tag: Path, file: File, told: Told) -> None:
-    """One try: ask for the bytes that are not here yet. HTTPException: it broke off, and may go on later."""
-    if file.size is not None and _bytes(part) == file.size:
+# --- one try
+
+
+def _continue_download(url: str, part: Path, tag: Path, file: File, report: Report) -> None:
+    """Ask for the bytes that are not here yet, and append them to `part`.
+
+    Raises HTTPException if the download broke off and may be continued, DataError if not.
+    """
+    if file.size is not None and _size(part) == file.size:
         return
-    with _ask(url, part, tag) as response:
-        here = _start(response, part, tag)
-        total = _announced(response, here)
+    with _send_request(url, part, tag) as response:
+        start = _find_start(response, part, tag)
+        total = _announced_total(response, start)
         if file.size is not None and total not in (None, file.size):
-            raise _refusal(url, part, f"announces {total} bytes, but {file.name} has {file.size}")
-        tag.write_text(_mark(response))
-        with part.open("ab" if here else "wb") as output:
-            for block in _blocks(response):
+            what = f"announces {total} bytes, but {file.name} has {file.size}"
+            raise _download_error(url, part, what)
+        tag.write_text(_version_tag(response))
+        total = total or file.size
+        received = start
+        with part.open("ab" if start else "wb") as output:
+            for block in _read_blocks(response):
                 output.write(block)
-                here += len(block)
-                told(file.name, here, total or file.size)
-                if file.size is not None and here > file.size:
-                    _forget(part, tag)
-                    raise _refusal(
-                        url, part, f"sends more than the {file.size} bytes that {file.name} has"
-                    )
-    if here != (total or here) or here != (file.size or here):
-        raise HTTPException(f"it broke off after {here} of {total or file.size} bytes")
+                received += len(block)
+                report(file.name, received, total)
+                if file.size is not None and received > file.size:
+                    _delete_part(part, tag)
+                    what = f"sends more than the {file.size} bytes that {file.name} has"
+                    raise _download_error(url, part, what)
+    if total is not None and received != total:
+        raise HTTPException(f"it broke off after {received} of {total} bytes")
 
 
-def _ask(url: str, part: Path, tag: Path) -> HTTPResponse:
-    headers, here = {"User-Agent": "fedproto"}, _bytes(part)
-    if here:
-        headers["Range"] = f"bytes={here}-"
-        if tag.exists() and (mark := tag.read_text()):
-            headers["If-Range"] = (
-                mark  # if the file has changed, the server starts from its beginning
-            )
+def _send_request(url: str, part: Path, tag: Path) -> HTTPResponse:
+    """Ask for the rest of a file, or for all of it if nothing is here."""
+    headers = {"User-Agent": "fedproto"}
+    received = _size(part)
+    if received:
+        headers["Range"] = f"bytes={received}-"
+        version = tag.read_text() if tag.exists() else ""
+        if version:  # if the file has changed, the server sends it from its beginning
+            headers["If-Range"] = version
     try:
-        return urlopen(Request(url, headers=headers), timeout=TIMEOUT)
+        return urlopen(Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
     except HTTPError as error:
-        if error.code == 416:  # there is no such rest: what is here is of another file
-            _forget(part, tag)
-        elif error.code < 500 and error.code not in PASSING:
-            raise _refusal(url, part, f"answers {error.code} {error.reason}") from error
-        raise HTTPException(f"it answers {error.code} {error.reason}") from error
+        answer = f"{error.code} {error.reason}"
+        if error.code == RANGE_NOT_SATISFIABLE:  # what is here belongs to another file
+            _delete_part(part, tag)
+        elif error.code < 500 and error.code not in TEMPORARY_STATUSES:
+            raise _download_error(url, part, f"answers {answer}") from error
+        raise HTTPException(f"it answers {answer}") from error
     except OSError as error:
         raise HTTPException(str(getattr(error, "reason", error))) from error
 
 
-def _start(response: HTTPResponse, part: Path, tag: Path) -> int:
-    """The place in the file at which the answer begins: where we stopped, or 0 from a server that knows no ranges."""
-    if response.status != 206:
+def _find_start(response: HTTPResponse, part: Path, tag: Path) -> int:
+    """Return the position in the file at which the answer begins.
+
+    That is where we stopped, or 0 if the server sends the whole file.
+    """
+    if response.status != PARTIAL_CONTENT:
         return 0
-    begin = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    same = not tag.exists() or not _mark(response) or tag.read_text() in ("", _mark(response))
-    if begin is None or int(begin[1]) != _bytes(part) or not same:
-        _forget(part, tag)
-        raise HTTPException("it sends another part of the file than it was asked for")
-    return _bytes(part)
+    received = _size(part)
+    content_range = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    starts_here = content_range is not None and int(content_range[1]) == received
+    old_version = tag.read_text() if tag.exists() else ""
+    new_version = _version_tag(response)
+    has_changed = old_version != "" and new_version != "" and old_version != new_version
+    if not starts_here or has_changed:
+        _delete_part(part, tag)
+        raise HTTPException("it sends another part of the file than the one asked for")
+    return received
 
 
-def _announced(response: HTTPResponse, here: int) -> int | None:
+def _announced_total(response: HTTPResponse, start: int) -> int | None:
+    """Return the size of the whole file by the answer's header, if it says so."""
     length = response.headers.get("Content-Length", "")
-    return here + int(length) if length.isdecimal() else None
+    return start + int(length) if length.isdecimal() else None
 
 
-def _mark(response: HTTPResponse) -> str:
-    """What tells this version of the file from others: a strong ETag, or the date of its last change."""
+def _version_tag(response: HTTPResponse) -> str:
+    """Return what distinguishes this version of the file: a strong ETag, or its date of change."""
     tag = response.headers.get("ETag", "")
     return tag if tag.startswith('"') else response.headers.get("Last-Modified", "")
 
 
-def _blocks(response: HTTPResponse) -> Iterator[bytes]:
-    """The body piece by piece; a broken line is an HTTPException, so that it is not taken for a full disk."""
+def _read_blocks(response: HTTPResponse) -> Iterator[bytes]:
+    """Yield the body in blocks; a broken connection raises HTTPException.
+
+    An OSError would be taken for a full disk.
+    """
     while True:
         try:
-            block = response.read1(BLOCK)
+            block = response.read1(BLOCK_BYTES)
         except OSError as error:
             raise HTTPException(str(error)) from error
         if not block:
@@ -296,6 +284,6 @@ def _blocks(response: HTTPResponse) -> Iterator[bytes]:
         yield block
 
 
-def _forget(part: Path, tag: Path) -> None:
+def _delete_part(part: Path, tag: Path) -> None:
     part.unlink(missing_ok=True)
     tag.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Rows of a table, and texts, as numbers, by what the training rows hold; so that later ones are read alike.
+"""How rows of a table, and texts, become numbers, learned from the training rows.
 
-It belongs to a member like its weights: a run folder keeps it, `fedproto predict` reads new tables and texts with it,
-`fedproto export` takes it along.
+An encoding belongs to a client like its weights: a run folder keeps it, `fedproto predict` reads
+new tables and texts with it, and `fedproto export` takes it along.
 """
 
 from __future__ import annotations
@@ -16,128 +16,153 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.core import files
-from fedproto.core.files import check_version
+from fedproto.core.files import check_version, read_json
 from fedproto.errors import DataError
 
-Place = Callable[[int], str]  # where a row stands, for people
+Place = Callable[[int], str]  # names a row in an error, by its file and line
 WORD = re.compile(r"\w+(?:'\w+)*")
-PADDING, UNKNOWN = 0, 1  # the ids that are no word
-ENCODING = "encoding.json"  # its file
-VERSION = 1  # of that file's format
+PADDING = 0  # the id that fills up short texts
+UNKNOWN = 1  # the id of all words outside the vocabulary
+ENCODING = "encoding.json"  # the file's name
+VERSION = 1  # of the file's format
 
 
 @dataclass(frozen=True)
 class Number:
-    """x ← (x − mean) / std over the training rows; what is missing is 0."""
+    """A column of numbers: x ← (x − mean) / std over the training rows; missing values become 0."""
 
     name: str
     mean: float
     std: float
 
     def __call__(self, texts: np.ndarray, place: Place) -> np.ndarray:
-        found = numbers(texts)
-        if found is None:
-            row = next(row for row in range(len(texts)) if numbers(texts[row : row + 1]) is None)
+        """Return the column as float32, (n, 1).
+
+        Raises DataError where a text is not a finite number, or is too far from the mean.
+        """
+        values = parse_numbers(texts)
+        if values is None:
+            row = find_non_number(texts)
             raise DataError(
-                f"{place(row)}: column {self.name!r} holds {str(texts[row])!r}, but the training rows hold numbers"
+                f"{self._describe(texts, row, place)}, but the training rows hold numbers"
             )
-        wrong = np.flatnonzero(~np.isfinite(found) & (texts != ""))
-        if len(wrong):
+        not_finite = np.flatnonzero(~np.isfinite(values) & (texts != ""))
+        if len(not_finite):
             raise DataError(
-                f"{place(wrong[0])}: column {self.name!r} holds {str(texts[wrong[0]])!r}, which is no finite number; "
-                "leave empty what is missing, or write NA"
+                f"{self._describe(texts, not_finite[0], place)}, which is not a finite number; "
+                "leave missing values empty, or write NA"
             )
         with np.errstate(over="ignore"):
-            x = np.nan_to_num((found - self.mean) / self.std, posinf=np.inf, neginf=-np.inf).astype(
-                np.float32
-            )
-        beyond = np.flatnonzero(~np.isfinite(x))
-        if len(beyond):
+            scaled = (values - self.mean) / self.std
+            # Infinities stay, so that they are found below; only missing values become 0.
+            x = np.nan_to_num(scaled, posinf=np.inf, neginf=-np.inf).astype(np.float32)
+        too_large = np.flatnonzero(~np.isfinite(x))
+        if len(too_large):
             raise DataError(
-                f"{place(beyond[0])}: column {self.name!r} holds {str(texts[beyond[0]])!r}, which is beyond measure "
-                f"beside the training rows' mean of {self.mean:g} and deviation of {self.std:g}"
+                f"{self._describe(texts, too_large[0], place)}, which is too far from the "
+                f"training rows' mean of {self.mean:g} (standard deviation {self.std:g})"
             )
         return x[:, None]
+
+    def _describe(self, texts: np.ndarray, row: int, place: Place) -> str:
+        return f"{place(row)}: column {self.name!r} holds {str(texts[row])!r}"
 
 
 @dataclass(frozen=True)
 class Category:
-    """A one where the row holds the text; a text that no training row holds is all zeros."""
+    """A column of categories, as one input per text of the training rows.
+
+    The input is 1 where the row holds that text; a text that no training row holds is all zeros.
+    """
 
     name: str
     values: tuple[str, ...]  # sorted
 
     def __call__(self, texts: np.ndarray, place: Place) -> np.ndarray:
+        """Return the column as float32, (n, number of values)."""
         values = np.array(self.values)
-        position = np.searchsorted(values, texts).clip(max=len(values) - 1)
-        known = values[position] == texts
+        position = np.searchsorted(values, texts)
+        position = position.clip(max=len(values) - 1)
+        is_known = values[position] == texts
+        known_rows = np.flatnonzero(is_known)
         x = np.zeros((len(texts), len(values)), np.float32)
-        x[np.flatnonzero(known), position[known]] = 1
+        x[known_rows, position[known_rows]] = 1
         return x
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Of a table: one input a number, one for each text of a category."""
+    """The encoding of a table: one input per column of numbers, one per text of a category."""
 
     columns: tuple[Number | Category, ...]
 
     def __call__(self, table: Mapping[str, np.ndarray], place: Place) -> np.ndarray:
-        return np.concatenate([column(table[column.name], place) for column in self.columns], 1)
+        """Return the table's rows as float32, (n, width); `table` maps names to columns of text."""
+        encoded = [column(table[column.name], place) for column in self.columns]
+        return np.concatenate(encoded, 1)
 
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """The columns that are not among these."""
-        there = set(names)
-        return [column.name for column in self.columns if column.name not in there]
+    def find_missing(self, names: Iterable[str]) -> list[str]:
+        """Return the columns of this encoding that are not among these names."""
+        present = set(names)
+        return [column.name for column in self.columns if column.name not in present]
 
-    def strangers(self, table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The columns with texts that no training row holds, and the rows of those."""
-        kept = {
-            column.name: column.values for column in self.columns if isinstance(column, Category)
-        }
-        rows = {
-            name: np.flatnonzero(~np.isin(table[name], values)) for name, values in kept.items()
-        }
-        return {name: each for name, each in rows.items() if len(each)}
+    def find_unknown_texts(self, table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the rows with texts that no training row holds, by column, where there are any."""
+        found = {}
+        for column in self.columns:
+            if isinstance(column, Category):
+                is_known = np.isin(table[column.name], column.values)
+                if not is_known.all():
+                    found[column.name] = np.flatnonzero(~is_known)
+        return found
 
     @property
-    def tells(self) -> str:
+    def disclosure(self) -> str:
+        """What the encoding discloses about the training rows, as a predicate."""
         return (
-            f"names {len(self.columns)} columns, and of each the mean and deviation, or the texts, of all clients' "
-            "training rows"
+            f"names {len(self.columns)} columns, and for each the mean and standard deviation, "
+            "or the texts, of all clients' training rows"
         )
 
     @property
     def width(self) -> int:
-        return sum(len(each.values) if isinstance(each, Category) else 1 for each in self.columns)
+        width = 0
+        for column in self.columns:
+            width += len(column.values) if isinstance(column, Category) else 1
+        return width
 
 
 @dataclass(frozen=True)
 class Words:
-    """Of texts: each word's rank among the frequent ones, from 2 on; 1 is any other, 0 padding."""
+    """The encoding of texts: each word becomes its rank in the vocabulary.
+
+    Ranks count from 2; 1 is any other word, 0 is padding.
+    """
 
     words: tuple[str, ...]
-    length: int
+    length: int  # words per text
 
     @classmethod
-    def of(cls, texts: Iterable[str], size: int, length: int) -> Words:
-        """The most frequent words; of equally frequent ones the alphabetically first."""
+    def fit(cls, texts: Iterable[str], size: int, length: int) -> Words:
+        """Return the `size` most frequent words; ties are broken alphabetically."""
         counts: Counter[str] = Counter()
-        for each in texts:
-            counts.update(words_of(each))
-        return cls(tuple(sorted(counts, key=lambda word: (-counts[word], word))[:size]), length)
+        for text in texts:
+            counts.update(split_words(text))
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(tuple(ranked[:size]), length)
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        known = {word: rank for rank, word in enumerate(self.words, UNKNOWN + 1)}
+        """Return the texts as int32, (n, length), cut off or padded."""
+        ids_of = {word: rank for rank, word in enumerate(self.words, UNKNOWN + 1)}
         x = np.full((len(texts), self.length), PADDING, np.int32)
-        for row, each in zip(x, texts, strict=True):
-            ids = [known.get(word, UNKNOWN) for word in words_of(each)[: self.length]]
-            row[: len(ids)] = ids
+        for row, text in zip(x, texts, strict=True):
+            words = split_words(text)[: self.length]
+            row[: len(words)] = [ids_of.get(word, UNKNOWN) for word in words]
         return x
 
     @property
-    def tells(self) -> str:
+    def disclosure(self) -> str:
+        """What the encoding discloses about the training texts, as a predicate."""
         return f"holds {len(self.words):,} words of all clients' training texts"
 
     @property
@@ -148,12 +173,20 @@ class Words:
 Encoding = Columns | Words
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
+    """Return the words of a text in lower case.
+
+    >>> split_words("Don't panic!")
+    ["don't", 'panic']
+    """
     return WORD.findall(text.lower())
 
 
-def numbers(texts: np.ndarray) -> np.ndarray | None:
-    """As numbers, NaN where they are missing; None where one is none, as 1_000 is, which Python would read."""
+def parse_numbers(texts: np.ndarray) -> np.ndarray | None:
+    """Return texts as float64, NaN where they are empty, or None if one is not a number.
+
+    Python reads 1_000 as a number; here it is not one.
+    """
     if (np.char.find(texts, "_") >= 0).any():
         return None
     try:
@@ -162,72 +195,86 @@ def numbers(texts: np.ndarray) -> np.ndarray | None:
         return None
 
 
+def find_non_number(texts: np.ndarray) -> int:
+    """Return the first row that holds no number, where `parse_numbers` returned None."""
+    for row in range(len(texts)):
+        if parse_numbers(texts[row : row + 1]) is None:
+            return row
+    raise AssertionError("all texts are numbers")
+
+
 # --- as JSON
 
 
-def read_json(path: Path) -> Any:
-    return files.read_json(path, DataError)
-
-
 def read_encoding(path: Path) -> Encoding:
-    return from_json(read_json(path), str(path))
+    """Read an encoding from its file, or raise DataError."""
+    return from_json(read_json(path, DataError), str(path))
 
 
 def to_json(encoding: Encoding) -> dict[str, Any]:
-    """The encoding as an object for JSON, with the version of its format."""
+    """Return the encoding as a JSON object, with the version of its format."""
     return {"version": VERSION, **asdict(encoding)}
 
 
 def from_json(given: Any, where: str) -> Encoding:
-    """What `to_json` gave; refused where it is something else, or of another version."""
+    """Return the encoding that `to_json` wrote.
+
+    Raises DataError if it is anything else, or of another version; `where` begins the sentence.
+    """
     if isinstance(given, dict):
         check_version(given, VERSION, where, DataError)
         given = {name: value for name, value in given.items() if name != "version"}
-    if _is(given, words=_are_texts, length=is_count):
+    if _is_object(given, words=_is_list_of_texts, length=is_count):
         return Words(tuple(given["words"]), given["length"])
-    if _is(given, columns=_are_columns):
-        return Columns(tuple(_column(each) for each in given["columns"]))
+    if _is_object(given, columns=_is_list_of_columns):
+        return Columns(tuple(_read_column(column) for column in given["columns"]))
     raise DataError(
-        f"{where} does not say how rows or texts become numbers: it must hold different `words` and a `length`, or "
-        "`columns`, each with a name of its own and `mean` and `std`, or `values` in order"
+        f"{where} is not a valid encoding: it must hold distinct `words` and a `length`, or "
+        "`columns` with distinct names, each with `mean` and `std`, or with sorted `values`"
     )
 
 
-def _column(given: dict[str, Any]) -> Number | Category:
+def _read_column(given: dict[str, Any]) -> Number | Category:
+    """Return a column from its JSON object, which has been checked."""
     if "values" in given:
         return Category(given["name"], tuple(given["values"]))
     return Number(given["name"], given["mean"], given["std"])
 
 
-def _is(given: Any, **wanted: Callable[[Any], bool]) -> bool:
-    """Whether it is an object of just these entries, each of which is as it should be."""
-    is_object = isinstance(given, dict) and given.keys() == wanted.keys()
-    return is_object and all(accepts(given[name]) for name, accepts in wanted.items())
+def _is_object(given: Any, **accepts: Callable[[Any], bool]) -> bool:
+    """Return whether this is an object with exactly these entries, each of which is accepted."""
+    if not isinstance(given, dict) or given.keys() != accepts.keys():
+        return False
+    return all(accept(given[name]) for name, accept in accepts.items())
 
 
-def _are_columns(given: Any) -> bool:
+def _is_list_of_columns(given: Any) -> bool:
+    """Return whether this is a list of columns with distinct names, at least one."""
     if not isinstance(given, list) or not given:
         return False
-    number, category = {"mean": _is_number, "std": _is_deviation}, {"values": _are_ordered}
-    each_is = [
-        _is(each, name=_is_text, **number) or _is(each, name=_is_text, **category) for each in given
-    ]
-    return all(each_is) and len({each["name"] for each in given}) == len(given)
+    if not all(_is_column(column) for column in given):
+        return False
+    return len({column["name"] for column in given}) == len(given)
+
+
+def _is_column(given: Any) -> bool:
+    is_number = _is_object(given, name=_is_text, mean=_is_number, std=_is_deviation)
+    return is_number or _is_object(given, name=_is_text, values=_is_sorted)
 
 
 def _is_text(given: Any) -> bool:
     return isinstance(given, str)
 
 
-def _are_texts(given: Any) -> bool:
-    """Different ones, and one at least."""
-    return (
-        isinstance(given, list) and all(map(_is_text, given)) and 0 < len(set(given)) == len(given)
-    )
+def _is_list_of_texts(given: Any) -> bool:
+    """Return whether this is a list of distinct texts, at least one."""
+    if not isinstance(given, list) or not given:
+        return False
+    return all(_is_text(each) for each in given) and len(set(given)) == len(given)
 
 
-def _are_ordered(given: Any) -> bool:
-    return _are_texts(given) and sorted(given) == given
+def _is_sorted(given: Any) -> bool:
+    return _is_list_of_texts(given) and sorted(given) == given
 
 
 def _is_number(given: Any) -> bool:
@@ -239,4 +286,5 @@ def _is_deviation(given: Any) -> bool:
 
 
 def is_count(given: Any) -> bool:
+    """Return whether this is a positive whole number."""
     return isinstance(given, int) and not isinstance(given, bool) and given > 0

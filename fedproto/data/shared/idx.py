@@ -13,39 +13,52 @@ from fedproto.errors import DataError
 
 
 def read_pair(
-    places: DataFolders, folders: Sequence[str], part: str
+    data_folders: DataFolders, folders: Sequence[str], part: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The images and the labels of one part, such as "train", gzipped or not."""
-    images, labels = (
-        _read(places, folders, f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")
-    )
+    """Return the images and the labels of one part, such as "train".
+
+    The files may be gzipped and lie in one of the folders, inside one of the data folders.
+    """
+    images = read_idx(_find(data_folders, folders, f"{part}-images-idx3-ubyte"), axes=3)
+    labels = read_idx(_find(data_folders, folders, f"{part}-labels-idx1-ubyte"), axes=1)
     return images, labels.astype(np.int64)
 
 
-def _read(places: DataFolders, folders: Sequence[str], stem: str) -> np.ndarray:
-    path = places.find(*(f"{folder}/{stem}{end}" for folder in folders for end in ("", ".gz")))
-    return read_idx(path, axes=3 if "idx3" in stem else 1)
+def _find(data_folders: DataFolders, folders: Sequence[str], name: str) -> Path:
+    """Return the path of an idx file, which may be gzipped."""
+    candidates = []
+    for folder in folders:
+        candidates.append(f"{folder}/{name}")
+        candidates.append(f"{folder}/{name}.gz")
+    return data_folders.find(*candidates)
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
-    """An array of bytes in the idx format: two zero bytes, type 8, number of axes, their sizes (big-endian), data."""
+    """Return an array of bytes in the idx format, or raise DataError.
+
+    The format is: two zero bytes, type 8, the number of axes, their sizes (big-endian), data.
+    """
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged: {error}") from error
-    magic, start = bytes([0, 0, 8, axes]), 4 + 4 * axes
-    if raw[:4] != magic or len(raw) < start:
-        begin = raw[:4].hex() or "nothing"
+    magic = bytes([0, 0, 8, axes])
+    header_bytes = 4 + 4 * axes
+    if content[:4] != magic or len(content) < header_bytes:
+        start = content[:4].hex() or "nothing"
         raise DataError(
-            f"{path} is no idx file of bytes with {axes} axes: it starts with {begin}, not {magic.hex()}"
+            f"{path} is not an idx file of bytes with {axes} axes: it starts with {start}, "
+            f"not {magic.hex()}"
         )
-    shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", count=axes, offset=4))
-    wanted, found = (
-        math.prod(shape),
-        len(raw) - start,
-    )  # Python's numbers: a damaged header may exceed 64 bits
-    if found != wanted:
+    sizes = np.frombuffer(content, ">u4", count=axes, offset=4)
+    shape = tuple(int(size) for size in sizes)
+    announced_bytes = math.prod(shape)  # of Python's integers: a damaged header may exceed 64 bits
+    data_bytes = len(content) - header_bytes
+    if data_bytes != announced_bytes:
         raise DataError(
-            f"{path} is damaged: its header announces {wanted} bytes of data, it holds {found}"
+            f"{path} is damaged: its header announces {announced_bytes} bytes of data, "
+            f"but it holds {data_bytes}"
         )
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+    return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(shape)

@@ -14,56 +14,69 @@ from fedproto.errors import DataError
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """From inputs as a data set stores them to what the model sees: x ← (x / scale − mean) / std."""
+class Preprocessing:
+    """Turns stored inputs into what the model sees: x ← (x / scale − mean) / std.
+
+    `encoding` says how rows of a table, or texts, become numbers before all this.
+    """
 
     shape: tuple[int, ...]  # of one input, channels first
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     scale: float = 1.0
-    encoding: Encoding | None = (
-        None  # of rows of a table, or texts: how they become numbers, before all this
-    )
+    encoding: Encoding | None = None
 
     def __call__(self, x: np.ndarray) -> Tensor:
-        """Of inputs that anybody may have given."""
-        return self.normalised(self.shaped(x))
+        """Return inputs from outside as the model sees them: float32, (n, *shape).
 
-    def normalised(self, x: np.ndarray) -> Tensor:
-        """In place, of a float32 array of this shape: a million images fill memory once."""
-        shape = (-1,) + (1,) * (len(self.shape) - 1)
-        mean, std = torch.tensor(self.mean).reshape(shape), torch.tensor(self.std).reshape(shape)
-        return torch.from_numpy(x).div_(self.scale).sub_(mean).div_(std)
+        Raises DataError if they do not fit.
+        """
+        return self.normalise(self.reshape(x))
 
-    def shaped(self, x: np.ndarray) -> np.ndarray:
-        """A float32 copy, (n, *shape): rows may come flat, without their one channel, or with the channels last."""
+    def normalise(self, x: np.ndarray) -> Tensor:
+        """Normalise a float32 array, (n, *shape), in place: a million images fill memory once."""
+        per_channel = (-1,) + (1,) * (len(self.shape) - 1)
+        mean = torch.tensor(self.mean).reshape(per_channel)
+        std = torch.tensor(self.std).reshape(per_channel)
+        result = torch.from_numpy(x)
+        result.div_(self.scale)
+        result.sub_(mean)
+        result.div_(std)
+        return result
+
+    def reshape(self, x: np.ndarray) -> np.ndarray:
+        """Return a float32 copy, (n, *shape), of inputs from outside.
+
+        Rows may be flat, lack their single channel, or have the channels last. Raises DataError if
+        they have another shape or hold values that do not fit.
+        """
         x = np.asarray(x)
-        self._refuse(x)
-        n, flat = len(x), math.prod(self.shape)
-        if (
-            x.shape[1:] == (*self.shape[1:], self.shape[0]) != self.shape
-        ):  # as pillow and most files have images
+        self._check_values(x)
+        channels_last = (*self.shape[1:], self.shape[0])
+        # Pillow and most files have the channels last.
+        if x.shape[1:] == channels_last and channels_last != self.shape:
             x = np.moveaxis(x, -1, 1)
-        if x.shape[1:] not in (
-            self.shape,
-            (flat,),
-            self.shape[1:] if self.shape[0] == 1 else self.shape,
-        ):
-            raise DataError(
-                f"inputs of shape {x.shape[1:]} were given, where {self.shape} is wanted"
-            )
-        return np.array(x, np.float32, order="C").reshape(n, *self.shape)
+        accepted = [self.shape, (math.prod(self.shape),)]
+        if self.shape[0] == 1:
+            accepted.append(self.shape[1:])
+        if x.shape[1:] not in accepted:
+            raise DataError(f"inputs of shape {x.shape[1:]} were given, but {self.shape} is needed")
+        return np.array(x, np.float32, order="C").reshape(len(x), *self.shape)
 
-    def _refuse(self, x: np.ndarray) -> None:
+    def _check_values(self, x: np.ndarray) -> None:
+        """Raise DataError unless inputs are finite numbers in the range of the data set."""
         if x.ndim < 2 or x.dtype.kind not in "fiub":
             raise DataError(
-                f"inputs must be numbers with one row a sample, not {x.dtype} of shape {x.shape}"
+                f"inputs must be numbers with one row per sample, not {x.dtype} of shape {x.shape}"
             )
+        if x.dtype.kind != "f":
+            return
         with np.errstate(over="ignore"):
-            finite = x.dtype.kind != "f" or np.isfinite(x.astype(np.float32, copy=False)).all()
-        if not finite:
+            is_finite = np.isfinite(x.astype(np.float32, copy=False))
+        if not is_finite.all():
             raise DataError("inputs hold a value that is not a finite number (NaN or infinite)")
-        if self.scale > 1 and x.dtype.kind == "f" and x.size and 0 < np.abs(x).max() <= 1:
+        if self.scale > 1 and x.size and 0 < np.abs(x).max() <= 1:
             raise DataError(
-                f"inputs are at most 1 in size, but those of 0 to {self.scale:g} are wanted: multiply by {self.scale:g}"
+                f"inputs are at most 1 in size, but values from 0 to {self.scale:g} are needed: "
+                f"multiply by {self.scale:g}"
             )

@@ -27,7 +27,7 @@ from torch import Tensor
 from fedproto.config import plugins
 from fedproto.core.files import TensorFormat, read_tensors, write_atomically, write_tensors
 from fedproto.data.shared.feature_encoding import ENCODING, Encoding, read_encoding, to_json
-from fedproto.data.shared.preprocessing import Preparation
+from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
 from fedproto.inference.export.graph import near, onnx_of
 from fedproto.inference.export.manifest import (
@@ -86,9 +86,9 @@ def _fill(folder: Path, member: Trained, graph: bytes | None) -> None:
         write_prototypes(folder / PROTOTYPES, tensors, member.prototypes.classes)
     if member.calibration:
         calibration = {way: torch.tensor(values) for way, values in member.calibration.items()}
-        write_tensors(folder / CALIBRATION, calibration, CALIBRATION_FORMAT, {})
-    if member.preparation.encoding is not None:
-        _write_json(folder / ENCODING, to_json(member.preparation.encoding))
+        write_tensors(folder / CALIBRATION, calibration, CALIBRATION_FORMAT, TENSORS_VERSION, {})
+    if member.preprocessing.encoding is not None:
+        _write_json(folder / ENCODING, to_json(member.preprocessing.encoding))
     if graph is not None:
         write_atomically(folder / ONNX, graph)
     files = {name: sha256(folder / name) for name in FILES if (folder / name).exists()}
@@ -100,7 +100,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _manifest(member: Trained, files: dict[str, str]) -> dict[str, Any]:
-    prepared = member.preparation
+    prepared = member.preprocessing
     thresholds = {
         way: threshold(values, SHOWN_REJECT) for way, values in member.calibration.items()
     }
@@ -157,7 +157,7 @@ def _rebuilt_from_name(member: Trained) -> Trained:
     _refuse_broken(member, seen)
     try:
         model = without_files(name)
-        fit = Fit(member.preparation.shape, len(member.classes), seen[0].shape[1])
+        fit = Fit(member.preprocessing.shape, len(member.classes), seen[0].shape[1])
         again = replace(member, module=built(model, fit, member.module.state_dict()))
         same = all(map(close, tried(again), seen))
     except FedProtoError as error:
@@ -212,11 +212,13 @@ def read_member(folder: Path) -> Trained:
     classes, own = tuple(manifest["classes"]), tuple(manifest["own"])
     state, _ = read_tensors(folder / WEIGHTS, WEIGHTS_FORMAT)
     try:
-        preparation = _preparation(manifest["input"], encoding)
+        preprocessing = _preprocessing(manifest["input"], encoding)
         module = built(
-            manifest["model"], Fit(preparation.shape, len(classes), manifest["dim"]), state
+            manifest["model"], Fit(preprocessing.shape, len(classes), manifest["dim"]), state
         )
-        member = Trained(module, preparation, classes, own, shared, calibration, manifest["about"])
+        member = Trained(
+            module, preprocessing, classes, own, shared, calibration, manifest["about"]
+        )
         _refuse_other_sizes(member, manifest["dim"])
     except FedProtoError as error:
         raise DataError(
@@ -225,12 +227,12 @@ def read_member(folder: Path) -> Trained:
     return member
 
 
-def _preparation(given: dict[str, Any], encoding: Encoding | None) -> Preparation:
+def _preprocessing(given: dict[str, Any], encoding: Encoding | None) -> Preprocessing:
     if encoding is not None and given["shape"] != [encoding.width]:
         raise DataError(
             f"{ENCODING} makes inputs of shape ({encoding.width},), where {tuple(given['shape'])} is wanted"
         )
-    return Preparation(
+    return Preprocessing(
         tuple(given["shape"]), tuple(given["mean"]), tuple(given["std"]), given["scale"], encoding
     )
 

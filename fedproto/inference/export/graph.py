@@ -26,7 +26,7 @@ OPSET, IR = (
 
 
 class _Graph(nn.Module):
-    """What model.onnx computes, in float32: the preparation, the model, and the distances to the known prototypes."""
+    """What model.onnx computes, in float32: the preprocessing, the model, and the distances to the known prototypes."""
 
     mean: Tensor
     std: Tensor
@@ -36,11 +36,11 @@ class _Graph(nn.Module):
         super().__init__()
         self.module, self.scale = (
             copy.deepcopy(member.module).float(),
-            float(member.preparation.scale),
+            float(member.preprocessing.scale),
         )
-        shape = (-1,) + (1,) * (len(member.preparation.shape) - 1)
-        self.register_buffer("mean", torch.tensor(member.preparation.mean).reshape(shape))
-        self.register_buffer("std", torch.tensor(member.preparation.std).reshape(shape))
+        shape = (-1,) + (1,) * (len(member.preprocessing.shape) - 1)
+        self.register_buffer("mean", torch.tensor(member.preprocessing.mean).reshape(shape))
+        self.register_buffer("std", torch.tensor(member.preprocessing.std).reshape(shape))
         names = near(member)
         self.register_buffer(
             "near", member.prototypes.over(names).values.float() if names else None
@@ -65,7 +65,7 @@ def onnx_of(member: Trained) -> bytes:
     names = ["features", "logits", "distances"][: 2 if graph.near is None else 3]
     try:
         with _quiet():
-            return _exported(graph, torch.zeros(2, *member.preparation.shape), names)
+            return _exported(graph, torch.zeros(2, *member.preprocessing.shape), names)
     except Exception as error:  # of any kind: a model from outside may do what no graph can
         name = member.about["model"]
         raise ConfigError(

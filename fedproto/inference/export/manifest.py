@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.core.class_names import is_plain
-from fedproto.data.shared.feature_encoding import ENCODING, is_count, read_json
+from fedproto.core.files import read_json
+from fedproto.data.shared.feature_encoding import ENCODING, is_count
 from fedproto.errors import DataError, shown
 from fedproto.runs.prototype_files import PROTOTYPES
 
@@ -29,7 +30,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise DataError(
             f"{path.parent} is no exported member: it holds no {MANIFEST}, as `fedproto export` writes it"
         )
-    manifest = read_json(path)
+    manifest = read_json(path, DataError)
     if not isinstance(manifest, dict) or manifest.get("fedproto") != KIND:
         raise DataError(
             f"{path} is not the manifest of an exported member: its 'fedproto' must be {KIND!r}"

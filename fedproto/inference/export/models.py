@@ -71,7 +71,7 @@ def _dtype(state: Tree) -> torch.dtype:
 
 def tried(member: Trained) -> tuple[Tensor, Tensor]:
     """Features and logits of two inputs that any model takes: between 0 and 1, so that they are ids of words, too."""
-    shape = member.preparation.shape
+    shape = member.preprocessing.shape
     try:
         return member.see_prepared(torch.linspace(0, 1, 2 * math.prod(shape)).reshape(2, *shape))
     except Exception as error:  # of any kind: the model may be from outside
