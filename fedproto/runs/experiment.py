@@ -32,6 +32,7 @@ from fedproto.data import Source
 from fedproto.engines.selection import build_engine, resolve
 from fedproto.errors import DivergedError, LostProcessError, RunFolderError
 from fedproto.partitions.file import read as read_partition
+from fedproto.runs.client_models import write_client_models
 from fedproto.runs.devices import _machine, settings
 from fedproto.runs.folder import DIVERGED, RunFolder
 from fedproto.runs.from_settings import FROM_PYTHON, _federation, _start
@@ -242,6 +243,8 @@ class Experiment:
                 write_prototypes(
                     folder.path / PROTOTYPES, prototypes | local, self.federation.classes
                 )
+            accuracies = [client["accuracy"] for client in result.data["clients"]]
+            write_client_models(folder, self, result.states, accuracies)
             folder.write_json("result.json", result.data)
         return result
 

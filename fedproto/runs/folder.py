@@ -7,6 +7,7 @@ metrics.jsonl           a line per round, each with a checksum
 result.json             when the run has finished
 prototypes.safetensors  the global prototypes, where the algorithm has any, and the clients' own it remembers
 checkpoint/             the newest state of server and clients
+models/                 the clients' trained models, when the run has finished: see client_models.py
 diverged.json           where a client's numbers ceased to be finite, which ended the run
 encoding.json           how rows of tables, or texts, became numbers, where there were such
 .lock                   held by the process that writes here
@@ -47,6 +48,7 @@ METRICS = "metrics.jsonl"
 RESULT = "result.json"
 START_RECORD = "start.json"
 CHECKPOINTS = "checkpoint"
+CLIENT_MODELS = "models"
 VERSION = 1  # of the JSON files, and of each line of metrics.jsonl
 CHECKPOINT_FORMAT = "checkpoint"
 CHECKPOINT_VERSION = 1
@@ -233,8 +235,10 @@ class RunFolder:
                 path.unlink()
 
     def drop_checkpoints(self) -> None:
+        """Delete the checkpoints and the clients' trained models."""
         for path in self._checkpoints():
             path.unlink()
+        shutil.rmtree(self.path / CLIENT_MODELS, ignore_errors=True)
 
     def has_checkpoint(self) -> bool:
         return bool(self._checkpoints())
