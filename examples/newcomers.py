@@ -32,7 +32,7 @@ import fedproto
 from fedproto.config.settings import configure
 from fedproto.core.rng import generator
 from fedproto.data import Source
-from fedproto.inference.open_set import rejections
+from fedproto.inference.open_set import measure_rejections
 from fedproto.partitions.file import stamp
 from fedproto.report.figures import COLOURS, STYLE, Canvas, mpl, percent
 from fedproto.reproduce.statistics import ACCURACY_MARGIN, Outcome, compare, decide_family, exact
@@ -210,7 +210,7 @@ def told_apart(run: Path) -> Found:
     started = time.perf_counter()
     found = [
         vars(each) | {name: round(getattr(each, name), 5) for name in RATES}
-        for each in rejections(run, REJECT)
+        for each in measure_rejections(run, REJECT)
     ]
     return {"members": found, "seconds": time.perf_counter() - started}
 

@@ -16,7 +16,7 @@ from fedproto.errors import DataError
 if TYPE_CHECKING:
     from fedproto.inference.input_files import Input
     from fedproto.inference.open_set import Rejection
-    from fedproto.inference.trained_client import Trained
+    from fedproto.inference.trained_client import TrainedClient
     from fedproto.membership.join import Epoch
 
 MOST_NAMED = 50  # clients in one sentence
@@ -75,36 +75,39 @@ def predict(
     _print_json(answers) if json else _print_answers(answers, list(ways))
 
 
-def _member(run: Path, client: int) -> Trained:
-    from fedproto.inference.export import MANIFEST, read_member
-    from fedproto.inference.trained_client import member_of
+def _member(run: Path, client: int) -> TrainedClient:
+    from fedproto.inference.export.manifest import MANIFEST
+    from fedproto.inference.export.read import read_exported
+    from fedproto.inference.trained_client import load_client
 
     if run.suffix == ".toml" and run.is_file():
         from fedproto.deploy.member import trained
         from fedproto.deploy.settings import read_member as read_settings
 
         return trained(read_settings(run))
-    return read_member(run) if (run / MANIFEST).exists() else member_of(run, client)
+    return read_exported(run) if (run / MANIFEST).exists() else load_client(run, client)
 
 
 def _answers(
-    member: Trained, way: str, among: Any, reject: float | None, top: int, inputs: list[Input]
+    member: TrainedClient, way: str, among: Any, reject: float | None, top: int, inputs: list[Input]
 ) -> list[dict[str, Any]]:
     """What one way to classify says of each input."""
     import numpy as np
 
-    from fedproto.inference.classifier import Classifier
+    from fedproto.inference.judgement import judge_inputs
 
-    classifier = Classifier.from_member(member, by=way, among=among, reject=reject)  # type: ignore[arg-type]
-    found = classifier.judge(member.preprocessing.normalised(np.stack([each.x for each in inputs])))
+    prepared = member.preprocessing.normalised(np.stack([each.x for each in inputs]))
+    names, found = judge_inputs(member, prepared, way, among, reject)
     beyond = np.flatnonzero(~np.isfinite(found.distances).all(1))
     if len(beyond):
         raise DataError(
             f"{inputs[beyond[0]].name} is beyond all measure: what the model makes of it is not finite"
         )
-    names, own = classifier.classes_, set(member.own)
+    own = set(member.own)
     answers = []
-    for label, shares, apart in zip(found.labels, found.shares, found.distances, strict=True):
+    for label, shares, apart in zip(
+        found.labels, found.probabilities, found.distances, strict=True
+    ):
         candidates = []
         for place in np.argsort(-shares, kind="stable")[
             :top
@@ -147,9 +150,9 @@ def _told(found: dict[str, Any]) -> str:
 
 
 def _show_rejections(run: Path, client: int | None, reject: float, json: bool) -> None:
-    from fedproto.inference.open_set import rejections
+    from fedproto.inference.open_set import measure_rejections
 
-    found = rejections(run, reject, None if client is None else [client])
+    found = measure_rejections(run, reject, None if client is None else [client])
     if not found:
         raise DataError(
             f"{run} has no test images of classes that its clients never saw, so there is nothing to show"
@@ -186,7 +189,7 @@ def _mean_of(found: list[Rejection], column: str, form: str) -> str:
 
 def _say_who_cannot_reject(found: list[Rejection], reject: float) -> None:
     """One sentence that names the clients whose calibration is too small."""
-    from fedproto.inference.trained_client import rows_needed
+    from fedproto.inference.calibration import count_rows_needed
 
     rows = {each.client: each.calibrated_on for each in found if each.known_rejected is None}
     if not rows:
@@ -195,7 +198,7 @@ def _say_who_cannot_reject(found: list[Rejection], reject: float) -> None:
     others = f" and {len(rows) - MOST_NAMED} others" if len(rows) > MOST_NAMED else ""
     say(
         f"{len(rows)} of {len({each.client for each in found})} clients cannot reject {reject:g} of known images, "
-        f"which needs {rows_needed(reject)} held-out images, and are left out of the shares rejected; "
+        f"which needs {count_rows_needed(reject)} held-out images, and are left out of the shares rejected; "
         f"each with the images it has: {named}{others}",
         stderr=True,
     )
@@ -367,17 +370,18 @@ def export(
     run: Run,
     to: Annotated[Path, typer.Option(help="a new or empty folder")],
     client: Annotated[int, typer.Option(help="which one", min=0)] = 0,
-    onnx: Annotated[bool, typer.Option(help="write model.onnx, too (needs fedproto[onnx])")] = True,
+    onnx: Annotated[bool, typer.Option(help="write model.onnx, too (needs '.[onnx]')")] = True,
     trust_plugins: TrustPlugins = False,
     plugin_dir: PluginDir = None,
 ) -> None:
     """Write a client as a folder that needs neither the run nor its data: weights, prototypes, preprocessing, ONNX."""
     from fedproto.data.shared.feature_encoding import ENCODING
-    from fedproto.inference.export import MANIFEST, why_not_rejecting_of, write_member
+    from fedproto.inference.export.manifest import MANIFEST
+    from fedproto.inference.export.write import explain_missing_thresholds, export_client
 
     member = _member(run, client)
-    write_member(member, to, onnx)
-    obstacle = why_not_rejecting_of(member)
+    export_client(member, to, onnx)
+    obstacle = explain_missing_thresholds(member)
     if obstacle is not None:
         say(f"{obstacle}: {to / MANIFEST} states no threshold", stderr=True)
     if member.preprocessing.encoding is not None:

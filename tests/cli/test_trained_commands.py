@@ -19,7 +19,7 @@ from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.core.types import Upload
 from fedproto.data import DataFolders
-from fedproto.inference.open_set import rejections
+from fedproto.inference.open_set import measure_rejections
 from fedproto.membership.membership import Contribution, Membership
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import read_prototypes
@@ -162,7 +162,7 @@ def test_predict_says_what_the_classifier_says(client, among, run, files, digits
                 [shares[row, names.index(c["class"])] for c in candidates], abs=1e-4
             )
             assert [c["own"] for c in candidates] == [
-                c["class"] in classifier.member.own for c in candidates
+                c["class"] in classifier.trained.own for c in candidates
             ]
             if way == "prototype":
                 apart = classifier.distances(digits[row : row + 1])[0]
@@ -192,7 +192,7 @@ def test_predict_shows_a_table(run, files):
         assert re.fullmatch(rf"{near}\*? at [\d.e+-]+", row[1]) and re.fullmatch(
             rf"{likely}\*? [\d.]+%", row[2]
         )
-        assert ("*" in row[1]) == (near not in by_prototype.member.own)
+        assert ("*" in row[1]) == (near not in by_prototype.trained.own)
     assert "* the client has never seen this class itself" in answer.out
     assert "never seen" not in succeed("predict", run, files / "images", "--among", "own").out
 
@@ -214,8 +214,8 @@ def test_predict_takes_an_image_however_dark(level, run, tmp_path):
     (found,) = lines_of(succeed("predict", run, tmp_path / "a.png", "--json"))
     classifier = Classifier.of(run)
     values = torch.full((1, 1, 8, 8), (level / 255 - 0.3053) / 0.3760)
-    features = classifier.member.see_prepared(values)[0]
-    shared = classifier.member.prototypes
+    features = classifier.trained.forward(values)[0]
+    shared = classifier.trained.prototypes
     expected = (shared.values[shared.known > 0] - features).norm(dim=1).min()
     assert found["prototype"]["candidates"][0]["distance"] == pytest.approx(
         float(expected), abs=1e-3
@@ -302,7 +302,7 @@ def test_predict_without_images_shows_how_strangers_are_told(run):
     header, *rows = cells(answer.out, "classified by")
     assert header[:2] == ["classified by", "clients"]
     assert [row[0] for row in rows] == ["prototype all", "prototype own", "head all", "head own"]
-    found = rejections(run, 0.05)
+    found = measure_rejections(run, 0.05)
     for row in rows:
         some = [each for each in found if each.way == row[0]]
         means = [
@@ -316,7 +316,7 @@ def test_predict_without_images_shows_how_strangers_are_told(run):
 
 def test_predict_without_images_as_json(run):
     told = lines_of(succeed("predict", run, "--json", "--reject", "0.3", "--client", "2"))
-    assert told == [vars(each) for each in rejections(run, 0.3, [2])]
+    assert told == [vars(each) for each in measure_rejections(run, 0.3, [2])]
     assert {each["client"] for each in told} == {2}
 
 
@@ -333,7 +333,7 @@ def test_predict_refuses_to_reject_by_too_few_held_out_images(runs, files):
 
 def test_predict_without_images_names_the_clients_that_cannot_reject(runs):
     small = runs(test_shots=4, ways=3, stdev=0)
-    rows = {each.client: each.calibrated_on for each in rejections(small, 0.05)}
+    rows = {each.client: each.calibrated_on for each in measure_rejections(small, 0.05)}
     answer = succeed("predict", small)
     assert (
         "4 of 4 clients cannot reject 0.05 of known images, which needs 19 held-out images"

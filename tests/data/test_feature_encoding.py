@@ -29,7 +29,7 @@ from fedproto.data.text import text
 from fedproto.deploy.member import _source
 from fedproto.deploy.settings import MemberSettings
 from fedproto.errors import DataError, RunFolderError
-from fedproto.inference.export import read_member
+from fedproto.inference.export.read import read_exported
 from fedproto.inference.input_files import read_inputs
 from fedproto.runs.folder import RunFolder
 
@@ -502,9 +502,9 @@ def test_an_encoding_that_does_not_fit_its_member_is_refused(folder, tmp_path):
     ):
         (exported / ENCODING).write_text(content)
         with pytest.raises(DataError, match=r"encoding.json is damaged or of another export"):
-            read_member(exported)
+            read_exported(exported)
         manifest = json.loads((exported / "manifest.json").read_text())
         manifest["files"][ENCODING] = hashlib.sha256(content.encode()).hexdigest()
         (exported / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(DataError, match=words):
-            read_member(exported)
+            read_exported(exported)
