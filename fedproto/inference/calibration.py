@@ -1,4 +1,4 @@
-"""Thresholds for "none of these", from the novelty of held-out rows (split conformal prediction)."""
+"""Thresholds for "none of these" from held-out rows (split conformal prediction)."""
 
 from __future__ import annotations
 

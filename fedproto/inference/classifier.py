@@ -1,4 +1,4 @@
-"""A trained client as a scikit-learn classifier: by nearest prototype, by head, or none of these."""
+"""A trained client as a scikit-learn classifier: by prototypes or head, or "none of these"."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return self._judge(X).labels
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Return (n, classes): softmaxes of the logits, or of minus the distances; not calibrated."""
+        """Return (n, classes): softmaxes of the logits or of minus the distances, not calibrated."""
         return self._judge(X).probabilities
 
     def distances(self, X: Any) -> np.ndarray:

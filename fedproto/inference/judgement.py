@@ -39,7 +39,7 @@ def judge_inputs(
 
 
 def judge_scores(scores: Tensor, names: np.ndarray, by: str, threshold: float | None) -> Judgement:
-    """Return the answers for (n, candidates) scores; nothing is rejected if there is no threshold."""
+    """Return the answers for (n, candidates) scores; without a threshold, nothing is rejected."""
     probabilities = scores.double().softmax(1).numpy()
     labels = names[scores.argmax(1).numpy()]
     if threshold is not None:

@@ -236,7 +236,7 @@ def test_predict_says_what_it_did_to_an_image(run, tmp_path):
     assert len(lines_of(answer)) == 1  # what a script reads is not disturbed
     resized, grey = answer.err.splitlines()
     assert resized == f"{tmp_path / 'a.png'} was resized from 20x16 to 8x8 pixels"
-    assert grey == f"{tmp_path / 'a.png'} was turned from colour to grey"
+    assert grey == f"{tmp_path / 'a.png'} was converted from colour to grey"
 
 
 def test_predict_may_say_none_of_these(run, files, digits):
@@ -325,7 +325,7 @@ def test_predict_refuses_to_reject_by_too_few_held_out_images(runs, files):
     small = runs(test_shots=4, ways=3, stdev=0)
     answer = fail("predict", small, files / "digits.npy", "--client", "2", "--reject", "0.05")
     assert re.search(
-        r"client 2 has \d held-out rows .* needs 19: the smallest share that \d can give is 0\.",
+        r"client 2 has \d held-out rows .* needs 19: the smallest fraction that \d can give is 0\.",
         answer.err,
     )
     succeed("predict", small, files / "digits.npy", "--client", "2", "--reject", "0.5")

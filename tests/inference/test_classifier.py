@@ -1,4 +1,4 @@
-"""A trained member as a classifier: by hand, beside scikit-learn's own, and against what the run says of itself."""
+"""A trained client as a classifier: against scikit-learn, and against the run's own result."""
 
 import json
 import math
@@ -159,7 +159,7 @@ def test_scikit_learns_nearest_centroid_agrees(seed):
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_each_sample_is_calibrated_by_the_mean_of_the_others_of_its_class(seed, sizes):
-    """n/(n − 1) times the distance to the mean of all is that to the mean of the others, which is computed here."""
+    """The distance to the mean of the others is n/(n − 1) times that to the mean of all."""
     y = np.repeat(np.arange(len(sizes)), sizes)
     x = np.random.default_rng(seed).normal(size=(len(y), 3))
     expected = []
@@ -210,7 +210,7 @@ def test_no_more_than_the_share_of_the_calibration_lies_above(calibration, rejec
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30).map(np.array), SHARES)
 def test_what_is_to_come_is_rejected_no_more_often_than_asked(everything, reject):
-    """Split conformal prediction's guarantee, exactly: whichever of n + 1 is the one to come is equally likely."""
+    """The exact guarantee: each of n + 1 values is equally likely to be the future one."""
     places = range(len(everything))
     above = [
         everything[place] > compute_threshold(np.delete(everything, place), reject)
@@ -529,7 +529,10 @@ def test_a_calibration_too_small_for_the_share_is_refused(tmp_path):
     member = load_client(tmp_path / "run", 1)
     far = np.full((1, 8, 8), 10**9)
     for by, among in WAYS:
-        message = rf"client 1 has {rows} held-out rows .* rejecting 0\.05 of known inputs needs 19: .* can give is 0\.\d+"
+        message = (
+            rf"client 1 has {rows} held-out rows .* rejecting 0\.05 of known inputs needs 19: "
+            r".* can give is 0\.\d+"
+        )
         with pytest.raises(DataError, match=message) as refused:
             Classifier.from_trained(member, by=by, among=among, reject=0.05)
         later = Classifier.from_trained(member, by=by, among=among).set_params(reject=0.05)

@@ -1,4 +1,4 @@
-"""A member as a folder: it comes back bit for bit, ONNX agrees with torch, and what is not whole is refused."""
+"""An exported client comes back bit for bit, ONNX agrees with torch, and damage is refused."""
 
 import copy
 import hashlib
@@ -367,7 +367,10 @@ def test_onnx_of_other_models_agrees_and_is_written_in_silence(
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])
 def test_without_its_packages_onnx_is_refused_in_a_sentence(package, plain, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    sentence = f"model.onnx, which --no-onnx leaves out, needs the package '{package}': pip install 'fedproto[onnx]'"
+    sentence = (
+        f"model.onnx, which --no-onnx leaves out, needs the package '{package}': "
+        "pip install '.[onnx]'"
+    )
     with pytest.raises(MissingExtra, match=re.escape(sentence)):
         export_client(read_exported(plain[1]), tmp_path / "member")
     assert not any(tmp_path.iterdir())
@@ -413,7 +416,7 @@ def outside(tmp_path, monkeypatch):
 
 
 def test_a_model_from_outside_is_found_by_its_name(outside, tmp_path):
-    """Which was not asked for a size of its embedding: asked for the one it has, it would project."""
+    """The run did not ask it for a `dim`; asked for the one it has, it would add a projection."""
     member = hand_made(outside, (6,), scale=1.0)
     export_client(member, tmp_path / "member", onnx=False)
     x = images(member, 4)
@@ -441,7 +444,10 @@ def test_a_model_that_no_graph_can_hold_is_refused_in_a_sentence(outside, tmp_pa
 
 def test_a_model_from_outside_that_fails_is_one_sentence(outside, plain, spoilt):
     rewrite(spoilt, model="theirmodels:broken")
-    sentence = r"model 'theirmodels:broken' failed \(theirmodels.py, line \d+\): ZeroDivisionError: nothing$"
+    sentence = (
+        r"model 'theirmodels:broken' failed \(theirmodels.py, line \d+\): "
+        "ZeroDivisionError: nothing$"
+    )
     with pytest.raises(DataError, match=sentence):
         read_exported(spoilt)
 
@@ -454,9 +460,9 @@ def test_a_model_from_outside_that_fails_is_one_sentence(outside, plain, spoilt)
     [
         (
             {"model": "Sequential"},
-            "'Sequential' cannot be built again from its name, as one .* module .*unknown model",
+            "'Sequential' cannot be exported, because .* module .*unknown model",
         ),
-        ({}, "'None' cannot be built again"),
+        ({}, "'None' cannot be exported"),
         (
             {"model": "mlp(hidden=8)"},
             r"the weights are not those of mlp\(hidden=8\): body.fc1.weight is \(9, 64\)",
@@ -540,7 +546,7 @@ def test_a_file_that_was_changed_or_lost_is_refused(cnn, tmp_path, name):
     (folder / name).write_bytes(content)
     with pytest.raises(
         DataError,
-        match=f"{name} is damaged or of another export: its SHA-256 is not that in manifest",
+        match=f"{name} is corrupted or from another export: its SHA-256 is not the one in manifest",
     ):
         read_exported(folder)
     (folder / name).unlink()
@@ -554,7 +560,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path):
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(
             DataError,
-            match=r"is no exported member: it holds no manifest.json, as `fedproto export`",
+            match=r"is not an exported client: it holds no manifest.json, which `fedproto export`",
         ):
             Classifier.load(path)
 
@@ -573,7 +579,7 @@ def test_a_manifest_of_something_else_is_refused(spoilt, content):
     (spoilt / MANIFEST).write_text(content)
     with pytest.raises(
         DataError,
-        match=r"is not the manifest of an exported member: its 'fedproto' must be 'member'",
+        match=r"is not the manifest of an exported client: its 'fedproto' must be 'member'",
     ):
         read_exported(spoilt)
 
@@ -583,7 +589,7 @@ def test_a_manifest_of_another_version_is_refused(spoilt, version):
     rewrite(spoilt, version=version)
     with pytest.raises(
         DataError,
-        match=rf"is of version {re.escape(repr(version))}, and this fedproto reads version 1",
+        match=rf"has version {re.escape(repr(version))}; this fedproto reads version 1",
     ):
         read_exported(spoilt)
 
@@ -648,14 +654,15 @@ def test_a_manifest_with_a_value_of_another_kind_is_refused(spoilt, key, value):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"own": ["zebra"]}, "'own' names 'zebra', which is none of its classes"),
+        ({"own": ["zebra"]}, "'own' names 'zebra', which is not among its classes"),
         ({"model": "mpl"}, "do not go together: unknown model 'mpl': did you mean 'mlp'"),
         ({"model": "mlp(hiden=9)"}, "unknown option of model mlp 'hiden'"),
         ({"model": "mlp(hidden=9"}, "cannot be read; write it like"),
         ({"model": "mlp, mlp"}, "names several models"),
         (
             {"model": "mlp"},
-            r"body.fc1.weight is \(9, 64\) of torch.float64, where \(100, 64\) of torch.float64 is wanted",
+            r"body.fc1.weight is \(9, 64\) of torch.float64, "
+            r"where \(100, 64\) of torch.float64 is wanted",
         ),
         ({"model": "cnn(kernel=2)"}, "do not go together"),
         (

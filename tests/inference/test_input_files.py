@@ -1,4 +1,4 @@
-"""Files that people have, as a member takes them: what is done to them is said, and what cannot be done is refused."""
+"""Files as inputs of a client: every change to them is reported, and misfits are refused."""
 
 import io
 import warnings
@@ -68,7 +68,7 @@ def test_a_white_image_is_what_the_data_set_calls_white(tmp_path):
 def test_colour_becomes_grey_and_it_is_said(tmp_path):
     image = pixels(8, 8, 3)
     found = one(saved(tmp_path / "a.png", image), GREY)
-    assert found.notices == [f"{tmp_path / 'a.png'} was turned from colour to grey"]
+    assert found.notices == [f"{tmp_path / 'a.png'} was converted from colour to grey"]
     brightness = image @ [0.299, 0.587, 0.114]  # ITU-R 601, which television and pillow use
     assert np.abs(found.x[0] * 255 / 16 - brightness).max() <= 1
 
@@ -76,7 +76,7 @@ def test_colour_becomes_grey_and_it_is_said(tmp_path):
 def test_grey_becomes_colour_and_it_is_said(tmp_path):
     image = pixels(8, 10)
     found = one(saved(tmp_path / "a.png", image), COLOUR)
-    assert found.notices == [f"{tmp_path / 'a.png'} was turned from grey to colour"]
+    assert found.notices == [f"{tmp_path / 'a.png'} was converted from grey to colour"]
     assert (found.x == image[None]).all()
 
 
@@ -168,15 +168,15 @@ def test_a_file_that_is_no_image(content, tmp_path):
 def test_a_file_that_was_cut_off(share, end, tmp_path):
     content = saved(tmp_path / f"a.{end}", pixels(64, 64)).read_bytes()
     (tmp_path / f"a.{end}").write_bytes(content[: int(share * len(content))])
-    refused(tmp_path / f"a.{end}", GREY, "a.* is damaged")
+    refused(tmp_path / f"a.{end}", GREY, r"a.* is (damaged|corrupted)")
 
 
 def test_a_member_that_takes_no_images(tmp_path):
     path = saved(tmp_path / "a.png", pixels(8, 8))
     refused(
-        path, TABLE, r"cannot be classified: this member takes inputs of shape \(5,\), no images"
+        path, TABLE, r"cannot be classified: this client takes inputs of shape \(5,\), not images"
     )
-    refused(path, Preprocessing((2, 8, 8)), "no images")
+    refused(path, Preprocessing((2, 8, 8)), "not images")
 
 
 # --- arrays
@@ -358,7 +358,7 @@ def test_all_files_of_a_folder_by_name(tmp_path):
 def test_an_empty_folder(content, tmp_path):
     for name in content:
         (tmp_path / name).write_text("")
-    refused(tmp_path, GREY, "holds no file to classify; folders inside it are not looked into")
+    refused(tmp_path, GREY, "holds no file to classify; folders inside it are not searched")
 
 
 def test_a_path_that_is_not_there(tmp_path):

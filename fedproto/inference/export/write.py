@@ -101,13 +101,10 @@ def _rebuild_from_text(trained: TrainedClient) -> TrainedClient:
 
 def _refuse_infinite(trained: TrainedClient, outputs: Outputs) -> None:
     """Refuse the numbers of a training that diverged, which could not be read again."""
-    tensors = [outputs.features, outputs.logits]
+    values = [outputs.features.numpy(), outputs.logits.numpy(), *trained.calibration.values()]
     if trained.prototypes is not None:
-        tensors.append(trained.prototypes.values)
-    tensors_are_finite = all(bool(torch.isfinite(each).all()) for each in tensors)
-    calibrations = trained.calibration.values()
-    calibration_is_finite = all(bool(np.isfinite(values).all()) for values in calibrations)
-    if not tensors_are_finite or not calibration_is_finite:
+        values.append(trained.prototypes.values.float().numpy())
+    if not all(bool(np.isfinite(each).all()) for each in values):
         raise DataError(
             "the client's outputs or prototypes are not finite: its training diverged, so export "
             "another client"
