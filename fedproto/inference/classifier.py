@@ -177,7 +177,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return self._judge(X).labels
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Return (n, classes): softmaxes of the logits or of minus the distances, not calibrated."""
+        """Return (n, classes): softmaxes of the logits, or of minus the distances.
+
+        They are not calibrated.
+        """
         return self._judge(X).probabilities
 
     def distances(self, X: Any) -> np.ndarray:

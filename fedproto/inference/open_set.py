@@ -14,9 +14,9 @@ from sklearn.metrics import roc_auc_score
 
 from fedproto.inference.calibration import can_reject, compute_novelty, compute_threshold
 from fedproto.inference.trained_client import ClassScorer, make_scorer
-from fedproto.runs.client_models import ClientModels, StoredClient
 from fedproto.runs.devices import settings
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.stored_clients import ClientModels, StoredClient
 
 
 @dataclass(frozen=True)

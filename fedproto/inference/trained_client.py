@@ -26,18 +26,12 @@ from fedproto.inference.model_building import (
     load_into_copy,
 )
 from fedproto.models import Fit
-from fedproto.runs.client_models import (
-    INDEX,
-    MAX_HELD_OUT_ROWS,
-    ClientModels,
-    Outputs,
-    StoredClient,
-    compute_outputs,
-    split_test_rows,
-)
+from fedproto.runs.client_models import INDEX
 from fedproto.runs.devices import settings
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.held_out import MAX_HELD_OUT_ROWS, Outputs, compute_outputs, split_test_rows
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
+from fedproto.runs.stored_clients import ClientModels, StoredClient
 
 #: The ways to classify: by what, and among which classes.
 WAYS = ("prototype all", "prototype own", "head all", "head own")

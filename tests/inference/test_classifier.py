@@ -111,7 +111,7 @@ def images(classes, count=10**6, split="test"):
 
 
 @parametrize_with_checks([Classifier()])
-def test_scikit_learn_takes_it_for_one_of_its_own(estimator, check):
+def test_scikit_learn_estimator_checks_pass(estimator, check):
     check(estimator)
 
 
@@ -204,12 +204,12 @@ SHARES = st.floats(0, 1) | st.sampled_from([0, 0.05, 0.1, 0.2, 0.25, 0.5, 0.9, 1
 
 
 @given(CALIBRATIONS, SHARES)
-def test_no_more_than_the_share_of_the_calibration_lies_above(calibration, reject):
+def test_at_most_the_fraction_of_the_calibration_lies_above(calibration, reject):
     assert (calibration > compute_threshold(calibration, reject)).mean() <= reject + 1e-9
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30).map(np.array), SHARES)
-def test_what_is_to_come_is_rejected_no_more_often_than_asked(everything, reject):
+def test_future_inputs_are_rejected_no_more_often_than_asked(everything, reject):
     """The exact guarantee: each of n + 1 values is equally likely to be the future one."""
     places = range(len(everything))
     above = [
@@ -220,7 +220,7 @@ def test_what_is_to_come_is_rejected_no_more_often_than_asked(everything, reject
 
 
 @given(CALIBRATIONS, SHARES, SHARES)
-def test_who_may_reject_more_rejects_no_less(calibration, one, other):
+def test_a_larger_fraction_rejects_no_less(calibration, one, other):
     assert compute_threshold(calibration, max(one, other)) <= compute_threshold(
         calibration, min(one, other)
     )
@@ -230,7 +230,7 @@ def test_who_may_reject_more_rejects_no_less(calibration, one, other):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_it_scores_what_the_run_states_of_each_client(name, run_of, trained):
+def test_accuracies_equal_those_of_the_run(name, run_of, trained):
     run = run_of(name)
     for client, stated in enumerate(result_of(run)["clients"]):
         x, y = own_tests(run, client)
@@ -240,7 +240,7 @@ def test_it_scores_what_the_run_states_of_each_client(name, run_of, trained):
             assert classifier.score(x, y) == accuracy, (client, key)
 
 
-def test_the_accuracies_it_is_held_to_differ(run):
+def test_the_accuracies_of_the_clients_differ(run):
     """Otherwise the test above would show little."""
     for key in ("head", "prototype"):
         pairs = [
@@ -250,7 +250,7 @@ def test_the_accuracies_it_is_held_to_differ(run):
     assert len({c["accuracy"]["prototype"] for c in result_of(run)["clients"]}) > 2
 
 
-def test_distances_are_those_of_a_perceptron_in_numpy(run, trained):
+def test_distances_equal_those_computed_with_numpy(run, trained):
     state = load_file(next((run / "checkpoint").iterdir()))
     shared = load_file(run / "prototypes.safetensors")
     x, _ = own_tests(run, 1)
@@ -270,7 +270,7 @@ def test_distances_are_those_of_a_perceptron_in_numpy(run, trained):
 
 
 @pytest.mark.parametrize(("by", "among"), WAYS)
-def test_classes_shares_and_answers_agree(by, among, run, trained):
+def test_classes_probabilities_and_labels_agree(by, among, run, trained):
     classifier = Classifier.from_trained(trained(run, 0), by=by, among=among)
     stated = result_of(run)
     held = {name for client in stated["clients"] for name in client["classes"]}
@@ -293,7 +293,7 @@ def test_classes_shares_and_answers_agree(by, among, run, trained):
         assert (classifier.novelty(x) == classifier.distances(x).min(1)).all()
 
 
-def test_one_image_is_classified_as_it_is_among_many(run, trained):
+def test_one_image_is_classified_as_in_a_batch(run, trained):
     classifier = Classifier.from_trained(trained(run, 0))
     x, _ = images("0123456789", 150)  # more than are looked at in one go
     assert len(x) > 300
@@ -315,7 +315,7 @@ def test_a_method_without_prototypes_classifies_by_head_only(name, run_of, train
 
 
 @pytest.mark.parametrize("client", [4, -1, 99])
-def test_a_client_that_is_not_there(client, run):
+def test_an_unknown_client_is_refused(client, run):
     with pytest.raises(ConfigError, match=f"no client {client} in .*: there are clients 0 to 3"):
         Classifier.of(run, client)
     with pytest.raises(ConfigError, match=f"no client {client} in .*: there are clients 0 to 3"):
@@ -335,7 +335,7 @@ def test_a_run_without_checkpoints_keeps_no_models(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"by": "colour"}, {"among": "some"}])
-def test_nonsense_is_refused(options, run, trained):
+def test_unknown_ways_to_classify_are_refused(options, run, trained):
     with pytest.raises(ConfigError, match="by is prototype or head and among is all or own"):
         Classifier.from_trained(trained(run, 0), **options)
 
@@ -358,7 +358,7 @@ def test_own_classes_of_which_no_prototype_is_left(run, tmp_path):
 # --- inputs
 
 
-def test_rows_may_come_in_any_usual_form(run, trained):
+def test_rows_may_have_any_usual_shape(run, trained):
     classifier = Classifier.from_trained(trained(run, 0))
     x, _ = images("0123456789", 3)
     expected = classifier.distances(x)
@@ -377,7 +377,7 @@ def test_channels_may_come_last():
     assert np.allclose(preprocessing(x.reshape(6, 60)), expected, atol=1e-6)
 
 
-def test_a_run_prepares_inputs_as_its_classifier_does():
+def test_a_run_preprocesses_inputs_like_its_classifier():
     for name in ("digits", "mnist5k"):
         each = source(name)
         rows = np.arange(0, len(each.test.y), 7)
@@ -406,7 +406,7 @@ def test_a_run_prepares_inputs_as_its_classifier_does():
         (np.full((1, 8, 8), 1.0), "at most 1 in size"),
     ],
 )
-def test_inputs_that_no_member_takes(x, message, run, trained):
+def test_inputs_that_no_client_takes_are_refused(x, message, run, trained):
     classifier = Classifier.from_trained(trained(run, 0))
     for refuse in (
         classifier.predict,
@@ -420,7 +420,7 @@ def test_inputs_that_no_member_takes(x, message, run, trained):
 # --- fit with a member's embedding
 
 
-def test_new_classes_by_their_means(run, trained):
+def test_fit_on_new_classes(run, trained):
     """Three digits that the client has never seen, from ten images each, and no gradient."""
     member = trained(run, 0)
     unseen = [name for name in "0123456789" if name not in member.own][:3]
@@ -439,12 +439,12 @@ def test_new_classes_by_their_means(run, trained):
     assert len(rejecting.calibration_) == 30
 
 
-def test_fit_takes_part_in_cross_validation(run, trained):
+def test_fit_works_in_cross_validation(run, trained):
     x, y = images("0123456789", 20)
     assert cross_val_score(Classifier(trained(run, 0)), x, y, cv=3).mean() > 0.3
 
 
-def test_fit_refuses_a_head_and_labels_that_are_not_one_an_image(run, trained):
+def test_fit_refuses_a_head_and_a_wrong_number_of_labels(run, trained):
     x, y = images("01", 5)
     with pytest.raises(ConfigError, match="it is for by='prototype'"):
         Classifier(trained(run, 0), by="head").fit(x, y)
@@ -486,7 +486,7 @@ def test_a_clone_has_the_options_and_is_not_fitted(run, trained):
 
 
 @pytest.mark.parametrize(("by", "among"), WAYS)
-def test_options_that_are_set_later_are_heeded(by, among, run, trained):
+def test_options_that_are_set_later_take_effect(by, among, run, trained):
     """A column must never be called by the name of another."""
     x, _ = images("0123456789", 5)
     for first in WAYS:
@@ -521,7 +521,7 @@ def test_rejecting_on_a_real_run(by, among, run, trained):
 SMALL = DIGITS | {"test_shots": 4, "rounds": 1, "ways": 3}
 
 
-def test_a_calibration_too_small_for_the_share_is_refused(tmp_path):
+def test_a_calibration_too_small_for_the_fraction_is_refused(tmp_path):
     """Seven held-out images reject nothing at 5%: a client that cannot keep the promise says so."""
     fedproto.run(**SMALL, stdev=0, out=tmp_path / "run")
     rows = len(own_tests(tmp_path / "run", 1)[0]) // 2
@@ -557,7 +557,7 @@ def test_too_few_samples_to_fit_on_are_refused_too():
 @given(
     st.integers(1, 60), st.floats(0, 1, exclude_min=True) | st.integers(1, 60).map(lambda n: 1 / n)
 )
-def test_exactly_those_who_cannot_reject_have_an_infinite_threshold(rows, reject):
+def test_the_threshold_is_infinite_exactly_if_nothing_can_be_rejected(rows, reject):
     calibration = np.arange(float(rows))
     assert can_reject(calibration, reject) == (compute_threshold(calibration, reject) < math.inf)
     assert can_reject(calibration, reject) == (rows >= count_rows_needed(reject))
@@ -566,11 +566,11 @@ def test_exactly_those_who_cannot_reject_have_an_infinite_threshold(rows, reject
 @pytest.mark.parametrize(
     ("reject", "rows"), [(0.05, 19), (0.1, 9), (0.01, 99), (0.09, 11), (0.5, 1), (1 / 3, 2)]
 )
-def test_rows_needed_by_hand(reject, rows):
+def test_count_rows_needed_by_hand(reject, rows):
     assert count_rows_needed(reject) == rows
 
 
-def test_the_evaluation_says_which_clients_cannot_reject(tmp_path):
+def test_rejections_name_the_clients_that_cannot_reject(tmp_path):
     fedproto.run(**SMALL, stdev=0, out=tmp_path / "run")
     rows = {client: len(own_tests(tmp_path / "run", client)[0]) // 2 for client in range(4)}
     found = measure_rejections(tmp_path / "run", 0.05)
@@ -583,13 +583,13 @@ def test_the_evaluation_says_which_clients_cannot_reject(tmp_path):
     )
 
 
-def test_who_may_reject_everything_does(run, trained):
+def test_a_fraction_of_1_rejects_everything(run, trained):
     x, _ = own_tests(run, 1)
     assert (Classifier.from_trained(trained(run, 1), reject=1).predict(x) == "none of these").all()
     assert compute_threshold(np.arange(10.0), 1) == -math.inf
 
 
-def test_it_is_calibrated_on_half_of_the_clients_own_test_images(run, trained):
+def test_the_calibration_is_half_of_the_clients_own_test_images(run, trained):
     x, _ = own_tests(run, 2)
     for by, among in WAYS:
         classifier = Classifier.from_trained(trained(run, 2), by=by, among=among)
@@ -609,14 +609,14 @@ def test_a_fraction_outside_0_to_1_is_refused(reject, run, trained):
         Classifier.from_trained(trained(run, 0), reject=reject).predict(np.zeros((1, 8, 8)))
 
 
-def test_nothing_held_out_to_calibrate_on():
+def test_reject_without_held_out_rows_is_refused():
     x, y = CORNERS[[0, 2]], ["a", "b"]  # one of each: none of them has others to be compared with
     assert Classifier().fit(x, y).predict(x).tolist() == y
     with pytest.raises(DataError, match="no rows were held out"):
         Classifier(reject=0.5).fit(x, y).predict(x)
 
 
-def test_how_well_strangers_are_told_by_other_code(run, trained):
+def test_rejections_equal_those_computed_by_hand(run, trained):
     """What `fedproto predict RUN` shows, from the classifiers, by counting."""
     portions = json.loads((run / "partition.json").read_text())["clients"]
     names = np.array(source("digits").classes)[source("digits").test.y]
@@ -645,7 +645,7 @@ def test_how_well_strangers_are_told_by_other_code(run, trained):
         assert 0 <= each.accuracy <= 1
 
 
-def test_weight_sharing_methods_tell_strangers_by_head(run_of):
+def test_weight_sharing_methods_reject_by_head(run_of):
     assert {each.way for each in measure_rejections(run_of("fedavg"), 0.05)} == {
         "head all",
         "head own",

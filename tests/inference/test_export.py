@@ -154,7 +154,7 @@ def spoilt(plain, tmp_path):
 
 @pytest.mark.parametrize(("by", "among"), [way.split() for way in WAYS])
 @pytest.mark.parametrize(("made", "client", "high"), [("cnn", 1, 255), ("plain", 0, 17)])
-def test_a_loaded_member_answers_bit_for_bit(request, made, client, high, by, among):
+def test_a_loaded_client_answers_bit_for_bit(request, made, client, high, by, among):
     run, folder = request.getfixturevalue(made)
     mine, theirs = (
         Classifier.of(run, client, by=by, among=among, reject=0.2),
@@ -168,7 +168,7 @@ def test_a_loaded_member_answers_bit_for_bit(request, made, client, high, by, am
     assert by == "head" or (mine.distances(x) == theirs.distances(x)).all()
 
 
-def test_a_loaded_member_is_the_one_that_was_written(cnn):
+def test_a_loaded_client_equals_the_exported_one(cnn):
     mine, theirs = load_client(cnn[0], 1), read_exported(cnn[1])
     assert (mine.preprocessing, mine.classes, mine.own) == (
         theirs.preprocessing,
@@ -191,13 +191,13 @@ def test_weights_keep_their_type(plain):
     assert mine.keys() == theirs.keys() and all(mine[name].equal(theirs[name]) for name in mine)
 
 
-def test_loading_leaves_torchs_generator_alone(plain):
+def test_loading_does_not_change_torchs_generator(plain):
     before = torch.get_rng_state()
     read_exported(plain[1])
     assert before.equal(torch.get_rng_state())
 
 
-def test_a_member_without_prototypes_classifies_by_its_head(tmp_path):
+def test_a_client_without_prototypes_classifies_by_head(tmp_path):
     fedproto.run(algorithm="fedavg", dataset="digits", out=tmp_path / "run", **SMALL)
     export_client(load_client(tmp_path / "run", 2), tmp_path / "member")
     mine, theirs = Classifier.of(tmp_path / "run", 2), Classifier.load(tmp_path / "member")
@@ -208,7 +208,7 @@ def test_a_member_without_prototypes_classifies_by_its_head(tmp_path):
     assert by_onnx(tmp_path / "member", x)[0].keys() == {"features", "logits"}
 
 
-def test_what_was_loaded_can_be_written_again(plain, tmp_path):
+def test_a_loaded_client_can_be_exported_again(plain, tmp_path):
     export_client(read_exported(plain[1]), tmp_path / "again", onnx=False)
     for name in ("manifest.json", "model.safetensors", "prototypes.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (plain[1] / name).read_bytes()
@@ -227,7 +227,7 @@ def test_an_empty_folder_is_filled_and_nothing_is_left_beside_it(plain, tmp_path
 # --- the manifest
 
 
-def test_the_manifest_says_what_the_member_is(cnn):
+def test_the_manifest_describes_the_client(cnn):
     member, found = load_client(cnn[0], 1), manifest_of(cnn[1])
     assert (found["fedproto"], found["version"], found["model"]) == (
         "member",
@@ -253,7 +253,7 @@ def test_the_manifest_says_what_the_member_is(cnn):
         assert found["files"][name] == hashlib.sha256((cnn[1] / name).read_bytes()).hexdigest()
 
 
-def test_a_threshold_that_too_few_images_give_is_null(plain, tmp_path):
+def test_the_threshold_is_null_with_too_few_images(plain, tmp_path):
     """JSON has no infinity, and other readers than Python's stop at one."""
     few = replace(
         read_exported(plain[1]),
@@ -265,7 +265,7 @@ def test_a_threshold_that_too_few_images_give_is_null(plain, tmp_path):
     assert "has 10 held-out rows" in found["cannot_reject"] and "needs 19" in found["cannot_reject"]
 
 
-def test_a_member_without_held_out_images_says_that_it_cannot_reject(plain, tmp_path):
+def test_the_manifest_says_that_a_client_without_held_out_images_cannot_reject(plain, tmp_path):
     export_client(replace(read_exported(plain[1]), calibration={}), tmp_path / "member", onnx=False)
     assert "no held-out rows" in manifest_of(tmp_path / "member")["cannot_reject"]
     enough = {"head all": np.arange(19.0), "head own": np.arange(19.0)}
@@ -293,7 +293,7 @@ def test_export_says_that_a_client_cannot_reject(tmp_path):
     assert refused.code == 2 and refused.out == "" and "needs 19" in refused.err
 
 
-def test_the_folders_prototypes_are_read_like_a_runs(cnn):
+def test_the_prototypes_of_an_exported_folder_are_read_like_those_of_a_run(cnn):
     mine, theirs = (read_prototypes(folder) for folder in cnn)
     assert (
         mine.classes == theirs.classes
@@ -321,7 +321,7 @@ def test_onnx_agrees_with_torch(cnn):
     )
 
 
-def test_onnx_is_valid_and_tells_nothing_of_this_machine(cnn):
+def test_onnx_is_valid_and_names_nothing_of_this_machine(cnn):
     proto = onnx.load(cnn[1] / "model.onnx")
     onnx.checker.check_model(proto, full_check=True)
     (x,) = proto.graph.input
@@ -415,7 +415,7 @@ def outside(tmp_path, monkeypatch):
     sys.modules.pop("theirmodels", None)
 
 
-def test_a_model_from_outside_is_found_by_its_name(outside, tmp_path):
+def test_a_plug_in_model_is_found_by_its_name(outside, tmp_path):
     """The run did not ask it for a `dim`; asked for the one it has, it would add a projection."""
     member = hand_made(outside, (6,), scale=1.0)
     export_client(member, tmp_path / "member", onnx=False)
@@ -428,7 +428,7 @@ def test_a_model_from_outside_is_found_by_its_name(outside, tmp_path):
     )
 
 
-def test_a_model_that_no_graph_can_hold_is_refused_in_a_sentence(outside, tmp_path, capfd):
+def test_a_model_that_onnx_cannot_express_is_refused_in_a_sentence(outside, tmp_path, capfd):
     """It takes batches of two only."""
     torch.manual_seed(0)
     module = plugins.build("model", Part(outside), Fit((6,), 3, None))
@@ -442,7 +442,7 @@ def test_a_model_that_no_graph_can_hold_is_refused_in_a_sentence(outside, tmp_pa
     assert not (tmp_path / "member").exists() and capfd.readouterr() == ("", "")
 
 
-def test_a_model_from_outside_that_fails_is_one_sentence(outside, plain, spoilt):
+def test_a_failing_plug_in_model_is_refused_in_a_sentence(outside, plain, spoilt):
     rewrite(spoilt, model="theirmodels:broken")
     sentence = (
         r"model 'theirmodels:broken' failed \(theirmodels.py, line \d+\): "
@@ -472,7 +472,7 @@ def test_a_model_from_outside_that_fails_is_one_sentence(outside, plain, spoilt)
         ({"model": "nosuchmodule:net"}, "'nosuchmodule:net', a plug-in"),
     ],
 )
-def test_a_model_that_its_name_does_not_give_is_refused(about, sentence, plain, tmp_path):
+def test_a_model_that_cannot_be_built_from_its_name_is_refused(about, sentence, plain, tmp_path):
     with pytest.raises(ConfigError, match=sentence):
         export_client(
             replace(read_exported(plain[1]), about=about), tmp_path / "member", onnx=False
@@ -520,7 +520,7 @@ def test_a_folder_that_holds_something_is_not_touched(plain, tmp_path):
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine.txt"]
 
 
-def test_a_place_where_no_folder_can_be_made_is_refused(plain, tmp_path):
+def test_an_unwritable_place_is_refused(plain, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match=r"cannot be made: .*; name another folder with --to"):
         export_client(read_exported(plain[1]), tmp_path / "file" / "member", onnx=False)
@@ -556,7 +556,7 @@ def test_a_file_that_was_changed_or_lost_is_refused(cnn, tmp_path, name):
         read_exported(folder)
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path):
+def test_a_missing_folder_or_a_file_is_refused(tmp_path):
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(
             DataError,
@@ -568,7 +568,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"fedproto": "member"']
 )
-def test_a_manifest_that_is_no_json_is_refused(spoilt, content):
+def test_a_manifest_that_is_not_json_is_refused(spoilt, content):
     (spoilt / MANIFEST).write_bytes(content)
     with pytest.raises(DataError, match=r"manifest.json is not valid JSON"):
         read_exported(spoilt)
@@ -713,7 +713,7 @@ def test_weights_of_another_model_are_refused(spoilt, change, sentence):
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "prototypes.safetensors", "calibration.safetensors"]
 )
-def test_a_stamped_file_of_another_form_is_refused(spoilt, name):
+def test_a_file_of_another_format_with_the_right_hash_is_refused(spoilt, name):
     (spoilt / name).write_bytes(b"\x08")
     rewrite(spoilt)
     with pytest.raises(DataError, match=f"{name} is not a valid safetensors file"):

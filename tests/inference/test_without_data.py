@@ -21,11 +21,12 @@ from fedproto.inference.export.read import read_exported
 from fedproto.inference.export.write import export_client
 from fedproto.inference.open_set import measure_rejections
 from fedproto.inference.trained_client import calibrate_client, load_client
-from fedproto.runs import client_models
-from fedproto.runs.client_models import INDEX, SHARD_FORMAT, SHARD_VERSION, ClientModels
+from fedproto.runs import client_models, held_out
+from fedproto.runs.client_models import INDEX, SHARD_FORMAT, SHARD_VERSION
 from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import read_prototypes
+from fedproto.runs.stored_clients import ClientModels
 
 DIGITS = {
     "dataset": "digits",
@@ -261,13 +262,13 @@ def test_clients_in_several_shards(monkeypatch, tmp_path, run_of):
 
 
 def test_unseen_rows_are_limited(monkeypatch, tmp_path):
-    monkeypatch.setattr(client_models, "MAX_UNSEEN_ROWS_PER_RUN", 40)
-    monkeypatch.setattr(client_models, "MAX_HELD_OUT_ROWS", 7)
+    monkeypatch.setattr(held_out, "MAX_UNSEEN_ROWS_PER_RUN", 40)
+    monkeypatch.setattr(held_out, "MAX_HELD_OUT_ROWS", 7)
     fedproto.run(**DIGITS | {"rounds": 1}, out=tmp_path / "run")
-    held_out = ClientModels.open(RunFolder.open(tmp_path / "run")).read(0).held_out
-    assert len(held_out.unseen.features) == 10
-    assert len(held_out.calibration.features) == 7
-    assert len(held_out.known_labels) == 7
+    stored = ClientModels.open(RunFolder.open(tmp_path / "run")).read(0)
+    assert len(stored.held_out.unseen.features) == 10
+    assert len(stored.held_out.calibration.features) == 7
+    assert len(stored.held_out.known_labels) == 7
 
 
 def test_dropping_checkpoints_drops_the_models(damaged):

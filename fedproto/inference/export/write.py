@@ -15,6 +15,7 @@ import torch
 
 from fedproto.core.files import write_atomically, write_tensors
 from fedproto.data.shared.feature_encoding import ENCODING, to_json
+from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
 from fedproto.inference.calibration import (
     compute_threshold,
@@ -40,8 +41,8 @@ from fedproto.inference.judgement import name_client
 from fedproto.inference.model_building import build_model, drop_file_options
 from fedproto.inference.trained_client import TrainedClient
 from fedproto.models import Fit
-from fedproto.runs.client_models import Outputs
 from fedproto.runs.folder import is_taken, whole_folder
+from fedproto.runs.held_out import Outputs
 from fedproto.runs.prototype_files import PROTOTYPES, write_prototypes
 
 MANIFEST_REJECT_FRACTION = 0.05  # of known inputs, for which the manifest states thresholds
@@ -128,6 +129,7 @@ def _drop_folder(dataset: str) -> str:
 
 
 def _fill(folder: Path, trained: TrainedClient, graph: bytes | None) -> None:
+    """Write all files of the folder; the manifest comes last, with the hashes of the others."""
     state = trained.module.state_dict()
     write_tensors(folder / WEIGHTS, state, WEIGHTS_FORMAT, TENSORS_VERSION, {})
     shared = trained.prototypes
@@ -152,21 +154,18 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _make_manifest(trained: TrainedClient, hashes: dict[str, str]) -> dict[str, Any]:
+    """Return the content of manifest.json; `hashes` are those of the other files."""
+    held_out_rows = {way: len(values) for way, values in trained.calibration.items()}
     manifest: dict[str, Any] = {
         "fedproto": KIND,
         "version": VERSION,
         "classes": list(trained.classes),
         "own": list(trained.own),
         "model": trained.about["model"],
-        "input": {
-            "shape": list(trained.preprocessing.shape),
-            "mean": [float(value) for value in trained.preprocessing.mean],
-            "std": [float(value) for value in trained.preprocessing.std],
-            "scale": float(trained.preprocessing.scale),
-        },
+        "input": _describe_input(trained.preprocessing),
         "dim": trained.probe_outputs().features.shape[1],
         "distance": "l2",
-        "calibration": {way: len(values) for way, values in trained.calibration.items()},
+        "calibration": held_out_rows,
         "thresholds": _compute_thresholds(trained),
     }
     obstacle = explain_missing_thresholds(trained)
@@ -183,6 +182,14 @@ def _make_manifest(trained: TrainedClient, hashes: dict[str, str]) -> dict[str, 
     }
     manifest["files"] = hashes
     return manifest
+
+
+def _describe_input(preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return the shape of an input, and what turns x into (x / scale − mean) / std."""
+    mean = [float(value) for value in preprocessing.mean]
+    std = [float(value) for value in preprocessing.std]
+    shape = list(preprocessing.shape)
+    return {"shape": shape, "mean": mean, "std": std, "scale": float(preprocessing.scale)}
 
 
 def _compute_thresholds(trained: TrainedClient) -> dict[str, float | None]:
