@@ -34,7 +34,9 @@ class Input(NamedTuple):
 def read_inputs(path: Path, preprocessing: Preprocessing) -> Iterator[Input]:
     """Yield the inputs of an image, a table, texts or an array file, or of a folder of such files.
 
-    Folders inside the folder are not searched.
+    What the client was trained on decides how a file is read: images by default, tables or texts
+    if its preprocessing encodes them. Folders inside the folder are not searched. Raises DataError
+    for a file that cannot be read or that the client cannot take.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist")
@@ -54,6 +56,7 @@ def read_inputs(path: Path, preprocessing: Preprocessing) -> Iterator[Input]:
 
 
 def _list_files(folder: Path) -> list[Path]:
+    """Return the visible files of a folder by name; refused if there are none."""
     visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
     files = [path for path in visible if path.is_file()]
     if not files:
@@ -74,6 +77,7 @@ def _refuse_other_endings(path: Path, kind: str, endings: tuple[str, ...]) -> No
 
 
 def _read_array(path: Path, preprocessing: Preprocessing) -> Iterator[Input]:
+    """Yield an input per row of an array, or the array itself if it is a single input."""
     x = _load_array(path)
     if _is_single_input(x.shape, preprocessing.shape):
         x = x[None]
@@ -130,6 +134,7 @@ def _read_table(path: Path, encoding: Columns) -> Iterator[Input]:
 
 
 def _describe_new_texts(name: str, rows: np.ndarray, table: Table) -> str:
+    """Return a notice about the rows of a column whose texts no training row holds."""
     text = str(table.columns[name][rows[0]])
     place = table.place(rows[0])
     if len(rows) > 1:
@@ -143,6 +148,7 @@ def _describe_new_texts(name: str, rows: np.ndarray, table: Table) -> str:
 
 
 def _read_texts(path: Path, encoding: Words) -> Iterator[Input]:
+    """Yield an input per text; a notice marks a text without any known word."""
     found = list(texts_in(path))
     if not found:
         raise DataError(f"{path} holds no text")
@@ -158,6 +164,7 @@ def _read_texts(path: Path, encoding: Words) -> Iterator[Input]:
 
 
 def _read_image(path: Path, preprocessing: Preprocessing) -> Input:
+    """Return an image in the size and the colours that the client takes, (channels, h, w)."""
     shape = preprocessing.shape
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise DataError(
@@ -173,8 +180,9 @@ def _read_image(path: Path, preprocessing: Preprocessing) -> Input:
             pixels = image.convert(mode).resize(size, Image.Resampling.BILINEAR)
         except Exception as error:  # a damaged file can fail in any way
             raise DataError(f"{path} is corrupted: {error}") from error
-    x = np.asarray(pixels, np.float32).reshape(height, width, channels).transpose(2, 0, 1)
-    return Input(str(path), x * (preprocessing.scale / 255), notices)
+    x = np.asarray(pixels, np.float32).reshape(height, width, channels)
+    channels_first = x.transpose(2, 0, 1)
+    return Input(str(path), channels_first * (preprocessing.scale / 255), notices)
 
 
 def _refuse_unrecognisable(image: Image.Image, size: tuple[int, int], path: Path) -> None:

@@ -30,7 +30,10 @@ class Judgement(NamedTuple):
 def judge_inputs(
     trained: TrainedClient, x: Tensor, by: str, among: str, reject: float | None = None
 ) -> tuple[tuple[str, ...], Judgement]:
-    """Return the candidates, and what a trained client says about preprocessed inputs."""
+    """Return the candidates, and what a trained client says about preprocessed inputs.
+
+    `reject` is the fraction of known inputs that may be called "none of these"; None: none is.
+    """
     names = find_candidates(trained, by, among)
     calibration = trained.calibration.get(f"{by} {among}", np.zeros(0))
     threshold = find_threshold(calibration, reject, name_client(trained))

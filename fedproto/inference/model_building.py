@@ -1,4 +1,8 @@
-"""Builds a model from its configured text and its stored weights."""
+"""Builds a model from its configured text and its stored weights.
+
+Weights may come from strangers: they are compared with the model in name, shape and type before
+they are loaded, and nothing but the model's own code, which must be trusted, is executed.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,10 @@ def build_model(text: str, fit: Fit, state: Tree) -> nn.Module:
 
 
 def load_into_copy(module: nn.Module, state: Tree) -> nn.Module:
-    """Return a copy of the module on the CPU, in eval mode, with these weights."""
+    """Return a copy of the module on the CPU, in eval mode, with these weights.
+
+    Raises DataError if the weights are not those of such a module.
+    """
     loaded = copy.deepcopy(module).cpu().to(_find_dtype(state)).eval()
     mismatch = find_mismatch(_select_stored(loaded, state), state)
     if mismatch is not None:
@@ -60,6 +67,7 @@ def _select_stored(module: nn.Module, state: Tree) -> Tree:
 
 
 def _parse_one_model(text: str) -> Part:
+    """Return the only model that a text names."""
     parts = parse(text, "model")
     if len(parts) != 1 or parts[0].count is not None:
         raise ConfigError(f"{text!r} names several models, but a client has one")

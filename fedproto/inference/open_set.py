@@ -51,6 +51,7 @@ def measure_rejections(
 
 
 def _measure_client(stored: StoredClient, scorer: ClassScorer, reject: float) -> list[Rejection]:
+    """Return a client's `Rejection` per way to classify; none if it has no unseen rows."""
     held_out = stored.held_out
     if not len(held_out.known.features) or not len(held_out.unseen.features):
         return []

@@ -39,7 +39,10 @@ WAYS = ("prototype all", "prototype own", "head all", "head own")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClassScorer:
-    """Scores classes by a model's outputs; it needs no model and no inputs."""
+    """Scores classes by a model's outputs; it needs no model and no inputs.
+
+    A way to classify is `by` ("prototype" or "head") and `among` ("all" or "own" classes).
+    """
 
     classes: tuple[str, ...]  # of the head's outputs
     own: tuple[str, ...]  # the classes the client was trained on
@@ -88,7 +91,7 @@ class ClassScorer:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrainedClient(ClassScorer):
-    """A client of a federation after training."""
+    """A client of a federation after training: a scorer with its model and its preprocessing."""
 
     module: nn.Module  # in eval mode: preprocessed inputs -> (features, logits)
     preprocessing: Preprocessing
@@ -188,6 +191,10 @@ def make_scorer(models: ClientModels, stored: StoredClient) -> ClassScorer:
 def _restore_module(
     models: ClientModels, stored: StoredClient, module: nn.Module | None
 ) -> nn.Module:
+    """Return the client's model: the module given, or else built from its text, with its weights.
+
+    A plug-in model is imported only if it is trusted.
+    """
     path = models.folder.path
     if module is not None:
         return load_into_copy(module, stored.state)

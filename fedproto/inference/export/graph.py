@@ -83,6 +83,7 @@ def build_onnx(trained: TrainedClient) -> bytes:
 
 
 def _export_graph(graph: nn.Module, example: Tensor, outputs: list[str]) -> bytes:
+    """Return the ONNX file of a module that takes batches like `example` of any size."""
     batch = ({0: torch.export.Dim("batch")},)
     # In two steps: if it does both, torch.onnx falls back to a fixed batch size without an error.
     program = torch.export.export(graph, (example,), dynamic_shapes=batch)

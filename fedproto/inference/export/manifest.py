@@ -113,6 +113,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def _is_input(value: Any) -> bool:
+    """Return whether these are a `shape`, a `scale`, and a `mean` and `std` that fit the shape."""
     if not isinstance(value, dict):
         return False
     shape = value.get("shape")
@@ -139,6 +140,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _are_hashes(value: Any) -> bool:
+    """Return whether these are SHA-256 by file name, at least of the weights."""
     if not isinstance(value, dict):
         return False
     for digest in value.values():
@@ -148,6 +150,8 @@ def _are_hashes(value: Any) -> bool:
 
 
 class _Rule(NamedTuple):
+    """What a key's value must be: a check, and the same in words for an error."""
+
     accepts: Callable[[Any], bool]
     wanted: str
 

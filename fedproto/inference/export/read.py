@@ -66,6 +66,7 @@ def read_exported(folder: Path) -> TrainedClient:
 
 
 def _make_preprocessing(given: dict[str, Any], encoding: Encoding | None) -> Preprocessing:
+    """Return the preprocessing that a manifest's `input` and encoding.json describe."""
     shape = tuple(given["shape"])
     if encoding is not None and shape != (encoding.width,):
         raise DataError(
@@ -77,6 +78,7 @@ def _make_preprocessing(given: dict[str, Any], encoding: Encoding | None) -> Pre
 
 
 def _read_calibration(path: Path) -> dict[str, np.ndarray]:
+    """Return the novelty of held-out rows per way to classify."""
     tensors, _ = read_tensors(path, CALIBRATION_FORMAT, TENSORS_VERSION, DataError)
     for way, values in tensors.items():
         is_row_of_numbers = values.dim() == 1 and values.is_floating_point()
