@@ -205,9 +205,8 @@ def test_an_array_of_many_samples(shape, tmp_path):
     x = pixels(3, 8, 8) % 17
     np.save(tmp_path / "a.npy", x.reshape(shape))
     found = list(read_inputs(tmp_path / "a.npy", GREY))
-    assert [each.name for each in found] == [
-        f"{tmp_path / 'a.npy'}[{number}]" for number in range(3)
-    ]
+    names = [f"{tmp_path / 'a.npy'}[{number}]" for number in range(3)]
+    assert [each.name for each in found] == names
     assert all((each.x[0] == row).all() for each, row in zip(found, x, strict=True))
 
 
@@ -348,10 +347,9 @@ def test_all_files_of_a_folder_by_name(tmp_path):
     saved(tmp_path / "a.png", pixels(16, 16))
     np.save(tmp_path / "c.npy", pixels(2, 8, 8))
     (tmp_path / ".DS_Store").write_bytes(b"a Mac was here")
-    names = ["a.png", "b.png", "c.npy[0]", "c.npy[1]"]
-    assert [each.name for each in read_inputs(tmp_path, GREY)] == [
-        str(tmp_path / name) for name in names
-    ]
+    names = ("a.png", "b.png", "c.npy[0]", "c.npy[1]")
+    wanted = [str(tmp_path / name) for name in names]
+    assert [each.name for each in read_inputs(tmp_path, GREY)] == wanted
 
 
 @pytest.mark.parametrize("content", [[], [".hidden"]])
