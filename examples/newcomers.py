@@ -34,7 +34,7 @@ import fedproto
 from fedproto.config.settings import configure
 from fedproto.core.rng import generator
 from fedproto.data import Source
-from fedproto.inference.open_set import rejections
+from fedproto.inference.open_set import measure_rejections
 from fedproto.partitions.file import hash_partition
 from fedproto.report.figures import COLOURS, STYLE, Canvas, mpl, percent
 from fedproto.reproduce.statistics import ACCURACY_MARGIN, Outcome, compare, decide_family, exact
@@ -227,7 +227,7 @@ def measure_rejection(run: Path) -> Found:
     """
     started = time.perf_counter()
     members = []
-    for found in rejections(run, REJECT):
+    for found in measure_rejections(run, REJECT):
         rates = {name: round(getattr(found, name), 5) for name in RATES}
         members.append(vars(found) | rates)
     return {"members": members, "seconds": time.perf_counter() - started}

@@ -31,7 +31,7 @@ from fedproto.data import DataFolders, Source, Split, from_arrays
 from fedproto.data.cifar10 import read_batch
 from fedproto.data.shared.pickles import load_arrays
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
-from fedproto.inference.trained_client import member_of
+from fedproto.inference.trained_client import load_client
 from fedproto.membership.membership import Contribution, Membership
 from fedproto.models import load_body
 from fedproto.partitions.file import hash_partition, read_partition
@@ -682,7 +682,7 @@ def read_everything(run: Path) -> None:
         folder.metrics()
         reopen(folder)
 
-    for read in (report, members, resume, lambda: member_of(run, 0)):
+    for read in (report, members, resume, lambda: load_client(run, 0)):
         try:
             read()
         except FedProtoError as error:
@@ -776,7 +776,7 @@ def test_members_with_an_odd_entry_are_refused_or_read(run, key, wrong):
 def test_an_undamaged_folder_is_read(finished):
     assert group([read_run(finished)])[0].runs[0].path == finished
     assert len(Membership.of(RunFolder(finished)).members) == 2
-    assert member_of(finished, 1).about["client"] == 1
+    assert load_client(finished, 1).about["client"] == 1
 
 
 def test_a_width_that_torch_cannot_count_to_is_one_sentence():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,10 +13,10 @@ from fedproto.cli.output import print_json_lines, print_table, say
 from fedproto.errors import DataError
 
 if TYPE_CHECKING:
-    from fedproto.inference.classifier import Judgement
     from fedproto.inference.input_files import Input
+    from fedproto.inference.judgement import Judgement
     from fedproto.inference.open_set import Rejection
-    from fedproto.inference.trained_client import Trained
+    from fedproto.inference.trained_client import TrainedClient
 
 #: Clients that one sentence names.
 MAX_NAMED_CLIENTS = 50
@@ -87,10 +88,11 @@ def predict(
         _print_answers(answers, ways)
 
 
-def _read_trained(run: Path, client: int) -> Trained:
+def _read_trained(run: Path, client: int) -> TrainedClient:
     """Read a trained client from a run folder, an exported folder or a member's TOML file."""
-    from fedproto.inference.export import MANIFEST, read_member
-    from fedproto.inference.trained_client import member_of
+    from fedproto.inference.export.manifest import MANIFEST
+    from fedproto.inference.export.read import read_exported
+    from fedproto.inference.trained_client import load_client
 
     if run.suffix == ".toml" and run.is_file():
         from fedproto.deploy.member import trained
@@ -98,11 +100,11 @@ def _read_trained(run: Path, client: int) -> Trained:
 
         return trained(read_settings(run))
     if (run / MANIFEST).exists():
-        return read_member(run)
-    return member_of(run, client)
+        return read_exported(run)
+    return load_client(run, client)
 
 
-def _read_inputs(paths: list[Path], trained: Trained) -> list[Input]:
+def _read_inputs(paths: list[Path], trained: TrainedClient) -> list[Input]:
     """Read all inputs, and say what was done to them."""
     from fedproto.inference.input_files import read_inputs
 
@@ -116,21 +118,19 @@ def _read_inputs(paths: list[Path], trained: Trained) -> list[Input]:
 
 
 def _classify(
-    trained: Trained, way: Way, among: Among, reject: float | None, top: int, inputs: list[Input]
+    trained: TrainedClient, way: Way, among: Among, reject: float | None, top: int, inputs: list[Input]
 ) -> list[dict[str, Any]]:
     """Return the answer of one way to classify for each input."""
     import numpy as np
 
-    from fedproto.inference.classifier import Classifier
+    from fedproto.inference.judgement import judge_inputs
 
-    classifier = Classifier.from_member(trained, by=way, among=among, reject=reject)
-    x = np.stack([each.x for each in inputs])
-    found = classifier.judge(trained.preprocessing.normalise(x))
+    x = trained.preprocessing.normalise(np.stack([each.x for each in inputs]))
+    class_names, found = judge_inputs(trained, x, way, among, reject)
     is_finite = np.isfinite(found.distances).all(1)
     if not is_finite.all():
         first = inputs[int(np.argmin(is_finite))]
         raise DataError(f"{first.name} is out of range: the model's output for it is not finite")
-    class_names = [str(name) for name in classifier.classes_]
     answers = []
     for row, label in enumerate(found.labels):
         candidates = _list_candidates(found, row, way, class_names, trained.own, top)
@@ -139,12 +139,12 @@ def _classify(
 
 
 def _list_candidates(
-    found: Judgement, row: int, way: Way, class_names: list[str], own: Any, top: int
+    found: Judgement, row: int, way: Way, class_names: Sequence[str], own: Any, top: int
 ) -> list[dict[str, Any]]:
     """Return the `top` most probable classes of one input."""
     import numpy as np
 
-    probabilities = found.shares[row]
+    probabilities = found.probabilities[row]
     best_first = np.argsort(-probabilities, kind="stable")  # the first of equals, as `predict`
     candidates = []
     for column in best_first[:top]:
@@ -194,9 +194,9 @@ def _describe_answer(answer: dict[str, Any]) -> str:
 
 def _show_rejections(run: Path, client: int | None, reject: float, json: bool) -> None:
     """Print how many known and unseen test images the clients of a run reject."""
-    from fedproto.inference.open_set import rejections
+    from fedproto.inference.open_set import measure_rejections
 
-    found = rejections(run, reject, None if client is None else [client])
+    found = measure_rejections(run, reject, None if client is None else [client])
     if not found:
         raise DataError(
             f"{run} has no test images of classes that its clients never saw, "
@@ -246,7 +246,7 @@ def _mean_of(found: list[Rejection], column: str, form: str) -> str:
 
 def _name_clients_that_cannot_reject(found: list[Rejection], reject: float) -> None:
     """Name the clients that have too few images for calibration, in one sentence."""
-    from fedproto.inference.trained_client import rows_needed
+    from fedproto.inference.calibration import count_rows_needed
 
     clients = {each.client for each in found}
     images = {each.client: each.calibrated_on for each in found if each.known_rejected is None}
@@ -258,7 +258,7 @@ def _name_clients_that_cannot_reject(found: list[Rejection], reject: float) -> N
         listed += f" and {len(described) - MAX_NAMED_CLIENTS} others"
     say(
         f"{len(images)} of {len(clients)} clients cannot reject {reject:g} of known images, "
-        f"which needs {rows_needed(reject)} held-out images, and are left out of the fractions "
+        f"which needs {count_rows_needed(reject)} held-out images, and are left out of the fractions "
         f"rejected; each with the images it has: {listed}",
         stderr=True,
     )
@@ -282,11 +282,12 @@ def export(
     The folder holds weights, prototypes, preprocessing and an ONNX model.
     """
     from fedproto.data.shared.feature_encoding import ENCODING
-    from fedproto.inference.export import MANIFEST, why_not_rejecting_of, write_member
+    from fedproto.inference.export.manifest import MANIFEST
+    from fedproto.inference.export.write import explain_missing_thresholds, export_client
 
     trained = _read_trained(run, client)
-    write_member(trained, to, onnx)
-    obstacle = why_not_rejecting_of(trained)
+    export_client(trained, to, onnx)
+    obstacle = explain_missing_thresholds(trained)
     if obstacle is not None:
         say(f"{obstacle}: {to / MANIFEST} states no threshold", stderr=True)
     encoding = trained.preprocessing.encoding

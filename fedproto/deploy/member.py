@@ -45,7 +45,7 @@ from fedproto.errors import (
     RunFolderError,
     TrainingError,
 )
-from fedproto.inference.trained_client import Trained, made
+from fedproto.inference.trained_client import TrainedClient, calibrate_client
 from fedproto.partitions import PartitionRequest
 from fedproto.partitions.classes import classes as of_classes
 from fedproto.runs.assemble import assemble
@@ -181,7 +181,7 @@ def _hold_state(own: MemberSettings) -> Iterator[None]:
         yield
 
 
-def trained(own: MemberSettings) -> Trained:
+def trained(own: MemberSettings) -> TrainedClient:
     """The member as it classifies: with the model it has, and the prototypes it was sent last."""
     kept = MemberCheckpoint.load(Path(own.state) / STATE, own.fingerprint())
     if kept is None:
@@ -198,7 +198,7 @@ def trained(own: MemberSettings) -> Trained:
         "dataset": federation.members[0].dataset,
         "model": federation.members[0].model,
     }
-    return made(
+    return calibrate_client(
         federation.members[0], kept.state, kept.classes, shared, about | {"round": kept.round}
     )
 

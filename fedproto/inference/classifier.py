@@ -1,4 +1,4 @@
-"""A trained member as a scikit-learn classifier: by the nearest prototype, or by its head, or "none of these"."""
+"""A trained client as a scikit-learn classifier: by prototypes or head, or "none of these"."""
 
 from __future__ import annotations
 
@@ -11,221 +11,216 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedproto.core import prototypes
 from fedproto.errors import ConfigError, DataError
-from fedproto.inference.trained_client import (
-    Trained,
-    can_reject,
-    member_of,
-    novelty,
-    scores_of,
-    threshold,
-    why_not_rejecting,
+from fedproto.inference.calibration import compute_novelty
+from fedproto.inference.judgement import (
+    Judgement,
+    find_candidates,
+    find_threshold,
+    judge_scores,
+    name_client,
 )
-
-NONE_OF_THESE = "none of these"
+from fedproto.inference.trained_client import TrainedClient, load_client
 
 By = Literal["prototype", "head"]
 Among = Literal["all", "own"]
 
 
-class Judgement(NamedTuple):
-    """Of some inputs, a row each."""
-
-    labels: np.ndarray
-    shares: np.ndarray  # (n, classes)
-    distances: np.ndarray  # (n, classes); of a head, minus its logits
-
-
 class _Fitted(NamedTuple):
-    """What `fit` made."""
+    """What `fit` computed from samples."""
 
     classes: np.ndarray
-    prototypes: Tensor
+    prototypes: Tensor  # (classes, dim)
     calibration: np.ndarray
 
 
 class Classifier(ClassifierMixin, BaseEstimator):
-    """A trained member as a scikit-learn classifier; labels are class names.
+    """A trained client as a scikit-learn classifier; labels are class names.
 
-    member   a `Trained` one, as `Classifier.load(FOLDER)` or `Classifier.of(RUN, client)` find it. None: inputs are
-             their own embedding, so that `fit` makes a nearest-class-mean classifier.
-    by       "prototype": the nearest prototype, Eq. 4; "head": the member's own classifier
-    among    "all" classes of the federation, or the member's "own"
-    reject   share of known images that may be called "none of these"; None or 0: none is. Refused where fewer than
-             1 / reject − 1 images were held out, since such a calibration could reject nothing
+    trained  a `TrainedClient`, as `Classifier.load(FOLDER)` or `Classifier.of(RUN, client)` give
+             it. None: inputs are their own embedding, so that `fit` makes a nearest-class-mean
+             classifier.
+    by       "prototype": the nearest prototype, Eq. 4; "head": the client's own head
+    among    "all" classes of the federation, or the client's "own"
+    reject   fraction of known inputs that may be called "none of these"; None or 0: none is.
+             Refused if fewer than 1 / reject − 1 rows were held out, because such a calibration
+             could reject nothing
 
-    `fit` makes new prototypes of the given samples, with the member's embedding as it is: no gradient, any classes.
+    `fit` computes new prototypes from samples of any classes with the client's embedding as it
+    is; nothing is trained.
     """
+
+    _fitted: _Fitted | None  # absent until the classifier is ready
 
     def __init__(
         self,
-        member: Trained | None = None,
+        trained: TrainedClient | None = None,
         *,
         by: By = "prototype",
         among: Among = "all",
         reject: float | None = None,
     ) -> None:
-        self.member = member
+        self.trained = trained
         self.by = by
         self.among = among
         self.reject = reject
 
     @classmethod
     def of(
-        cls, run: str | Path, client: int = 0, *, by: By | None = None, **options: Any
+        cls,
+        run: str | Path,
+        client: int = 0,
+        *,
+        module: nn.Module | None = None,
+        by: By | None = None,
+        **options: Any,
     ) -> Classifier:
-        """A client of a run folder, with the prototypes the federation has now."""
-        return cls.from_member(member_of(Path(run), client), by=by, **options)
+        """Return a classifier for a client of a finished run, with the prototypes of now.
+
+        The run's data is not needed. `module` is the client's architecture, for a run that was
+        started from Python with modules of its own; its weights come from the run folder.
+        """
+        return cls.from_trained(load_client(Path(run), client, module), by=by, **options)
 
     @classmethod
     def load(cls, folder: str | Path, *, by: By | None = None, **options: Any) -> Classifier:
-        """A member that `fedproto export` wrote."""
-        from fedproto.inference.export import read_member
+        """Return a classifier for a client that `fedproto export` wrote."""
+        from fedproto.inference.export.read import read_exported
 
-        return cls.from_member(read_member(Path(folder)), by=by, **options)
+        return cls.from_trained(read_exported(Path(folder)), by=by, **options)
 
     @classmethod
-    def from_member(cls, member: Trained, *, by: By | None = None, **options: Any) -> Classifier:
-        """Ready to predict; by prototypes where the member has some, unless told otherwise."""
-        chosen: By = by or ("head" if member.prototypes is None else "prototype")
-        return cls(member, by=chosen, **options)._ready()
+    def from_trained(
+        cls, trained: TrainedClient, *, by: By | None = None, **options: Any
+    ) -> Classifier:
+        """Return a classifier that is ready to predict.
 
-    def _ready(self) -> Classifier:
-        assert self.member is not None
-        if self.by not in ("prototype", "head") or self.among not in ("all", "own"):
-            raise ConfigError(
-                f"by is prototype or head and among is all or own, not {self.by!r} and {self.among!r}"
-            )
-        self.n_features_in_ = math.prod(self.member.preprocessing.shape)
-        self._fitted: _Fitted | None = None
-        _ = self.classes_  # refused now where there is none to choose among
-        _ = self.threshold_  # and where `reject` would do nothing
-        return self
+        Unless `by` is given, it classifies by prototypes if the client has some, and else by head.
+        """
+        if by is None:
+            by = "head" if trained.prototypes is None else "prototype"
+        classifier = cls(trained, by=by, **options)
+        classifier.n_features_in_ = math.prod(trained.preprocessing.shape)
+        classifier._fitted = None
+        _ = classifier.classes_  # refuses if there is no class to choose among
+        _ = classifier.threshold_  # refuses if `reject` would do nothing
+        return classifier
 
     @property
     def classes_(self) -> np.ndarray:
-        """Those that `fit` saw, or else those of the member that are chosen among."""
-        if vars(self).get("_fitted") is not None:
-            return self._fitted.classes  # type: ignore[union-attr]
-        if "_fitted" not in vars(self) or self.member is None:
+        """The classes that `fit` saw, or else those of the client that are chosen among."""
+        fitted = self._find_fitted()
+        if fitted is not None:
+            return fitted.classes
+        if "_fitted" not in vars(self) or self.trained is None:
             raise AttributeError(
-                "classes_ is there when the classifier is ready: fit it, or take a trained member"
+                "classes_ needs a classifier that is ready: fit it, or take a trained client"
             )
-        names = self.member.names(self.by, self.among)
-        if not names:
-            raise DataError(
-                "none of the classes to choose among has a prototype: classify among all, or by head"
-            )
-        return np.array(names)
+        return np.array(find_candidates(self.trained, self.by, self.among))
 
     @property
     def prototypes_(self) -> np.ndarray | None:
-        """Those that `fit` made, in the order of `classes_`; None where the member's are used."""
-        return None if self._fitted is None else self._fitted.prototypes.numpy()
+        """The prototypes that `fit` computed, in the order of `classes_`; None without `fit`."""
+        fitted = self._find_fitted()
+        return None if fitted is None else fitted.prototypes.numpy()
 
     @property
     def calibration_(self) -> np.ndarray:
-        """How far images of known classes lie."""
-        if self._fitted is not None:
-            return self._fitted.calibration
-        assert self.member is not None, "it is ready"
-        return self.member.calibration.get(f"{self.by} {self.among}", np.zeros(0))
+        """The novelty of held-out inputs of known classes."""
+        fitted = self._find_fitted()
+        if fitted is not None:
+            return fitted.calibration
+        assert self.trained is not None, "the classifier is ready"
+        return self.trained.calibration.get(f"{self.by} {self.among}", np.zeros(0))
+
+    @property
+    def threshold_(self) -> float:
+        """The novelty above which an input is "none of these"; infinite without `reject`."""
+        check_is_fitted(self, "classes_")
+        threshold = self._find_threshold()
+        return math.inf if threshold is None else threshold
 
     def fit(self, X: Any, y: Any) -> Classifier:
-        """Class means of the embeddings (Eq. 3) as prototypes; the threshold comes from each sample's distance to the
-        mean of the others of its class, n/(n − 1) times that to the mean of all."""
+        """Compute a prototype per class of samples: the mean of their embeddings (Eq. 3).
+
+        The calibration is each sample's distance to the nearest mean, where its own class's mean
+        leaves the sample out: that distance is n/(n − 1) times the distance to the mean of all n.
+        """
         if self.by != "prototype":
-            raise ConfigError("fit makes prototypes: it is for by='prototype'")
-        if self.member is None:
+            raise ConfigError("fit computes prototypes: it is for by='prototype'")
+        if self.trained is None:
             X, y = validate_data(self, X, y, dtype=np.float64)  # noqa: N806
         else:
-            y, self.n_features_in_ = np.asarray(y), math.prod(self.member.preprocessing.shape)
+            y = np.asarray(y)
+            self.n_features_in_ = math.prod(self.trained.preprocessing.shape)
             if len(X) != len(y):
                 raise DataError(f"{len(X)} inputs were given, but {len(y)} labels")
         check_classification_targets(y)
         classes, labels = np.unique(y, return_inverse=True)
-        features, targets = self._embedded(X), torch.from_numpy(labels)
-        means, counts = prototypes.class_means(
-            features, targets, torch.ones(len(labels)).to(features), len(classes)
-        )
-        apart = prototypes.distances(features, means, "l2")
-        others = (counts / (counts - 1))[
-            targets
-        ]  # infinite for a class of one, whose sample says nothing
-        apart[torch.arange(len(labels)), targets] *= others
-        self._fitted = _Fitted(classes, means, apart.amin(1)[torch.isfinite(others)].numpy())
+        targets = torch.from_numpy(labels)
+        features = self._embed(X)
+        weights = torch.ones(len(labels)).to(features)
+        means, counts = prototypes.class_means(features, targets, weights, len(classes))
+        distances = prototypes.distances(features, means, "l2")
+        # Infinite for a class of one sample, which says nothing about others.
+        leave_one_out = (counts / (counts - 1))[targets]
+        distances[torch.arange(len(labels)), targets] *= leave_one_out
+        calibration = distances.amin(1)[torch.isfinite(leave_one_out)]
+        self._fitted = _Fitted(classes, means, calibration.numpy())
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """Names; "none of these" where `reject` says so."""
-        return self._judged(self._scores(X)).labels
+        """Return class names; "none of these" where `reject` says so."""
+        return self._judge(X).labels
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The softmax of the logits, or of minus the distances; in the order of `classes_`. Not calibrated."""
-        return self._judged(self._scores(X)).shares
+        """Return (n, classes): softmaxes of the logits, or of minus the distances.
+
+        They are not calibrated.
+        """
+        return self._judge(X).probabilities
 
     def distances(self, X: Any) -> np.ndarray:
-        """L2 to each prototype, in the order of `classes_`."""
+        """Return (n, classes): the L2 distance to each prototype, in the order of `classes_`."""
         if self.by != "prototype":
             raise ConfigError("a head has no distances: by='prototype' has")
-        return self._judged(self._scores(X)).distances
+        return self._judge(X).distances
 
     def novelty(self, X: Any) -> np.ndarray:
-        """How little each sample looks like any of the classes; above `threshold_` it is none of these."""
-        return novelty(self.by, self._scores(X)).numpy()
+        """Return how little each input looks like any class; see `threshold_`."""
+        return compute_novelty(self.by, self._score(X)).numpy()
 
-    def judge(self, prepared: Tensor) -> Judgement:
-        """All of these at once, of inputs that are as the member's model sees them."""
-        assert self.member is not None and self._fitted is None, (
-            "only a trained member has preprocessing"
-        )
-        return self._judged(
-            scores_of(self.by, self.among, self.member, self.member.see_prepared(prepared))
-        )
+    def _judge(self, x: Any) -> Judgement:
+        scores = self._score(x)
+        return judge_scores(scores, self.classes_, self.by, self._find_threshold())
 
-    def _judged(self, scores: Tensor) -> Judgement:
-        shares = scores.double().softmax(1).numpy()
-        labels = self.classes_[scores.argmax(1).numpy()]
-        if self.reject is not None:
-            labels = labels.astype(object)
-            labels[(novelty(self.by, scores) > self.threshold_).numpy()] = NONE_OF_THESE
-        return Judgement(labels, shares, -scores.numpy())
+    def _find_fitted(self) -> _Fitted | None:
+        return vars(self).get("_fitted")
 
-    @property
-    def threshold_(self) -> float:
-        check_is_fitted(self, "classes_")
+    def _find_threshold(self) -> float | None:
         if self.reject is None:
-            return math.inf
-        if not 0 <= self.reject <= 1:
-            raise ConfigError(f"reject is a share of 0 to 1, not {self.reject}")
-        if not len(self.calibration_):
-            raise DataError(
-                "nothing was held out to calibrate `reject` on: classify without it, or fit on samples"
-            )
-        if not can_reject(self.calibration_, self.reject):
-            raise DataError(why_not_rejecting(self._name(), len(self.calibration_), self.reject))
-        return threshold(self.calibration_, self.reject)
+            return None
+        if self._find_fitted() is not None or self.trained is None:
+            who = "what the classifier was fitted on"
+        else:
+            who = name_client(self.trained)
+        return find_threshold(self.calibration_, self.reject, who)
 
-    def _name(self) -> str:
-        """Who is calibrated, for a sentence."""
-        if self._fitted is not None or self.member is None:
-            return "what the classifier was fitted on"
-        return f"client {self.member.about.get('client', 'of this folder')}"
-
-    def _scores(self, x: Any) -> Tensor:
+    def _score(self, x: Any) -> Tensor:
         check_is_fitted(self, "classes_")
-        if self.member is None:
+        if self.trained is None:
             x = validate_data(self, x, reset=False, dtype=np.float64)
-        if self._fitted is not None:
-            return -prototypes.distances(self._embedded(x), self._fitted.prototypes, "l2")
-        return scores_of(self.by, self.among, self.member, self.member.see(np.asarray(x)))  # type: ignore[arg-type, union-attr]
+        fitted = self._find_fitted()
+        if fitted is not None:
+            return -prototypes.distances(self._embed(x), fitted.prototypes, "l2")
+        assert self.trained is not None, "the classifier is ready"
+        outputs = self.trained.forward_raw(np.asarray(x))
+        return self.trained.score(self.by, self.among, outputs)
 
-    def _embedded(self, x: Any) -> Tensor:
-        return (
-            torch.from_numpy(np.array(x))
-            if self.member is None
-            else self.member.see(np.asarray(x))[0]
-        )
+    def _embed(self, x: Any) -> Tensor:
+        if self.trained is None:
+            return torch.from_numpy(np.array(x))
+        return self.trained.forward_raw(np.asarray(x)).features

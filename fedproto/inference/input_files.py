@@ -1,6 +1,6 @@
-"""Images, tables, texts and arrays in files, as a trained member takes them.
+"""Images, tables, texts and arrays in files, as a trained client takes them.
 
-What had to be changed about one, or is new to the member, is said, not hidden.
+Whatever had to be changed about an input, or is new to the client, is reported in a notice.
 """
 
 from __future__ import annotations
@@ -19,145 +19,206 @@ from fedproto.data.shared.tables import TABLE_ENDINGS, Table
 from fedproto.data.text import PLAIN_TEXT_ENDINGS, ROW_FILE_ENDINGS, read_texts
 from fedproto.errors import DataError
 
-STRETCH = 2.0  # an image whose sides must change their ratio by more than that is not recognisable any more
-SMALLEST = 4  # pixels a side, below which there is nothing to enlarge
+MAX_STRETCH_RATIO = 2.0  # of an image's sides; beyond it nothing is recognisable
+MIN_IMAGE_PIXELS = 4  # per side; there is nothing to enlarge in a smaller image
 
 
 class Input(NamedTuple):
+    """An input that was read from a file."""
+
     name: str
     x: np.ndarray  # one input, in the units of the data set
     notices: list[str]
 
 
 def read_inputs(path: Path, preprocessing: Preprocessing) -> Iterator[Input]:
-    """The inputs of an image, a table, texts or an array file, or of all such files in a folder."""
+    """Yield the inputs of an image, a table, texts or an array file, or of a folder of such files.
+
+    What the client was trained on decides how a file is read: images by default, tables or texts
+    if its preprocessing encodes them. Folders inside the folder are not searched. Raises DataError
+    for a file that cannot be read or that the client cannot take.
+    """
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if path.is_dir():
-        files = sorted(
-            file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
-        )
-        if not files:
-            raise DataError(
-                f"{path} holds no file to classify; folders inside it are not looked into"
-            )
-        for file in files:
+        for file in _list_files(path):
             yield from read_inputs(file, preprocessing)
     elif path.suffix.lower() in (".npy", ".npz"):
-        yield from _from_array(path, preprocessing)
+        yield from _read_array(path, preprocessing)
     elif isinstance(preprocessing.encoding, Columns):
-        _refuse_other_kinds(path, "tables", TABLE_ENDINGS)
-        yield from _from_table(path, preprocessing.encoding)
+        _refuse_other_endings(path, "tables", TABLE_ENDINGS)
+        yield from _read_table(path, preprocessing.encoding)
     elif isinstance(preprocessing.encoding, Words):
-        _refuse_other_kinds(path, "texts", (*PLAIN_TEXT_ENDINGS, *ROW_FILE_ENDINGS))
-        yield from _from_texts(path, preprocessing.encoding)
+        _refuse_other_endings(path, "texts", (*PLAIN_TEXT_ENDINGS, *ROW_FILE_ENDINGS))
+        yield from _read_texts(path, preprocessing.encoding)
     else:
-        yield _from_image(path, preprocessing)
+        yield _read_image(path, preprocessing)
 
 
-def _from_array(path: Path, preprocessing: Preprocessing) -> Iterator[Input]:
-    try:
-        stored = np.load(path, allow_pickle=False)
-        x = (
-            stored
-            if isinstance(stored, np.ndarray)
-            else stored["x" if "x" in stored.files else stored.files[0]]
+def _list_files(folder: Path) -> list[Path]:
+    """Return the visible files of a folder by name; refused if there are none."""
+    visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    files = [path for path in visible if path.is_file()]
+    if not files:
+        raise DataError(f"{folder} holds no file to classify; folders inside it are not searched")
+    return sorted(files)
+
+
+def _refuse_other_endings(path: Path, kind: str, endings: tuple[str, ...]) -> None:
+    if not path.name.lower().endswith(endings):
+        accepted = ", ".join(endings)
+        raise DataError(
+            f"{path} cannot be read by a client that was trained on {kind}: "
+            f"it takes {accepted}, .npy"
         )
-        if not isinstance(x, np.ndarray):
-            raise ValueError("an entry of it is no array")
-    except Exception as error:  # a damaged file can fail in any way
-        raise DataError(f"{path} is no array file: {error}") from error
+
+
+# --- arrays
+
+
+def _read_array(path: Path, preprocessing: Preprocessing) -> Iterator[Input]:
+    """Yield an input per row of an array, or the array itself if it is a single input."""
+    x = _load_array(path)
+    if _is_single_input(x.shape, preprocessing.shape):
+        x = x[None]
     try:
-        rows = preprocessing.reshape(x[None] if _is_one(x.shape, preprocessing.shape) else x)
+        rows = preprocessing.reshape(x)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     for number, row in enumerate(rows):
-        yield Input(f"{path}[{number}]" if len(rows) > 1 else str(path), row, [])
+        name = f"{path}[{number}]" if len(rows) > 1 else str(path)
+        yield Input(name, row, [])
 
 
-def _refuse_other_kinds(path: Path, of: str, taken: tuple[str, ...]) -> None:
-    if not path.name.lower().endswith(taken):
-        raise DataError(
-            f"{path} is no file for a member that was trained on {of}: it takes {', '.join(taken)}, .npy"
-        )
+def _load_array(path: Path) -> np.ndarray:
+    """Return the array of a .npy file, or `x` or else the first array of a .npz file."""
+    try:
+        stored = np.load(path, allow_pickle=False)
+        if isinstance(stored, np.ndarray):
+            return stored
+        name = "x" if "x" in stored.files else stored.files[0]
+        x = stored[name]
+        if not isinstance(x, np.ndarray):
+            raise ValueError(f"its entry {name!r} is not an array")
+        return x
+    except Exception as error:  # a damaged file can fail in any way
+        raise DataError(f"{path} is not a valid array file (or is corrupted): {error}") from error
 
 
-def _from_table(path: Path, encoding: Columns) -> Iterator[Input]:
-    """A row each; columns that the member does not know are passed over, such as one of classes."""
+def _is_single_input(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Return whether an array is one input, perhaps without its channel or with channels last."""
+    channels_last = (*wanted[1:], wanted[0])
+    if shape in (wanted, channels_last):
+        return True
+    return wanted[0] == 1 and shape == wanted[1:]
+
+
+# --- tables and texts
+
+
+def _read_table(path: Path, encoding: Columns) -> Iterator[Input]:
+    """Yield an input per row; columns that the client does not know are ignored."""
     wanted = [column.name for column in encoding.columns]
     table = Table.read(path, only=wanted)
     missing = encoding.find_missing(table.columns)
     if missing:
         raise DataError(
-            f"{path} has no column {missing[0]!r}, which this member was trained on: {', '.join(wanted)}"
+            f"{path} has no column {missing[0]!r}, which this client was trained on: "
+            f"{', '.join(wanted)}"
         )
-    notices = [
-        _new_texts(name, rows, table)
-        for name, rows in encoding.find_unknown_texts(table.columns).items()
-    ]
+    notices = []
+    for name, rows in encoding.find_unknown_texts(table.columns).items():
+        notices.append(_describe_new_texts(name, rows, table))
     for row, x in enumerate(encoding(table.columns, table.place)):
-        yield Input(table.place(row), x, [] if row else notices)
+        yield Input(table.place(row), x, notices if row == 0 else [])
 
 
-def _new_texts(name: str, rows: np.ndarray, table: Table) -> str:
-    text, place = str(table.columns[name][rows[0]]), table.place(rows[0])
+def _describe_new_texts(name: str, rows: np.ndarray, table: Table) -> str:
+    """Return a notice about the rows of a column whose texts no training row holds."""
+    text = str(table.columns[name][rows[0]])
+    place = table.place(rows[0])
     if len(rows) > 1:
-        return f"{place} and {len(rows) - 1:,} more rows: column {name!r} holds what no training row does, first {text!r}"
-    return f"{place}: column {name!r} " + (
-        f"holds {text!r}, which no training row does" if text else "is empty"
-    )
+        return (
+            f"{place} and {len(rows) - 1:,} more rows: column {name!r} holds texts that no "
+            f"training row holds, first {text!r}"
+        )
+    if not text:
+        return f"{place}: column {name!r} is empty"
+    return f"{place}: column {name!r} holds {text!r}, which no training row holds"
 
 
-def _from_texts(path: Path, encoding: Words) -> Iterator[Input]:
+def _read_texts(path: Path, encoding: Words) -> Iterator[Input]:
+    """Yield an input per text; a notice marks a text without any known word."""
     found = list(read_texts(path))
     if not found:
         raise DataError(f"{path} holds no text")
-    for (_, place), ids in zip(found, encoding([text for text, _ in found]), strict=True):
-        strange = (
-            [] if (ids > UNKNOWN).any() else [f"{place} holds no word that the training texts hold"]
-        )
-        yield Input(place, ids.astype(np.float32), strange)
+    encoded = encoding([text for text, _ in found])
+    for (_, place), ids in zip(found, encoded, strict=True):
+        notices = []
+        if not (ids > UNKNOWN).any():
+            notices.append(f"{place} holds no word that the training texts hold")
+        yield Input(place, ids.astype(np.float32), notices)
 
 
-def _is_one(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether an array is a single input: as the model takes it, without its channel, or with the channels last."""
-    return shape in (wanted, wanted[1:] if wanted[0] == 1 else wanted, (*wanted[1:], wanted[0]))
+# --- images
 
 
-def _from_image(path: Path, preprocessing: Preprocessing) -> Input:
-    if len(preprocessing.shape) != 3 or preprocessing.shape[0] not in (1, 3):
+def _read_image(path: Path, preprocessing: Preprocessing) -> Input:
+    """Return an image in the size and the colours that the client takes, (channels, h, w)."""
+    shape = preprocessing.shape
+    if len(shape) != 3 or shape[0] not in (1, 3):
         raise DataError(
-            f"{path} cannot be classified: this member takes inputs of shape {preprocessing.shape}, no images"
+            f"{path} cannot be classified: this client takes inputs of shape {shape}, not images"
         )
-    channels, height, width = preprocessing.shape
+    channels, height, width = shape
+    size = (width, height)
+    mode = "L" if channels == 1 else "RGB"
     with open_image(path, str(path)) as image:
-        notices = _differences(image, channels, (width, height), path)
+        _refuse_unrecognisable(image, size, path)
+        notices = _describe_changes(image, channels, size, path)
         try:
-            pixels = image.convert("L" if channels == 1 else "RGB").resize(
-                (width, height), Image.Resampling.BILINEAR
-            )
+            pixels = image.convert(mode).resize(size, Image.Resampling.BILINEAR)
         except Exception as error:  # a damaged file can fail in any way
-            raise DataError(f"{path} is damaged: {error}") from error
-    x = np.asarray(pixels, np.float32).reshape(height, width, channels).transpose(2, 0, 1)
-    return Input(str(path), x * (preprocessing.scale / 255), notices)
+            raise DataError(f"{path} is corrupted: {error}") from error
+    x = np.asarray(pixels, np.float32).reshape(height, width, channels)
+    channels_first = x.transpose(2, 0, 1)
+    return Input(str(path), channels_first * (preprocessing.scale / 255), notices)
 
 
-def _differences(image: Image.Image, channels: int, size: tuple[int, int], path: Path) -> list[str]:
-    """What is done to an image to make it fit; refused where little of it would be left."""
-    (width, height), (wide, high) = image.size, size
-    found, wanted = f"{height}x{width}", f"{high}x{wide}"
-    ratio = (width / height) / (wide / high)
-    if image.size != size and (
-        min(width, height) < SMALLEST or not 1 / STRETCH <= ratio <= STRETCH
-    ):
+def _refuse_unrecognisable(image: Image.Image, size: tuple[int, int], path: Path) -> None:
+    """Refuse an image of which little would be left at another size, (width, height)."""
+    if image.size == size:
+        return
+    width, height = image.size
+    new_width, new_height = size
+    stretch = (width / height) / (new_width / new_height)
+    is_too_small = min(width, height) < MIN_IMAGE_PIXELS
+    if is_too_small or not 1 / MAX_STRETCH_RATIO <= stretch <= MAX_STRETCH_RATIO:
         raise DataError(
-            f"{path} has {found} pixels, of which nothing recognisable is left at {wanted}: crop it first"
+            f"{path} has {_format_size(image.size)} pixels, of which nothing recognisable is left "
+            f"at {_format_size(size)}: crop it first"
         )
-    notices = [f"{path} was resized from {found} to {wanted} pixels"] if image.size != size else []
+
+
+def _describe_changes(
+    image: Image.Image, channels: int, size: tuple[int, int], path: Path
+) -> list[str]:
+    """Return what is done to an image to make it fit."""
+    notices = []
+    if image.size != size:
+        before = _format_size(image.size)
+        notices.append(f"{path} was resized from {before} to {_format_size(size)} pixels")
     if "A" in image.getbands() or "transparency" in image.info:
         notices.append(f"{path} is partly transparent, which was ignored")
-    if (image.mode in GREY_MODES) != (channels == 1):
-        notices.append(
-            f"{path} was turned from {'grey to colour' if channels == 3 else 'colour to grey'}"
-        )
+    is_grey = image.mode in GREY_MODES
+    if is_grey and channels == 3:
+        notices.append(f"{path} was converted from grey to colour")
+    if not is_grey and channels == 1:
+        notices.append(f"{path} was converted from colour to grey")
     return notices
+
+
+def _format_size(size: tuple[int, int]) -> str:
+    """Return `28x20` for 28 rows of 20 pixels."""
+    width, height = size
+    return f"{height}x{width}"

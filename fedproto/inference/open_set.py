@@ -1,104 +1,86 @@
-"""How well a run's members tell what they never saw: measured on test images that nothing was calibrated on."""
+"""How well a run's clients reject inputs of classes that they never saw.
+
+This is measured on test rows that nothing was calibrated on, whose outputs the run folder holds.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from sklearn.metrics import roc_auc_score
-from torch import Tensor
 
-from fedproto.core.federation import Member
-from fedproto.inference.trained_client import (
-    Trained,
-    can_reject,
-    halves,
-    members_of,
-    novelty,
-    scores_of,
-    threshold,
-)
+from fedproto.inference.calibration import can_reject, compute_novelty, compute_threshold
+from fedproto.inference.trained_client import ClassScorer, make_scorer
 from fedproto.runs.devices import torch_settings
-
-Pair = tuple[Tensor, Tensor]
+from fedproto.runs.folder import RunFolder
+from fedproto.runs.stored_clients import ClientModels, StoredClient
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """One client and one way to classify, such as "prototype own"."""
+    """How one client rejects by one way to classify, such as "prototype own"."""
 
     client: int
     way: str
-    accuracy: float  # among known images, by this way
-    known_rejected: float | None  # should be near what was asked for; None where it cannot reject
-    unseen_rejected: (
-        float | None
-    )  # images of classes the client never saw; None where it cannot reject
-    auroc: float  # the chance that an unseen image looks newer than a known one
-    calibrated_on: int  # held-out images: fewer than `trained.rows_needed` cannot reject
+    accuracy: float  # on known rows, by this way
+    known_rejected: float | None  # should be near what was asked for; None if it cannot reject
+    unseen_rejected: float | None  # rows of classes the client never saw; None likewise
+    auroc: float  # the probability that an unseen row is more novel than a known one
+    calibrated_on: int  # held-out rows: fewer than `count_rows_needed` cannot reject
 
 
-def rejections(run: Path, reject: float, clients: list[int] | None = None) -> list[Rejection]:
-    """For the members of a run, or some of them, each way to classify; those with nothing unseen are left out.
+def measure_rejections(
+    run: Path, reject: float, clients: Sequence[int] | None = None
+) -> list[Rejection]:
+    """Return a `Rejection` per client (all, or some of them) and way to classify.
 
-    A client whose calibration is too small to reject that share is there, with None for what it would reject.
+    `reject` is the fraction of known rows that may be rejected. Clients without unseen rows are
+    left out. A client whose calibration is too small has None for what it would reject.
     """
-    experiment, makers = members_of(run, clients or [])
-    chosen = range(len(makers)) if clients is None else clients
-    members = experiment.federation.members
-    with torch_settings(experiment.config.threads, experiment.config.precision):
-        return [
-            found
-            for client in chosen
-            for found in _of_member(members[client], makers[client](), reject)
-        ]
+    models = ClientModels.open(RunFolder.open(run))
+    chosen = range(len(models)) if clients is None else clients
+    found = []
+    with torch_settings(models.threads, models.precision):
+        for client in chosen:
+            stored = models.read(client)
+            found += _measure_client(stored, make_scorer(models, stored), reject)
+    return found
 
 
-def _of_member(member: Member, trained: Trained, reject: float) -> list[Rejection]:
-    known, unseen = halves(member)[1], _unseen(member)
-    if not len(known) or not len(unseen):
+def _measure_client(stored: StoredClient, scorer: ClassScorer, reject: float) -> list[Rejection]:
+    """Return a client's `Rejection` per way to classify; none if it has no unseen rows."""
+    held_out = stored.held_out
+    if not len(held_out.known.features) or not len(held_out.unseen.features):
         return []
-    seen = trained.see_prepared(known.x[known.rows])
-    strange = trained.see_prepared(member.test.x[unseen])
-    names = np.array(trained.classes)[known.y[known.rows].cpu().numpy()]
-    return [
-        _judged(member.id, way, trained, seen, strange, names, reject)
-        for way in trained.calibration
-    ]
-
-
-def _unseen(member: Member) -> Tensor:
-    """The test images at hand, which are of classes that some client has, of which this one has none."""
-    own = torch.tensor(member.classes, device=member.test.y.device)
-    return (~torch.isin(member.test.y, own)).nonzero().flatten()
-
-
-def _judged(
-    client: int,
-    way: str,
-    trained: Trained,
-    seen: Pair,
-    strange: Pair,
-    names: np.ndarray,
-    reject: float,
-) -> Rejection:
-    by, among = way.split()
-    scores = scores_of(by, among, trained, seen)
-    old, new = (
-        novelty(by, scores).numpy(),
-        novelty(by, scores_of(by, among, trained, strange)).numpy(),
-    )
-    candidates = np.array(trained.names(by, among))
-    calibration = trained.calibration[way]
-    limit = threshold(calibration, reject) if can_reject(calibration, reject) else None
-    return Rejection(
-        client=client,
-        way=way,
-        accuracy=float((candidates[scores.argmax(1).numpy()] == names).mean()),
-        known_rejected=None if limit is None else float((old > limit).mean()),
-        unseen_rejected=None if limit is None else float((new > limit).mean()),
-        auroc=float(roc_auc_score(np.r_[np.zeros(len(old)), np.ones(len(new))], np.r_[old, new])),
-        calibrated_on=len(calibration),
-    )
+    calibrations = scorer.calibrate(held_out.calibration)
+    labels = np.array(scorer.classes)[held_out.known_labels.numpy()]
+    found = []
+    for way, calibration in calibrations.items():
+        by, among = way.split()
+        known_scores = scorer.score(by, among, held_out.known)
+        unseen_scores = scorer.score(by, among, held_out.unseen)
+        predicted = np.array(scorer.candidates(by, among))[known_scores.argmax(1).numpy()]
+        known = compute_novelty(by, known_scores).numpy()
+        unseen = compute_novelty(by, unseen_scores).numpy()
+        known_rejected = None
+        unseen_rejected = None
+        if can_reject(calibration, reject):
+            threshold = compute_threshold(calibration, reject)
+            known_rejected = float((known > threshold).mean())
+            unseen_rejected = float((unseen > threshold).mean())
+        is_unseen = np.concatenate([np.zeros(len(known)), np.ones(len(unseen))])
+        found.append(
+            Rejection(
+                client=stored.id,
+                way=way,
+                accuracy=float((predicted == labels).mean()),
+                known_rejected=known_rejected,
+                unseen_rejected=unseen_rejected,
+                auroc=float(roc_auc_score(is_unseen, np.concatenate([known, unseen]))),
+                calibrated_on=len(calibration),
+            )
+        )
+    return found

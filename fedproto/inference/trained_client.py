@@ -1,13 +1,9 @@
-"""A member of a federation after training: what it sees in an input, and how near that is to each class."""
+"""A client after training: what its model makes of an input, and how near that is to each class."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,222 +11,232 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedproto.core import prototypes, rng
-from fedproto.core.federation import Examples, Member
-from fedproto.core.local_training import EVALUATION_BATCH
+from fedproto.config import plugins
+from fedproto.core import prototypes
+from fedproto.core.federation import Member
 from fedproto.core.tensors import find_mismatch
 from fedproto.core.types import Tree
 from fedproto.data.shared.preprocessing import Preprocessing
-from fedproto.errors import ConfigError, RunFolderError
+from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
+from fedproto.inference.calibration import compute_novelty
+from fedproto.inference.model_building import (
+    build_model,
+    drop_file_options,
+    first_line,
+    load_into_copy,
+)
+from fedproto.models import Fit
+from fedproto.runs.client_models import INDEX
 from fedproto.runs.devices import torch_settings
-from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.held_out import MAX_HELD_OUT_ROWS, Outputs, compute_outputs, split_test_rows
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
+from fedproto.runs.stored_clients import ClientModels, StoredClient
 
-CALIBRATED_ON = 1000  # held-out images at most
-ROUNDING = 1e-9  # of a product of a count and a share
 #: The ways to classify: by what, and among which classes.
 WAYS = ("prototype all", "prototype own", "head all", "head own")
 
 
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """A member of a federation after training."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClassScorer:
+    """Scores classes by a model's outputs; it needs no model and no inputs.
 
-    module: nn.Module  # in eval mode: prepared inputs -> (features, logits)
-    preprocessing: Preprocessing
+    A way to classify is `by` ("prototype" or "head") and `among` ("all" or "own" classes).
+    """
+
     classes: tuple[str, ...]  # of the head's outputs
-    own: tuple[str, ...]  # those it has trained on
-    prototypes: Prototypes | None  # the federation's; None where its method has none
-    calibration: dict[str, np.ndarray] = field(
-        default_factory=dict
-    )  # how far held-out images lie: see `novelty`
-    about: dict[str, Any] = field(
-        default_factory=dict
-    )  # for people: data set, model, method, round, accuracy
+    own: tuple[str, ...]  # the classes the client was trained on
+    prototypes: Prototypes | None  # the federation's; None if its algorithm has none
+    about: dict[str, Any] = field(default_factory=dict)  # for people: data set, model, accuracy ...
 
-    def names(self, by: str, among: str) -> tuple[str, ...]:
-        """The classes that are chosen among: all of the federation's, or the member's own."""
+    def candidates(self, by: str, among: str) -> tuple[str, ...]:
+        """Return the classes to choose among: all of the federation's, or the client's own."""
         if by == "head":
             return self.classes if among == "all" else self.own
         if self.prototypes is None:
-            raise ConfigError(
-                f"{self.about.get('algorithm', 'this method')} has no prototypes: classify by head"
+            algorithm = self.about.get("algorithm", "this algorithm")
+            raise ConfigError(f"{algorithm} has no prototypes: classify by head")
+        names = []
+        known = self.prototypes.known.tolist()
+        for name, is_known in zip(self.prototypes.classes, known, strict=True):
+            if is_known and (among == "all" or name in self.own):
+                names.append(name)
+        return tuple(names)
+
+    def score(self, by: str, among: str, outputs: Outputs) -> Tensor:
+        """Return (n, candidates): minus the distance (Eq. 4), or the logit; larger is likelier."""
+        names = self.candidates(by, among)
+        if by == "head":
+            columns = [self.classes.index(name) for name in names]
+            return outputs.logits[:, columns]
+        assert self.prototypes is not None, "`candidates` refuses that"
+        values = self.prototypes.over(names).values.float()
+        return -prototypes.distances(outputs.features, values, "l2")
+
+    def calibrate(self, outputs: Outputs) -> dict[str, np.ndarray]:
+        """Return the novelty of held-out rows of the client's own classes, per way to classify."""
+        if not len(outputs.features):
+            return {}
+        calibration = {}
+        for way in WAYS:
+            by, among = way.split()
+            if by == "prototype" and self.prototypes is None:
+                continue
+            if not self.candidates(by, among):
+                continue
+            scores = self.score(by, among, outputs)
+            calibration[way] = compute_novelty(by, scores).numpy()
+        return calibration
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainedClient(ClassScorer):
+    """A client of a federation after training: a scorer with its model and its preprocessing."""
+
+    module: nn.Module  # in eval mode: preprocessed inputs -> (features, logits)
+    preprocessing: Preprocessing
+    calibration: dict[str, np.ndarray] = field(default_factory=dict)  # see `calibrate`
+
+    def forward(self, x: Tensor) -> Outputs:
+        """Return the model's outputs for preprocessed inputs."""
+        return compute_outputs(self.module, x)
+
+    def forward_raw(self, x: np.ndarray) -> Outputs:
+        """Return the model's outputs for inputs as the data set stores them."""
+        return self.forward(self.preprocessing(x))
+
+    def probe_outputs(self) -> Outputs:
+        """Return the outputs for two inputs that any model takes.
+
+        Their values lie between 0 and 1, so that they are ids of words, too.
+        """
+        shape = self.preprocessing.shape
+        try:
+            inputs = torch.linspace(0, 1, 2 * math.prod(shape)).reshape(2, *shape)
+            return self.forward(inputs)
+        except Exception as error:  # of any kind: the model may be a plug-in
+            reason = first_line(error)
+            raise DataError(f"the model fails on inputs of shape {shape}: {reason}") from error
+
+    def refuse_other_sizes(self, dim: int) -> None:
+        """Refuse outputs that do not fit `dim`, the classes and the prototypes.
+
+        A file may be wrong about its model, and a plug-in may have changed since.
+        """
+        outputs = self.probe_outputs()
+        found = (outputs.features.shape[1], outputs.logits.shape[1])
+        if found != (dim, len(self.classes)):
+            raise DataError(
+                f"the model gives {found[0]} features and {found[1]} logits, "
+                f"where {dim} and {len(self.classes)} are wanted"
             )
-        known = zip(self.prototypes.classes, self.prototypes.known.tolist(), strict=True)
-        return tuple(
-            name for name, is_known in known if is_known and (among == "all" or name in self.own)
-        )
-
-    def see(self, x: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Features and logits of inputs as the data set stores them."""
-        return self.see_prepared(self.preprocessing(x))
-
-    @torch.no_grad()
-    def see_prepared(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        like = next(self.module.parameters(), torch.zeros(()))
-        pairs = [self.module(part.to(like)) for part in x.split(EVALUATION_BATCH)]
-        features, logits = (torch.cat(parts).float().cpu() for parts in zip(*pairs, strict=True))
-        return features, logits
+        if self.prototypes is not None and self.prototypes.values.shape[1] != dim:
+            width = self.prototypes.values.shape[1]
+            raise DataError(f"the prototypes have {width} values, and the features {dim}")
 
 
-def novelty(by: str, scores: Tensor) -> Tensor:
-    """How little each sample looks like any class: its distance to the nearest prototype, or 1 − max softmax."""
-    if by == "prototype":
-        return -scores.amax(1)
-    return 1 - scores.softmax(1).amax(1)
+# --- from a run folder
 
 
-def scores_of(by: str, among: str, member: Trained, seen: tuple[Tensor, Tensor]) -> Tensor:
-    """(n, classes that are chosen among): minus the distance (Eq. 4), or the logit; larger is likelier."""
-    names, (features, logits) = member.names(by, among), seen
-    if by == "head":
-        return logits[:, [member.classes.index(name) for name in names]]
-    assert member.prototypes is not None, "its `names` refuses that"
-    return -prototypes.distances(features, member.prototypes.over(names).values.float(), "l2")
+def load_client(run: Path, client: int = 0, module: nn.Module | None = None) -> TrainedClient:
+    """Return a client of a finished run, as it is evaluated; the run's data is not needed.
 
-
-def threshold(calibration: np.ndarray, reject: float) -> float:
-    """The novelty above which at most a share `reject` of known images lies, in expectation over images to come.
-
-    The ⌈(n + 1)(1 − reject)⌉-th smallest of n held-out ones (split conformal prediction); of fewer than
-    `rows_needed(reject)` it is infinite, so ask `can_reject` before relying on it.
+    `module` is the client's architecture, if it was passed from Python when the run was started.
     """
-    place = math.ceil((len(calibration) + 1) * (1 - reject) - ROUNDING)
-    if not 0 < place <= len(calibration):
-        return math.inf if place else -math.inf
-    return float(np.sort(calibration)[place - 1])
-
-
-def rows_needed(reject: float) -> int:
-    """The fewest held-out rows that give a finite threshold: ⌈1 / reject⌉ − 1."""
-    reject = max(reject, 1e-15)  # 1 / 5e-324 is infinite
-    return math.ceil((1 - ROUNDING) / reject) - 1
-
-
-def can_reject(calibration: np.ndarray, reject: float) -> bool:
-    """Whether a threshold made of this calibration can reject anything; a share of 0 asks for nothing."""
-    return reject == 0 or (len(calibration) > 0 and len(calibration) >= rows_needed(reject))
-
-
-def why_not_rejecting(who: str, rows: int, reject: float) -> str:
-    """A sentence about a calibration that is too small for the share that was asked for."""
-    if not rows:
-        return (
-            f"{who} has no held-out rows to calibrate on, and rejecting {reject:g} of known inputs "
-            f"needs {rows_needed(reject)}"
+    models = ClientModels.open(RunFolder.open(run))
+    stored = models.read(client)
+    with torch_settings(models.threads, models.precision):  # distances to the bit of those in training
+        scorer = make_scorer(models, stored)
+        calibration = scorer.calibrate(stored.held_out.calibration)
+    try:
+        trained = TrainedClient(
+            **vars(scorer),
+            module=_restore_module(models, stored, module),
+            preprocessing=stored.preprocessing,
+            calibration=calibration,
         )
-    smallest = math.ceil(10_000 / (rows + 1)) / 10_000  # rounded up, so that it is accepted
-    return (
-        f"{who} has {rows} held-out row{'s' * (rows > 1)} to calibrate on, and rejecting {reject:g} of known inputs "
-        f"needs {rows_needed(reject)}: the smallest share that {rows} can give is {smallest:g}"
+        trained.refuse_other_sizes(models.dim)
+    except DataError as error:
+        index = models.folder.path / INDEX
+        raise RunFolderError(f"client {client} cannot be restored from {index}: {error}") from error
+    return trained
+
+
+def make_scorer(models: ClientModels, stored: StoredClient) -> ClassScorer:
+    """Return a client's scorer, with the prototypes that the federation has now."""
+    path = models.folder.path
+    shared = read_prototypes(path) if models.has_prototypes else None
+    if shared is not None and shared.values.shape[1] != models.dim:
+        width = shared.values.shape[1]
+        raise RunFolderError(
+            f"the prototypes in {path} have {width} values, and its models give {models.dim}"
+        )
+    about = {
+        "run": path.name,
+        "client": stored.id,
+        "algorithm": models.algorithm,
+        "dataset": stored.dataset,
+        "model": stored.model,
+        "round": models.round,
+        "accuracy": stored.accuracy,
+    }
+    return ClassScorer(
+        classes=models.classes,
+        own=stored.own_classes,
+        prototypes=shared,
+        about=about,
     )
 
 
-def member_of(run: Path, client: int) -> Trained:
-    """A client of a run folder, as it is evaluated: with its own state, or with what its server sends."""
-    experiment, makers = members_of(run, [client])
-    with torch_settings(
-        experiment.config.threads, experiment.config.precision
-    ):  # distances to the bit of those in training
-        return makers[client]()
+def _restore_module(
+    models: ClientModels, stored: StoredClient, module: nn.Module | None
+) -> nn.Module:
+    """Return the client's model: the module given, or else built from its text, with its weights.
 
-
-def members_of(
-    run: Path, clients: Sequence[int] = ()
-) -> tuple[Experiment, list[Callable[[], Trained]]]:
-    """A run's experiment, and what makes each of its members; refused where one of `clients` is not there."""
-    folder = RunFolder.open(run)
-    if not folder.checkpoint_round():
-        raise RunFolderError(
-            f"{run} has no checkpoint, so its models are gone: `fedproto run` keeps them, with checkpoint_every above 0"
+    A plug-in model is imported only if it is trusted.
+    """
+    path = models.folder.path
+    if module is not None:
+        return load_into_copy(module, stored.state)
+    if stored.is_from_python:
+        raise ConfigError(
+            f"client {stored.id} of {path} has a module that was passed from Python "
+            f"({stored.model}), whose code no file holds: pass the module again, "
+            "as in fedproto.Classifier.of(RUN, module=...)"
         )
-    experiment, _ = reopen(folder)
-    with closing(experiment.engine):
-        makers = _makers(experiment, folder)
-    for client in clients:
-        if not 0 <= client < len(makers):
-            raise ConfigError(
-                f"there is no client {client} in {run}: there are clients 0 to {len(makers) - 1}"
-            )
-    return experiment, makers
+    plugins.refuse_plugins({"model": stored.model}, path / INDEX)
+    fit = Fit(stored.preprocessing.shape, len(models.classes), models.dim)
+    try:
+        return build_model(drop_file_options(stored.model), fit, stored.state)
+    except FedProtoError as error:
+        raise DataError(str(error)) from error
 
 
-def _makers(experiment: Experiment, folder: RunFolder) -> list[Callable[[], Trained]]:
-    """One a member: a thousand members at once might fill the memory."""
-    states, names = experiment.client_states(), experiment.federation.classes
-    shared = read_prototypes(folder.path) if "prototypes" in experiment.progress.server else None
-    result, encodings = folder.result() or {}, folder.encodings()
-    if result and len(result["clients"]) != len(states):
-        raise RunFolderError(
-            f"{folder.path / 'result.json'} speaks of other clients than partition.json"
-        )
-
-    def make(member: Member) -> Trained:
-        if member.id in encodings:  # the files may have changed since
-            member = replace(
-                member, preprocessing=replace(member.preprocessing, encoding=encodings[member.id])
-            )
-        about = {
-            "run": folder.path.name,
-            "client": member.id,
-            "algorithm": experiment.algorithm.name,
-            "dataset": member.dataset,
-            "model": member.model,
-            "round": experiment.progress.round,
-            "accuracy": result["clients"][member.id]["accuracy"] if result else {},
-        }
-        return made(
-            member, experiment.as_evaluated(member, states[member.id]), names, shared, about
-        )
-
-    return [partial(make, member) for member in experiment.federation.members]
+# --- from a client at hand, with its data
 
 
-def made(
+def calibrate_client(
     member: Member,
     state: Tree,
     classes: tuple[str, ...],
     shared: Prototypes | None,
     about: dict[str, Any],
-) -> Trained:
-    """A member with its state, calibrated on images that were held out."""
-    odd = find_mismatch(member.initial, state)
-    if odd is not None:
-        raise RunFolderError(f"the state of client {member.id} is not one of its model: {odd}")
-    own = tuple(classes[label] for label in member.classes)
-    plain = Trained(
-        _with_state(member.module, state), member.preprocessing, classes, own, shared, {}, about
+) -> TrainedClient:
+    """Return a client with this state, calibrated on one half of its test rows."""
+    mismatch = find_mismatch(member.initial, state)
+    if mismatch is not None:
+        raise RunFolderError(f"the state of client {member.id} does not fit its model: {mismatch}")
+    trained = TrainedClient(
+        classes=classes,
+        own=tuple(classes[label] for label in member.classes),
+        prototypes=shared,
+        about=about,
+        module=load_into_copy(member.module, state),
+        preprocessing=member.preprocessing,
     )
-    return replace(plain, calibration=_calibration(plain, halves(member)[0]))
-
-
-def _with_state(module: nn.Module, state: Tree) -> nn.Module:
-    """A copy of a module, which others share, with a client's parameters and buffers in it."""
-    own = copy.deepcopy(module).cpu().eval()
-    found = own.load_state_dict(
-        state, strict=False
-    )  # of a layer that is there twice, the first name only is there
-    assert not found.unexpected_keys, "the state is of another module"
-    return own
-
-
-def halves(member: Member) -> tuple[Examples, Examples]:
-    """The member's test images in two halves: one to calibrate on, one to see what the calibration is worth."""
-    rows = member.test.rows.cpu()
-    order = torch.from_numpy(rng.generator(0, "calibration").permutation(len(rows)))
-    half = len(rows) // 2
-    x, y = member.test.x, member.test.y
-    return Examples(x, y, rows[order[:half]]), Examples(x, y, rows[order[half:]])
-
-
-def _calibration(member: Trained, examples: Examples) -> dict[str, np.ndarray]:
-    """The novelty of held-out images of the member's own classes, for each way to classify."""
-    if not len(examples):
-        return {}
-    seen = member.see_prepared(examples.x[examples.rows[:CALIBRATED_ON]])
-    return {
-        f"{by} {among}": novelty(by, scores_of(by, among, member, seen)).numpy()
-        for by, among in map(str.split, WAYS)
-        if by == "head" or (member.prototypes is not None and member.names(by, among))
-    }
+    held_out, _ = split_test_rows(member)
+    rows = held_out.rows[:MAX_HELD_OUT_ROWS]
+    if not len(rows):
+        return trained
+    outputs = trained.forward(held_out.x[rows])
+    return replace(trained, calibration=trained.calibrate(outputs))

@@ -27,6 +27,7 @@ from fedproto.data import Source
 from fedproto.engines.selection import build_engine, resolve
 from fedproto.errors import DivergedError, LostProcessError, RunFolderError
 from fedproto.runs import start_checks
+from fedproto.runs.client_models import write_client_models
 from fedproto.runs.devices import torch_settings
 from fedproto.runs.folder import DIVERGED, RESULT, RunFolder
 from fedproto.runs.from_settings import FROM_PYTHON, build_federation, start_progress
@@ -232,6 +233,8 @@ class Experiment:
         if prototypes:
             tensors = prototypes | self.progress.latest_uploads.local_prototypes()
             write_prototypes(folder.path / PROTOTYPES, tensors, self.federation.classes)
+        client_accuracies = [client["accuracy"] for client in result.data["clients"]]
+        write_client_models(folder, self, result.states, client_accuracies)
         folder.write_json(RESULT, result.data)
         return result
 

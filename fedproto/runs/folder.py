@@ -7,6 +7,7 @@ metrics.jsonl           one line per round, each with a checksum
 result.json             the result, once the run has finished
 prototypes.safetensors  the global prototypes, if the algorithm has any, and the clients' latest
 checkpoint/             the newest state of server and clients
+models/                 the clients' trained models, once the run has finished (client_models.py)
 diverged.json           if a client's numbers ceased to be finite, which ended the run: where
 encoding.json           how the rows of tables, or texts, became numbers, if there were any
 .lock                   held by the process that writes here
@@ -50,6 +51,7 @@ METRICS = "metrics.jsonl"
 RESULT = "result.json"
 START_RECORD = "start.json"
 CHECKPOINTS = "checkpoint"
+CLIENT_MODELS = "models"
 DIVERGED = "diverged.json"
 VERSION = 1  # of the JSON files, and of each line of metrics.jsonl
 CHECKPOINT_FORMAT = TensorFormat("checkpoint", 1)
@@ -256,9 +258,10 @@ class RunFolder:
                 other.unlink()
 
     def drop_checkpoints(self) -> None:
-        """Delete all checkpoints."""
+        """Delete the checkpoints and the clients' trained models."""
         for path in self._checkpoints():
             path.unlink()
+        shutil.rmtree(self.path / CLIENT_MODELS, ignore_errors=True)
 
     def has_checkpoint(self) -> bool:
         """Return whether there is a checkpoint, readable or not."""

@@ -23,10 +23,16 @@ COMPLETE = [
     "checkpoint",
     "config.toml",
     "metrics.jsonl",
+    "models",
     "partition.json",
     "prototypes.safetensors",
     "result.json",
     "start.json",
+]
+MODELS = [
+    "checkpoint/round-00000005.safetensors",
+    "models/index.json",
+    "models/round-00000005-00000.safetensors",
 ]
 
 
@@ -78,7 +84,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_leaves_a_complete_folder_and_nothing_else(run: Path) -> None:
-    assert files_in(run) == sorted([*COMPLETE, "checkpoint/round-00000005.safetensors"])
+    assert files_in(run) == sorted([*COMPLETE, *MODELS])
     assert files_in(run.parent)[0] == "run"
 
 

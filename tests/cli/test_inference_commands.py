@@ -10,13 +10,12 @@ from helpers.command_line import fedproto as command
 from helpers.trained_runs import cells, fail, succeed
 from PIL import Image
 
-import fedproto
 from fedproto import Classifier
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.core.types import Upload
 from fedproto.data import DataFolders
-from fedproto.inference.open_set import rejections
+from fedproto.inference.open_set import measure_rejections
 from fedproto.membership.membership import Contribution, Membership
 from fedproto.runs.folder import RunFolder
 
@@ -77,7 +76,7 @@ def test_predict_says_what_the_classifier_says(client, among, run, files, digits
                 [shares[row, names.index(c["class"])] for c in candidates], abs=1e-4
             )
             assert [c["own"] for c in candidates] == [
-                c["class"] in classifier.member.own for c in candidates
+                c["class"] in classifier.trained.own for c in candidates
             ]
             if way == "prototype":
                 apart = classifier.distances(digits[row : row + 1])[0]
@@ -107,7 +106,7 @@ def test_predict_shows_a_table(run, files):
         assert re.fullmatch(rf"{near}\*? at [\d.e+-]+", row[1]) and re.fullmatch(
             rf"{likely}\*? [\d.]+%", row[2]
         )
-        assert ("*" in row[1]) == (near not in by_prototype.member.own)
+        assert ("*" in row[1]) == (near not in by_prototype.trained.own)
     assert "* the client has never seen this class itself" in answer.out
     assert "never seen" not in succeed("predict", run, files / "images", "--among", "own").out
 
@@ -129,8 +128,8 @@ def test_predict_takes_an_image_however_dark(level, run, tmp_path):
     (found,) = lines_of(succeed("predict", run, tmp_path / "a.png", "--json"))
     classifier = Classifier.of(run)
     values = torch.full((1, 1, 8, 8), (level / 255 - 0.3053) / 0.3760)
-    features = classifier.member.see_prepared(values)[0]
-    shared = classifier.member.prototypes
+    features = classifier.trained.forward(values)[0]
+    shared = classifier.trained.prototypes
     expected = (shared.values[shared.known > 0] - features).norm(dim=1).min()
     assert found["prototype"]["candidates"][0]["distance"] == pytest.approx(
         float(expected), abs=1e-3
@@ -151,7 +150,7 @@ def test_predict_says_what_it_did_to_an_image(run, tmp_path):
     assert len(lines_of(answer)) == 1  # what a script reads is not disturbed
     resized, grey = answer.err.splitlines()
     assert resized == f"{tmp_path / 'a.png'} was resized from 20x16 to 8x8 pixels"
-    assert grey == f"{tmp_path / 'a.png'} was turned from colour to grey"
+    assert grey == f"{tmp_path / 'a.png'} was converted from colour to grey"
 
 
 def test_predict_may_say_none_of_these(run, files, digits):
@@ -214,7 +213,7 @@ def test_predict_without_images_shows_how_unseen_classes_are_recognised(run):
     header, *rows = cells(answer.out, "classified by")
     assert header[:2] == ["classified by", "clients"]
     assert [row[0] for row in rows] == ["prototype all", "prototype own", "head all", "head own"]
-    found = rejections(run, 0.05)
+    found = measure_rejections(run, 0.05)
     for row in rows:
         some = [each for each in found if each.way == row[0]]
         means = [
@@ -228,7 +227,7 @@ def test_predict_without_images_shows_how_unseen_classes_are_recognised(run):
 
 def test_predict_without_images_as_json(run):
     told = lines_of(succeed("predict", run, "--json", "--reject", "0.3", "--client", "2"))
-    assert told == [vars(each) for each in rejections(run, 0.3, [2])]
+    assert told == [vars(each) for each in measure_rejections(run, 0.3, [2])]
     assert {each["client"] for each in told} == {2}
 
 
@@ -237,7 +236,7 @@ def test_predict_refuses_to_reject_by_too_few_held_out_images(runs, files):
     small = runs(test_shots=4, ways=3, stdev=0)
     answer = fail("predict", small, files / "digits.npy", "--client", "2", "--reject", "0.05")
     assert re.search(
-        r"client 2 has \d held-out rows .* needs 19: the smallest share that \d can give is 0\.",
+        r"client 2 has \d held-out rows .* needs 19: the smallest fraction that \d can give is 0\.",
         answer.err,
     )
     succeed("predict", small, files / "digits.npy", "--client", "2", "--reject", "0.5")
@@ -245,7 +244,7 @@ def test_predict_refuses_to_reject_by_too_few_held_out_images(runs, files):
 
 def test_predict_without_images_names_the_clients_that_cannot_reject(runs):
     small = runs(test_shots=4, ways=3, stdev=0)
-    rows = {each.client: each.calibrated_on for each in rejections(small, 0.05)}
+    rows = {each.client: each.calibrated_on for each in measure_rejections(small, 0.05)}
     answer = succeed("predict", small)
     assert (
         "4 of 4 clients cannot reject 0.05 of known images, which needs 19 held-out images"
@@ -297,18 +296,11 @@ def test_predict_refuses_a_client_that_is_not_there(client, run, files):
 
 
 def test_predict_refuses_folders_that_are_not_trained_runs(runs, files, tmp_path):
-    forgotten = runs(checkpoint_every=0)
-    fedproto.run(
-        dataset=[(np.zeros((8, 8, 8)), [0, 1] * 4)] * 2,
-        rounds=1,
-        model="mlp",
-        out=tmp_path / "arrays",
-    )
+    without_models = runs(checkpoint_every=0)
     for inputs in ((), (files / "images",)):
         assert "is not a run" in fail("predict", tmp_path / "missing", *inputs).err
         assert "is not a run" in fail("predict", files, *inputs).err
-        assert "no checkpoint" in fail("predict", forgotten, *inputs).err
-        assert "started from Python" in fail("predict", tmp_path / "arrays", *inputs).err
+        assert "keeps no models" in fail("predict", without_models, *inputs).err
 
 
 def test_predict_among_own_classes_of_which_no_prototype_is_left(own_run, files):

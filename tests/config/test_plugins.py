@@ -25,7 +25,7 @@ from fedproto.data.digits import digits
 from fedproto.deploy.member import trained
 from fedproto.deploy.settings import divided, read_member
 from fedproto.errors import ConfigError, RunFolderError
-from fedproto.inference.export import read_member as read_exported
+from fedproto.inference.export.read import read_exported
 from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder
 

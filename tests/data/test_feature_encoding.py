@@ -29,7 +29,7 @@ from fedproto.data.text import text
 from fedproto.deploy.member import _source
 from fedproto.deploy.settings import MemberSettings
 from fedproto.errors import DataError, RunFolderError
-from fedproto.inference.export import read_member
+from fedproto.inference.export.read import read_exported
 from fedproto.inference.input_files import read_inputs
 from fedproto.runs.folder import RunFolder
 
@@ -188,13 +188,13 @@ def test_a_new_table_needs_no_label_and_says_what_is_new(tmp_path):
     assert first.x.tolist() == [2, 0, 1]
     place = f"{tmp_path / 'new.csv'}, line 3"
     assert second.x.tolist() == [0, 0, 0]
-    assert first.notices == [f"{place}: column 'home' holds 'boat', which no training row does"]
+    assert first.notices == [f"{place}: column 'home' holds 'boat', which no training row holds"]
     (tmp_path / "new.csv").write_text("home,size\nboat,1\n" + ",\n" * 1200)
     (notice,) = [
         notice for each in read_inputs(tmp_path / "new.csv", TABLE) for notice in each.notices
     ]
     assert notice.endswith(
-        "2 and 1,200 more rows: column 'home' holds what no training row does, first 'boat'"
+        "2 and 1,200 more rows: column 'home' holds texts that no training row holds, first 'boat'"
     )
 
 
@@ -203,7 +203,7 @@ def test_a_new_table_needs_no_label_and_says_what_is_new(tmp_path):
     [
         (
             "home,more\ntree,1\n",
-            "has no column 'size', which this member was trained on: size, home",
+            "has no column 'size', which this client was trained on: size, home",
         ),
         (
             "home,size\ntree,tall\n",
@@ -265,7 +265,7 @@ def test_a_file_of_another_kind_is_refused_with_what_is_accepted(tmp_path, name,
     (tmp_path / name).write_text("text,size,home\n1,2,3\n")
     with pytest.raises(
         DataError,
-        match=r"is no file for a member that was trained on .*: it takes .*\.csv, .*\.npy",
+        match=r"cannot be read by a client that was trained on .*: it takes .*\.csv, .*\.npy",
     ):
         list(read_inputs(tmp_path / name, member))
 
@@ -424,7 +424,7 @@ def test_an_exported_member_reads_new_rows_where_its_data_is_gone(kind, folder, 
     ]
     wanted = {"csv": ["cat", "owl"], "text": ["owl", "dog"]}[kind]
     assert [line["head"]["label"] for line in lines][:2] == wanted
-    assert ("no training row does" if kind == "csv" else "no word that the training") in only_line(
+    assert ("no training row holds" if kind == "csv" else "no word that the training") in only_line(
         answer.err
     )
     about_rejecting, told = fedproto("export", run, "--to", exported).err.splitlines()
@@ -501,10 +501,10 @@ def test_an_encoding_that_does_not_fit_its_member_is_refused(folder, tmp_path):
         ),
     ):
         (exported / ENCODING).write_text(content)
-        with pytest.raises(DataError, match=r"encoding.json is damaged or of another export"):
-            read_member(exported)
+        with pytest.raises(DataError, match=r"encoding.json is corrupted or from another export"):
+            read_exported(exported)
         manifest = json.loads((exported / "manifest.json").read_text())
         manifest["files"][ENCODING] = hashlib.sha256(content.encode()).hexdigest()
         (exported / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(DataError, match=words):
-            read_member(exported)
+            read_exported(exported)

@@ -1,4 +1,4 @@
-"""A trained member as a classifier: by hand, beside scikit-learn's own, and against what the run says of itself."""
+"""A trained client as a classifier: against scikit-learn, and against the run's own result."""
 
 import json
 import math
@@ -26,8 +26,9 @@ from fedproto.config.options import Part
 from fedproto.data import DataFolders
 from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
-from fedproto.inference.open_set import rejections
-from fedproto.inference.trained_client import can_reject, member_of, rows_needed, threshold
+from fedproto.inference.calibration import can_reject, compute_threshold, count_rows_needed
+from fedproto.inference.open_set import measure_rejections
+from fedproto.inference.trained_client import load_client
 from fedproto.membership.membership import Membership
 from fedproto.runs.folder import RunFolder
 
@@ -79,7 +80,7 @@ def run(run_of):
 @pytest.fixture(scope="module")
 def trained():
     """A run's client; opening a run folder takes longer than classifying a thousand images."""
-    return cache(member_of)
+    return cache(load_client)
 
 
 @cache
@@ -110,7 +111,7 @@ def images(classes, count=10**6, split="test"):
 
 
 @parametrize_with_checks([Classifier()])
-def test_scikit_learn_takes_it_for_one_of_its_own(estimator, check):
+def test_scikit_learn_estimator_checks_pass(estimator, check):
     check(estimator)
 
 
@@ -158,7 +159,7 @@ def test_scikit_learns_nearest_centroid_agrees(seed):
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_each_sample_is_calibrated_by_the_mean_of_the_others_of_its_class(seed, sizes):
-    """n/(n − 1) times the distance to the mean of all is that to the mean of the others, which is computed here."""
+    """The distance to the mean of the others is n/(n − 1) times that to the mean of all."""
     y = np.repeat(np.arange(len(sizes)), sizes)
     x = np.random.default_rng(seed).normal(size=(len(y), 3))
     expected = []
@@ -195,7 +196,7 @@ def test_each_sample_is_calibrated_by_the_mean_of_the_others_of_its_class(seed, 
 )
 def test_conformal_quantiles_by_hand(held_out, reject, expected):
     shuffled = np.random.default_rng(0).permutation(np.array(list(held_out), float))
-    assert threshold(shuffled, reject) == expected
+    assert compute_threshold(shuffled, reject) == expected
 
 
 CALIBRATIONS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40).map(np.array)
@@ -203,40 +204,43 @@ SHARES = st.floats(0, 1) | st.sampled_from([0, 0.05, 0.1, 0.2, 0.25, 0.5, 0.9, 1
 
 
 @given(CALIBRATIONS, SHARES)
-def test_no_more_than_the_share_of_the_calibration_lies_above(calibration, reject):
-    assert (calibration > threshold(calibration, reject)).mean() <= reject + 1e-9
+def test_at_most_the_fraction_of_the_calibration_lies_above(calibration, reject):
+    assert (calibration > compute_threshold(calibration, reject)).mean() <= reject + 1e-9
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30).map(np.array), SHARES)
-def test_what_is_to_come_is_rejected_no_more_often_than_asked(everything, reject):
-    """Split conformal prediction's guarantee, exactly: whichever of n + 1 is the one to come is equally likely."""
+def test_future_inputs_are_rejected_no_more_often_than_asked(everything, reject):
+    """The exact guarantee: each of n + 1 values is equally likely to be the future one."""
     places = range(len(everything))
     above = [
-        everything[place] > threshold(np.delete(everything, place), reject) for place in places
+        everything[place] > compute_threshold(np.delete(everything, place), reject)
+        for place in places
     ]
     assert np.mean(above) <= reject + 1e-9
 
 
 @given(CALIBRATIONS, SHARES, SHARES)
-def test_who_may_reject_more_rejects_no_less(calibration, one, other):
-    assert threshold(calibration, max(one, other)) <= threshold(calibration, min(one, other))
+def test_a_larger_fraction_rejects_no_less(calibration, one, other):
+    assert compute_threshold(calibration, max(one, other)) <= compute_threshold(
+        calibration, min(one, other)
+    )
 
 
 # --- a run's own clients
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_it_scores_what_the_run_states_of_each_client(name, run_of, trained):
+def test_accuracies_equal_those_of_the_run(name, run_of, trained):
     run = run_of(name)
     for client, stated in enumerate(result_of(run)["clients"]):
         x, y = own_tests(run, client)
         for key, accuracy in stated["accuracy"].items():
             by, _, own = key.partition("_")
-            classifier = Classifier.from_member(trained(run, client), by=by, among=own or "all")
+            classifier = Classifier.from_trained(trained(run, client), by=by, among=own or "all")
             assert classifier.score(x, y) == accuracy, (client, key)
 
 
-def test_the_accuracies_it_is_held_to_differ(run):
+def test_the_accuracies_of_the_clients_differ(run):
     """Otherwise the test above would show little."""
     for key in ("head", "prototype"):
         pairs = [
@@ -246,7 +250,7 @@ def test_the_accuracies_it_is_held_to_differ(run):
     assert len({c["accuracy"]["prototype"] for c in result_of(run)["clients"]}) > 2
 
 
-def test_distances_are_those_of_a_perceptron_in_numpy(run, trained):
+def test_distances_equal_those_computed_with_numpy(run, trained):
     state = load_file(next((run / "checkpoint").iterdir()))
     shared = load_file(run / "prototypes.safetensors")
     x, _ = own_tests(run, 1)
@@ -258,7 +262,7 @@ def test_distances_are_those_of_a_perceptron_in_numpy(run, trained):
         h = np.maximum(h @ weight.T + bias, 0)
     known = shared["known"].numpy() > 0
     apart = np.linalg.norm(h[:, None] - shared["prototypes"].double().numpy()[known][None], axis=2)
-    classifier = Classifier.from_member(trained(run, 1))
+    classifier = Classifier.from_trained(trained(run, 1))
     assert np.allclose(classifier.distances(x), apart, atol=1e-4)
     shares = np.exp(-apart) / np.exp(-apart).sum(1, keepdims=True)
     assert np.allclose(classifier.predict_proba(x), shares, atol=1e-4)
@@ -266,8 +270,8 @@ def test_distances_are_those_of_a_perceptron_in_numpy(run, trained):
 
 
 @pytest.mark.parametrize(("by", "among"), WAYS)
-def test_classes_shares_and_answers_agree(by, among, run, trained):
-    classifier = Classifier.from_member(trained(run, 0), by=by, among=among)
+def test_classes_probabilities_and_labels_agree(by, among, run, trained):
+    classifier = Classifier.from_trained(trained(run, 0), by=by, among=among)
     stated = result_of(run)
     held = {name for client in stated["clients"] for name in client["classes"]}
     wanted = {
@@ -289,8 +293,8 @@ def test_classes_shares_and_answers_agree(by, among, run, trained):
         assert (classifier.novelty(x) == classifier.distances(x).min(1)).all()
 
 
-def test_one_image_is_classified_as_it_is_among_many(run, trained):
-    classifier = Classifier.from_member(trained(run, 0))
+def test_one_image_is_classified_as_in_a_batch(run, trained):
+    classifier = Classifier.from_trained(trained(run, 0))
     x, _ = images("0123456789", 150)  # more than are looked at in one go
     assert len(x) > 300
     alone = np.concatenate(
@@ -302,41 +306,38 @@ def test_one_image_is_classified_as_it_is_among_many(run, trained):
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "fesem"])
 def test_a_method_without_prototypes_classifies_by_head_only(name, run_of, trained):
     member = trained(run_of(name), 0)
-    assert Classifier.from_member(member).by == "head"
+    assert Classifier.from_trained(member).by == "head"
     with pytest.raises(ConfigError, match=f"{name} has no prototypes: classify by head"):
-        Classifier.from_member(member, by="prototype")
+        Classifier.from_trained(member, by="prototype")
     x, y = images("0123", 5)
     fitted = Classifier(member).fit(x, y)  # prototypes can be made of anything that embeds
     assert fitted.predict(x).shape == (20,) and fitted.classes_.tolist() == list("0123")
 
 
 @pytest.mark.parametrize("client", [4, -1, 99])
-def test_a_client_that_is_not_there(client, run):
+def test_an_unknown_client_is_refused(client, run):
     with pytest.raises(ConfigError, match=f"no client {client} in .*: there are clients 0 to 3"):
         Classifier.of(run, client)
     with pytest.raises(ConfigError, match=f"no client {client} in .*: there are clients 0 to 3"):
-        rejections(run, 0.05, [client])
+        measure_rejections(run, 0.05, [client])
 
 
-def test_a_run_without_checkpoint_has_no_models_left(tmp_path):
+def test_a_run_without_checkpoints_keeps_no_models(tmp_path):
     fedproto.run(**DIGITS | {"rounds": 1}, checkpoint_every=0, out=tmp_path / "run")
-    with pytest.raises(RunFolderError, match="no checkpoint, so its models are gone"):
+    with pytest.raises(
+        RunFolderError, match="keeps no models, because it was run with checkpoint_every=0"
+    ):
         Classifier.of(tmp_path / "run")
-    with pytest.raises(RunFolderError, match="no checkpoint, so its models are gone"):
-        rejections(tmp_path / "run", 0.05)
-
-
-def test_a_run_of_arrays_cannot_be_opened_from_its_folder(tmp_path):
-    x, y = images("01", 10)
-    fedproto.run(dataset=[(x, y), (x, y)], rounds=1, model="mlp", out=tmp_path / "run")
-    with pytest.raises(RunFolderError, match="started from Python"):
-        Classifier.of(tmp_path / "run")
+    with pytest.raises(
+        RunFolderError, match="keeps no models, because it was run with checkpoint_every=0"
+    ):
+        measure_rejections(tmp_path / "run", 0.05)
 
 
 @pytest.mark.parametrize("options", [{"by": "colour"}, {"among": "some"}])
-def test_nonsense_is_refused(options, run, trained):
+def test_unknown_ways_to_classify_are_refused(options, run, trained):
     with pytest.raises(ConfigError, match="by is prototype or head and among is all or own"):
-        Classifier.from_member(trained(run, 0), **options)
+        Classifier.from_trained(trained(run, 0), **options)
 
 
 def test_own_classes_of_which_no_prototype_is_left(run, tmp_path):
@@ -357,8 +358,8 @@ def test_own_classes_of_which_no_prototype_is_left(run, tmp_path):
 # --- inputs
 
 
-def test_rows_may_come_in_any_usual_form(run, trained):
-    classifier = Classifier.from_member(trained(run, 0))
+def test_rows_may_have_any_usual_shape(run, trained):
+    classifier = Classifier.from_trained(trained(run, 0))
     x, _ = images("0123456789", 3)
     expected = classifier.distances(x)
     forms = [x[:, None], x[..., None], x.reshape(len(x), -1), x.tolist(), torch.from_numpy(x)]
@@ -376,7 +377,7 @@ def test_channels_may_come_last():
     assert np.allclose(preprocessing(x.reshape(6, 60)), expected, atol=1e-6)
 
 
-def test_a_run_prepares_inputs_as_its_classifier_does():
+def test_a_run_preprocesses_inputs_like_its_classifier():
     for name in ("digits", "mnist5k"):
         each = source(name)
         rows = np.arange(0, len(each.test.y), 7)
@@ -405,8 +406,8 @@ def test_a_run_prepares_inputs_as_its_classifier_does():
         (np.full((1, 8, 8), 1.0), "at most 1 in size"),
     ],
 )
-def test_inputs_that_no_member_takes(x, message, run, trained):
-    classifier = Classifier.from_member(trained(run, 0))
+def test_inputs_that_no_client_takes_are_refused(x, message, run, trained):
+    classifier = Classifier.from_trained(trained(run, 0))
     for refuse in (
         classifier.predict,
         classifier.predict_proba,
@@ -419,31 +420,31 @@ def test_inputs_that_no_member_takes(x, message, run, trained):
 # --- fit with a member's embedding
 
 
-def test_new_classes_by_their_means(run, trained):
+def test_fit_on_new_classes(run, trained):
     """Three digits that the client has never seen, from ten images each, and no gradient."""
     member = trained(run, 0)
     unseen = [name for name in "0123456789" if name not in member.own][:3]
     x, y = images(unseen, 10, "train")
-    before = Classifier.from_member(member).distances(x)
+    before = Classifier.from_trained(member).distances(x)
     fitted = Classifier(member).fit(x, np.char.add("new ", y))
     assert fitted.classes_.tolist() == [f"new {name}" for name in unseen]
-    features = member.see(x)[0]
+    features = member.forward_raw(x)[0]
     for name, prototype in zip(unseen, fitted.prototypes_, strict=True):
         assert np.allclose(prototype, features[torch.from_numpy(y == name)].mean(0), atol=1e-5)
     x_test, y_test = images(unseen)
     assert fitted.score(x_test, np.char.add("new ", y_test)) > 0.6  # chance is a third
-    assert (Classifier.from_member(member).distances(x) == before).all()  # the member is as it was
+    assert (Classifier.from_trained(member).distances(x) == before).all()  # the member is as it was
     rejecting = clone(fitted).set_params(reject=0.2).fit(x, y)
     assert np.isin(rejecting.predict(x_test), [*unseen, "none of these"]).all()
     assert len(rejecting.calibration_) == 30
 
 
-def test_fit_takes_part_in_cross_validation(run, trained):
+def test_fit_works_in_cross_validation(run, trained):
     x, y = images("0123456789", 20)
     assert cross_val_score(Classifier(trained(run, 0)), x, y, cv=3).mean() > 0.3
 
 
-def test_fit_refuses_a_head_and_labels_that_are_not_one_an_image(run, trained):
+def test_fit_refuses_a_head_and_a_wrong_number_of_labels(run, trained):
     x, y = images("01", 5)
     with pytest.raises(ConfigError, match="it is for by='prototype'"):
         Classifier(trained(run, 0), by="head").fit(x, y)
@@ -457,7 +458,7 @@ def test_fit_refuses_a_head_and_labels_that_are_not_one_an_image(run, trained):
 
 @pytest.mark.parametrize("name", ["fedproto", "mixed", "fedavg"])
 def test_it_can_be_pickled(name, run_of, trained):
-    classifier = Classifier.from_member(
+    classifier = Classifier.from_trained(
         trained(run_of(name), len(result_of(run_of(name))["clients"]) - 1), reject=0.2
     )
     again = pickle.loads(pickle.dumps(classifier))
@@ -468,15 +469,15 @@ def test_it_can_be_pickled(name, run_of, trained):
 
 
 def test_a_clone_has_the_options_and_is_not_fitted(run, trained):
-    classifier = Classifier.from_member(trained(run, 0), by="head", among="own", reject=0.1)
+    classifier = Classifier.from_trained(trained(run, 0), by="head", among="own", reject=0.1)
     assert classifier.get_params() == {
-        "member": trained(run, 0),
+        "trained": trained(run, 0),
         "by": "head",
         "among": "own",
         "reject": 0.1,
     }
     copied = clone(classifier)
-    assert {**copied.get_params(), "member": None} == {**classifier.get_params(), "member": None}
+    assert copied.get_params() | {"trained": None} == classifier.get_params() | {"trained": None}
     with pytest.raises(NotFittedError):
         copied.predict(np.zeros((1, 8, 8)))
     with pytest.raises(NotFittedError):
@@ -485,14 +486,14 @@ def test_a_clone_has_the_options_and_is_not_fitted(run, trained):
 
 
 @pytest.mark.parametrize(("by", "among"), WAYS)
-def test_options_that_are_set_later_are_heeded(by, among, run, trained):
+def test_options_that_are_set_later_take_effect(by, among, run, trained):
     """A column must never be called by the name of another."""
     x, _ = images("0123456789", 5)
     for first in WAYS:
-        changed = Classifier.from_member(trained(run, 0), by=first[0], among=first[1]).set_params(
+        changed = Classifier.from_trained(trained(run, 0), by=first[0], among=first[1]).set_params(
             by=by, among=among
         )
-        expected = Classifier.from_member(trained(run, 0), by=by, among=among)
+        expected = Classifier.from_trained(trained(run, 0), by=by, among=among)
         assert (changed.predict(x) == expected.predict(x)).all(), first
         assert (changed.classes_ == expected.classes_).all(), first
 
@@ -503,11 +504,11 @@ def test_options_that_are_set_later_are_heeded(by, among, run, trained):
 @pytest.mark.parametrize(("by", "among"), WAYS)
 def test_rejecting_on_a_real_run(by, among, run, trained):
     x, _ = own_tests(run, 1)
-    plain = Classifier.from_member(trained(run, 1), by=by, among=among)
+    plain = Classifier.from_trained(trained(run, 1), by=by, among=among)
     assert plain.threshold_ == math.inf
     before = np.zeros(len(x), bool)
     for reject in (0, 0.05, 0.2, 0.5, 0.9):
-        classifier = Classifier.from_member(trained(run, 1), by=by, among=among, reject=reject)
+        classifier = Classifier.from_trained(trained(run, 1), by=by, among=among, reject=reject)
         rejected = classifier.predict(x) == "none of these"
         assert (rejected == (classifier.novelty(x) > classifier.threshold_)).all()
         assert (classifier.predict(x)[~rejected] == plain.predict(x)[~rejected]).all()
@@ -520,22 +521,25 @@ def test_rejecting_on_a_real_run(by, among, run, trained):
 SMALL = DIGITS | {"test_shots": 4, "rounds": 1, "ways": 3}
 
 
-def test_a_calibration_too_small_for_the_share_is_refused(tmp_path):
+def test_a_calibration_too_small_for_the_fraction_is_refused(tmp_path):
     """Seven held-out images reject nothing at 5%: a client that cannot keep the promise says so."""
     fedproto.run(**SMALL, stdev=0, out=tmp_path / "run")
     rows = len(own_tests(tmp_path / "run", 1)[0]) // 2
     assert 0 < rows < 19
-    member = member_of(tmp_path / "run", 1)
+    member = load_client(tmp_path / "run", 1)
     far = np.full((1, 8, 8), 10**9)
     for by, among in WAYS:
-        message = rf"client 1 has {rows} held-out rows .* rejecting 0\.05 of known inputs needs 19: .* can give is 0\.\d+"
+        message = (
+            rf"client 1 has {rows} held-out rows .* rejecting 0\.05 of known inputs needs 19: "
+            r".* can give is 0\.\d+"
+        )
         with pytest.raises(DataError, match=message) as refused:
-            Classifier.from_member(member, by=by, among=among, reject=0.05)
-        later = Classifier.from_member(member, by=by, among=among).set_params(reject=0.05)
+            Classifier.from_trained(member, by=by, among=among, reject=0.05)
+        later = Classifier.from_trained(member, by=by, among=among).set_params(reject=0.05)
         with pytest.raises(DataError, match=message):
             later.predict(far)
         smallest = float(re.search(r"can give is (0\.\d+)", str(refused.value))[1])
-        able = Classifier.from_member(member, by=by, among=among, reject=smallest)
+        able = Classifier.from_trained(member, by=by, among=among, reject=smallest)
         assert math.isfinite(able.threshold_) and smallest - 1 / (rows + 1) < 1e-4
         if by == "prototype":
             assert able.predict(far).tolist() == ["none of these"]
@@ -553,40 +557,42 @@ def test_too_few_samples_to_fit_on_are_refused_too():
 @given(
     st.integers(1, 60), st.floats(0, 1, exclude_min=True) | st.integers(1, 60).map(lambda n: 1 / n)
 )
-def test_exactly_those_who_cannot_reject_have_an_infinite_threshold(rows, reject):
+def test_the_threshold_is_infinite_exactly_if_nothing_can_be_rejected(rows, reject):
     calibration = np.arange(float(rows))
-    assert can_reject(calibration, reject) == (threshold(calibration, reject) < math.inf)
-    assert can_reject(calibration, reject) == (rows >= rows_needed(reject))
+    assert can_reject(calibration, reject) == (compute_threshold(calibration, reject) < math.inf)
+    assert can_reject(calibration, reject) == (rows >= count_rows_needed(reject))
 
 
 @pytest.mark.parametrize(
     ("reject", "rows"), [(0.05, 19), (0.1, 9), (0.01, 99), (0.09, 11), (0.5, 1), (1 / 3, 2)]
 )
-def test_rows_needed_by_hand(reject, rows):
-    assert rows_needed(reject) == rows
+def test_count_rows_needed_by_hand(reject, rows):
+    assert count_rows_needed(reject) == rows
 
 
-def test_the_evaluation_says_which_clients_cannot_reject(tmp_path):
+def test_rejections_name_the_clients_that_cannot_reject(tmp_path):
     fedproto.run(**SMALL, stdev=0, out=tmp_path / "run")
     rows = {client: len(own_tests(tmp_path / "run", client)[0]) // 2 for client in range(4)}
-    found = rejections(tmp_path / "run", 0.05)
+    found = measure_rejections(tmp_path / "run", 0.05)
     assert {each.client for each in found} == {0, 1, 2, 3}
     for each in found:
         assert each.known_rejected is None and each.unseen_rejected is None
         assert each.calibrated_on == rows[each.client] and 0 <= each.auroc <= 1
-    assert all(each.unseen_rejected is not None for each in rejections(tmp_path / "run", 0.5))
+    assert all(
+        each.unseen_rejected is not None for each in measure_rejections(tmp_path / "run", 0.5)
+    )
 
 
-def test_who_may_reject_everything_does(run, trained):
+def test_a_fraction_of_1_rejects_everything(run, trained):
     x, _ = own_tests(run, 1)
-    assert (Classifier.from_member(trained(run, 1), reject=1).predict(x) == "none of these").all()
-    assert threshold(np.arange(10.0), 1) == -math.inf
+    assert (Classifier.from_trained(trained(run, 1), reject=1).predict(x) == "none of these").all()
+    assert compute_threshold(np.arange(10.0), 1) == -math.inf
 
 
-def test_it_is_calibrated_on_half_of_the_clients_own_test_images(run, trained):
+def test_the_calibration_is_half_of_the_clients_own_test_images(run, trained):
     x, _ = own_tests(run, 2)
     for by, among in WAYS:
-        classifier = Classifier.from_member(trained(run, 2), by=by, among=among)
+        classifier = Classifier.from_trained(trained(run, 2), by=by, among=among)
         assert len(classifier.calibration_) == len(x) // 2
         found = np.sort(classifier.novelty(x))
         nearest = found[np.searchsorted(found, classifier.calibration_).clip(max=len(found) - 1)]
@@ -598,28 +604,28 @@ def test_it_is_calibrated_on_half_of_the_clients_own_test_images(run, trained):
 
 
 @pytest.mark.parametrize("reject", [-0.1, 1.1, math.nan])
-def test_a_share_is_a_share(reject, run, trained):
-    with pytest.raises(ConfigError, match="reject is a share of 0 to 1"):
-        Classifier.from_member(trained(run, 0), reject=reject).predict(np.zeros((1, 8, 8)))
+def test_a_fraction_outside_0_to_1_is_refused(reject, run, trained):
+    with pytest.raises(ConfigError, match="reject is a fraction from 0 to 1"):
+        Classifier.from_trained(trained(run, 0), reject=reject).predict(np.zeros((1, 8, 8)))
 
 
-def test_nothing_held_out_to_calibrate_on():
+def test_reject_without_held_out_rows_is_refused():
     x, y = CORNERS[[0, 2]], ["a", "b"]  # one of each: none of them has others to be compared with
     assert Classifier().fit(x, y).predict(x).tolist() == y
-    with pytest.raises(DataError, match="nothing was held out"):
+    with pytest.raises(DataError, match="no rows were held out"):
         Classifier(reject=0.5).fit(x, y).predict(x)
 
 
-def test_how_well_strangers_are_told_by_other_code(run, trained):
+def test_rejections_equal_those_computed_by_hand(run, trained):
     """What `fedproto predict RUN` shows, from the classifiers, by counting."""
     portions = json.loads((run / "partition.json").read_text())["clients"]
     names = np.array(source("digits").classes)[source("digits").test.y]
     at_hand = np.unique(np.concatenate([portion["test"] for portion in portions]))
-    found = {(each.client, each.way): each for each in rejections(run, 0.2)}
+    found = {(each.client, each.way): each for each in measure_rejections(run, 0.2)}
     assert set(found) == {(client, f"{by} {among}") for client in range(4) for by, among in WAYS}
     for (client, way), each in found.items():
         by, among = way.split()
-        classifier = Classifier.from_member(trained(run, client), by=by, among=among, reject=0.2)
+        classifier = Classifier.from_trained(trained(run, client), by=by, among=among, reject=0.2)
         rows = at_hand[~np.isin(names[at_hand], portions[client]["classes"])]
         unseen = source("digits").test.x[rows]
         assert each.unseen_rejected == pytest.approx(
@@ -639,5 +645,8 @@ def test_how_well_strangers_are_told_by_other_code(run, trained):
         assert 0 <= each.accuracy <= 1
 
 
-def test_weight_sharing_methods_tell_strangers_by_head(run_of):
-    assert {each.way for each in rejections(run_of("fedavg"), 0.05)} == {"head all", "head own"}
+def test_weight_sharing_methods_reject_by_head(run_of):
+    assert {each.way for each in measure_rejections(run_of("fedavg"), 0.05)} == {
+        "head all",
+        "head own",
+    }

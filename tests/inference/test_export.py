@@ -1,4 +1,4 @@
-"""A member as a folder: it comes back bit for bit, ONNX agrees with torch, and what is not whole is refused."""
+"""An exported client comes back bit for bit, ONNX agrees with torch, and damage is refused."""
 
 import copy
 import hashlib
@@ -26,17 +26,13 @@ from fedproto.core.files import write_tensors
 from fedproto.data.shared.feature_encoding import ENCODING
 from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError, DataError, FedProtoError, MissingExtra, RunFolderError
-from fedproto.inference import export
+from fedproto.inference.calibration import compute_threshold
 from fedproto.inference.classifier import Classifier
-from fedproto.inference.export import (
-    CALIBRATION_FORMAT,
-    FILES,
-    MANIFEST,
-    WEIGHTS_FORMAT,
-    read_member,
-    write_member,
-)
-from fedproto.inference.trained_client import Trained, member_of, threshold
+from fedproto.inference.export import write
+from fedproto.inference.export.manifest import CALIBRATION_FORMAT, FILES, MANIFEST, WEIGHTS_FORMAT
+from fedproto.inference.export.read import read_exported
+from fedproto.inference.export.write import export_client
+from fedproto.inference.trained_client import WAYS, TrainedClient, load_client
 from fedproto.models import Fit
 from fedproto.runs.prototype_files import Prototypes, read_prototypes, write_prototypes
 
@@ -67,11 +63,11 @@ def by_onnx(folder, *batches):
 
 
 def assert_agree(member, x, outputs):
-    features, logits = member.see(x)
+    features, logits = member.forward_raw(x)
     np.testing.assert_allclose(outputs["features"], features, atol=1e-4)
     np.testing.assert_allclose(outputs["logits"], logits, atol=1e-4)
     np.testing.assert_allclose(
-        outputs["distances"], Classifier.from_member(member).distances(x), atol=1e-4
+        outputs["distances"], Classifier.from_trained(member).distances(x), atol=1e-4
     )
 
 
@@ -110,7 +106,15 @@ def hand_made(model, shape, classes=("cat", "dog", "eel"), scale=255.0, module=N
     prepared = Preprocessing(shape, (0.4,) * shape[0] if len(shape) == 3 else (0.0,), (0.3,), scale)
     calibration = {"prototype all": np.linspace(0, 1, 30, dtype=np.float32)}
     about = {"model": model, "dataset": "csv:/home/me/secret/animals.csv", **about}
-    return Trained(module.eval(), prepared, classes, classes[:2], wide, calibration, about)
+    return TrainedClient(
+        classes=classes,
+        own=classes[:2],
+        prototypes=wide,
+        about=about,
+        module=module.eval(),
+        preprocessing=prepared,
+        calibration=calibration,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +126,7 @@ def places(tmp_path_factory):
 def cnn(places):
     """A run of convolutional networks with dropout, and its client 1 as a folder."""
     fedproto.run(dataset="mnist5k", model="cnn(channels=12)", out=places / "cnn-run", **SMALL)
-    write_member(member_of(places / "cnn-run", 1), places / "cnn")
+    export_client(load_client(places / "cnn-run", 1), places / "cnn")
     return places / "cnn-run", places / "cnn"
 
 
@@ -136,7 +140,7 @@ def plain(places):
         out=places / "mlp-run",
         **SMALL,
     )
-    write_member(member_of(places / "mlp-run", 0), places / "mlp", onnx=False)
+    export_client(load_client(places / "mlp-run", 0), places / "mlp", onnx=False)
     return places / "mlp-run", places / "mlp"
 
 
@@ -148,15 +152,15 @@ def spoilt(plain, tmp_path):
 # --- it comes back as it was
 
 
-@pytest.mark.parametrize(("by", "among"), [way.split() for way in export.WAYS])
+@pytest.mark.parametrize(("by", "among"), [way.split() for way in WAYS])
 @pytest.mark.parametrize(("made", "client", "high"), [("cnn", 1, 255), ("plain", 0, 17)])
-def test_a_loaded_member_answers_bit_for_bit(request, made, client, high, by, among):
+def test_a_loaded_client_answers_bit_for_bit(request, made, client, high, by, among):
     run, folder = request.getfixturevalue(made)
     mine, theirs = (
         Classifier.of(run, client, by=by, among=among, reject=0.2),
         Classifier.load(folder, by=by, among=among, reject=0.2),
     )
-    x = images(mine.member, 40, high)
+    x = images(mine.trained, 40, high)
     assert (mine.predict(x) == theirs.predict(x)).all()
     assert (mine.predict_proba(x) == theirs.predict_proba(x)).all()
     assert (mine.novelty(x) == theirs.novelty(x)).all()
@@ -164,16 +168,16 @@ def test_a_loaded_member_answers_bit_for_bit(request, made, client, high, by, am
     assert by == "head" or (mine.distances(x) == theirs.distances(x)).all()
 
 
-def test_a_loaded_member_is_the_one_that_was_written(cnn):
-    mine, theirs = member_of(cnn[0], 1), read_member(cnn[1])
+def test_a_loaded_client_equals_the_exported_one(cnn):
+    mine, theirs = load_client(cnn[0], 1), read_exported(cnn[1])
     assert (mine.preprocessing, mine.classes, mine.own) == (
         theirs.preprocessing,
         theirs.classes,
         theirs.own,
     )
     assert mine.about == theirs.about
-    assert mine.calibration.keys() == theirs.calibration.keys() == set(export.WAYS)
-    assert all((mine.calibration[way] == theirs.calibration[way]).all() for way in export.WAYS)
+    assert mine.calibration.keys() == theirs.calibration.keys() == set(WAYS)
+    assert all((mine.calibration[way] == theirs.calibration[way]).all() for way in WAYS)
     assert mine.prototypes.classes == theirs.prototypes.classes
     assert mine.prototypes.values.equal(theirs.prototypes.values)
     assert not any(layer.training for layer in theirs.module.modules())
@@ -181,38 +185,38 @@ def test_a_loaded_member_is_the_one_that_was_written(cnn):
 
 def test_weights_keep_their_type(plain):
     mine, theirs = (
-        state_of(member.module) for member in (member_of(plain[0], 0), read_member(plain[1]))
+        state_of(member.module) for member in (load_client(plain[0], 0), read_exported(plain[1]))
     )
     assert {value.dtype for value in theirs.values()} == {torch.float64}
     assert mine.keys() == theirs.keys() and all(mine[name].equal(theirs[name]) for name in mine)
 
 
-def test_loading_leaves_torchs_generator_alone(plain):
+def test_loading_does_not_change_torchs_generator(plain):
     before = torch.get_rng_state()
-    read_member(plain[1])
+    read_exported(plain[1])
     assert before.equal(torch.get_rng_state())
 
 
-def test_a_member_without_prototypes_classifies_by_its_head(tmp_path):
+def test_a_client_without_prototypes_classifies_by_head(tmp_path):
     fedproto.run(algorithm="fedavg", dataset="digits", out=tmp_path / "run", **SMALL)
-    write_member(member_of(tmp_path / "run", 2), tmp_path / "member")
+    export_client(load_client(tmp_path / "run", 2), tmp_path / "member")
     mine, theirs = Classifier.of(tmp_path / "run", 2), Classifier.load(tmp_path / "member")
-    x = images(mine.member, 20, 17)
+    x = images(mine.trained, 20, 17)
     assert theirs.by == "head" and (mine.predict_proba(x) == theirs.predict_proba(x)).all()
     assert not (tmp_path / "member" / "prototypes.safetensors").exists()
     assert manifest_of(tmp_path / "member")["onnx"]["distances"] == []
     assert by_onnx(tmp_path / "member", x)[0].keys() == {"features", "logits"}
 
 
-def test_what_was_loaded_can_be_written_again(plain, tmp_path):
-    write_member(read_member(plain[1]), tmp_path / "again", onnx=False)
+def test_a_loaded_client_can_be_exported_again(plain, tmp_path):
+    export_client(read_exported(plain[1]), tmp_path / "again", onnx=False)
     for name in ("manifest.json", "model.safetensors", "prototypes.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (plain[1] / name).read_bytes()
 
 
 def test_an_empty_folder_is_filled_and_nothing_is_left_beside_it(plain, tmp_path):
     (tmp_path / "deep" / "member").mkdir(parents=True)
-    write_member(read_member(plain[1]), tmp_path / "deep" / "member", onnx=False)
+    export_client(read_exported(plain[1]), tmp_path / "deep" / "member", onnx=False)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["member"]
     assert {path.name for path in (tmp_path / "deep" / "member").iterdir()} == {
         MANIFEST,
@@ -223,8 +227,8 @@ def test_an_empty_folder_is_filled_and_nothing_is_left_beside_it(plain, tmp_path
 # --- the manifest
 
 
-def test_the_manifest_says_what_the_member_is(cnn):
-    member, found = member_of(cnn[0], 1), manifest_of(cnn[1])
+def test_the_manifest_describes_the_client(cnn):
+    member, found = load_client(cnn[0], 1), manifest_of(cnn[1])
     assert (found["fedproto"], found["version"], found["model"]) == (
         "member",
         1,
@@ -242,30 +246,32 @@ def test_the_manifest_says_what_the_member_is(cnn):
     assert (found["dim"], found["distance"]) == (50, "l2")
     assert found["versions"]["fedproto"] == fedproto.__version__
     assert found["thresholds"] == {
-        way: threshold(values, 0.05) for way, values in member.calibration.items()
+        way: compute_threshold(values, 0.05) for way, values in member.calibration.items()
     }
     assert found["calibration"] == {way: len(values) for way, values in member.calibration.items()}
     for name in OF_IMAGES:
         assert found["files"][name] == hashlib.sha256((cnn[1] / name).read_bytes()).hexdigest()
 
 
-def test_a_threshold_that_too_few_images_give_is_null(plain, tmp_path):
+def test_the_threshold_is_null_with_too_few_images(plain, tmp_path):
     """JSON has no infinity, and other readers than Python's stop at one."""
     few = replace(
-        read_member(plain[1]),
+        read_exported(plain[1]),
         calibration={"head all": np.arange(10.0), "head own": np.arange(20.0)},
     )
-    write_member(few, tmp_path / "member", onnx=False)
+    export_client(few, tmp_path / "member", onnx=False)
     found = json.loads((tmp_path / "member" / MANIFEST).read_text(), parse_constant=pytest.fail)
     assert found["thresholds"] == {"head all": None, "head own": 19}
     assert "has 10 held-out rows" in found["cannot_reject"] and "needs 19" in found["cannot_reject"]
 
 
-def test_a_member_without_held_out_images_says_that_it_cannot_reject(plain, tmp_path):
-    write_member(replace(read_member(plain[1]), calibration={}), tmp_path / "member", onnx=False)
+def test_the_manifest_says_that_a_client_without_held_out_images_cannot_reject(plain, tmp_path):
+    export_client(replace(read_exported(plain[1]), calibration={}), tmp_path / "member", onnx=False)
     assert "no held-out rows" in manifest_of(tmp_path / "member")["cannot_reject"]
     enough = {"head all": np.arange(19.0), "head own": np.arange(19.0)}
-    write_member(replace(read_member(plain[1]), calibration=enough), tmp_path / "able", onnx=False)
+    export_client(
+        replace(read_exported(plain[1]), calibration=enough), tmp_path / "able", onnx=False
+    )
     assert "cannot_reject" not in manifest_of(tmp_path / "able")
 
 
@@ -287,7 +293,7 @@ def test_export_says_that_a_client_cannot_reject(tmp_path):
     assert refused.code == 2 and refused.out == "" and "needs 19" in refused.err
 
 
-def test_the_folders_prototypes_are_read_like_a_runs(cnn):
+def test_the_prototypes_of_an_exported_folder_are_read_like_those_of_a_run(cnn):
     mine, theirs = (read_prototypes(folder) for folder in cnn)
     assert (
         mine.classes == theirs.classes
@@ -300,8 +306,11 @@ def test_the_folders_prototypes_are_read_like_a_runs(cnn):
 
 
 def test_onnx_agrees_with_torch(cnn):
-    member, found = member_of(cnn[0], 1), manifest_of(cnn[1])["onnx"]
-    batches, classifier = [images(member, size) for size in BATCHES], Classifier.from_member(member)
+    member, found = load_client(cnn[0], 1), manifest_of(cnn[1])["onnx"]
+    batches, classifier = (
+        [images(member, size) for size in BATCHES],
+        Classifier.from_trained(member),
+    )
     for x, outputs in zip(batches, by_onnx(cnn[1], *batches), strict=True):
         assert_agree(member, x, outputs)
         nearest = [found["distances"][place] for place in outputs["distances"].argmin(1)]
@@ -312,7 +321,7 @@ def test_onnx_agrees_with_torch(cnn):
     )
 
 
-def test_onnx_is_valid_and_tells_nothing_of_this_machine(cnn):
+def test_onnx_is_valid_and_names_nothing_of_this_machine(cnn):
     proto = onnx.load(cnn[1] / "model.onnx")
     onnx.checker.check_model(proto, full_check=True)
     (x,) = proto.graph.input
@@ -343,24 +352,29 @@ def test_onnx_of_other_models_agrees_and_is_written_in_silence(
     member = hand_made(model, shape, scale=scale)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        write_member(member, tmp_path / "member")
+        export_client(member, tmp_path / "member")
     assert capfd.readouterr() == ("", "")
     assert "/home/me" not in (tmp_path / "member" / MANIFEST).read_text()
-    loaded, batches = read_member(tmp_path / "member"), [images(member, size) for size in BATCHES]
+    loaded, batches = read_exported(tmp_path / "member"), [images(member, size) for size in BATCHES]
     for x, outputs in zip(batches, by_onnx(tmp_path / "member", *batches), strict=True):
         assert_agree(loaded, x, outputs)
-        assert all(a.equal(b) for a, b in zip(member.see(x), loaded.see(x), strict=True))
+        assert all(
+            a.equal(b) for a, b in zip(member.forward_raw(x), loaded.forward_raw(x), strict=True)
+        )
     assert manifest_of(tmp_path / "member")["onnx"]["distances"] == ["cat", "eel", "fly"]
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])
 def test_without_its_packages_onnx_is_refused_in_a_sentence(package, plain, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    sentence = f"model.onnx, which --no-onnx leaves out, needs the package '{package}': pip install 'fedproto[onnx]'"
+    sentence = (
+        f"model.onnx, which --no-onnx leaves out, needs the package '{package}': "
+        "pip install '.[onnx]'"
+    )
     with pytest.raises(MissingExtra, match=re.escape(sentence)):
-        write_member(read_member(plain[1]), tmp_path / "member")
+        export_client(read_exported(plain[1]), tmp_path / "member")
     assert not any(tmp_path.iterdir())
-    write_member(read_member(plain[1]), tmp_path / "member", onnx=False)
+    export_client(read_exported(plain[1]), tmp_path / "member", onnx=False)
     assert not (tmp_path / "member" / "model.onnx").exists() and "onnx" not in manifest_of(
         tmp_path / "member"
     )
@@ -401,18 +415,20 @@ def outside(tmp_path, monkeypatch):
     sys.modules.pop("theirmodels", None)
 
 
-def test_a_model_from_outside_is_found_by_its_name(outside, tmp_path):
-    """Which was not asked for a size of its embedding: asked for the one it has, it would project."""
+def test_a_plug_in_model_is_found_by_its_name(outside, tmp_path):
+    """The run did not ask it for a `dim`; asked for the one it has, it would add a projection."""
     member = hand_made(outside, (6,), scale=1.0)
-    write_member(member, tmp_path / "member", onnx=False)
+    export_client(member, tmp_path / "member", onnx=False)
     x = images(member, 4)
     assert all(
         a.equal(b)
-        for a, b in zip(member.see(x), read_member(tmp_path / "member").see(x), strict=True)
+        for a, b in zip(
+            member.forward_raw(x), read_exported(tmp_path / "member").forward_raw(x), strict=True
+        )
     )
 
 
-def test_a_model_that_no_graph_can_hold_is_refused_in_a_sentence(outside, tmp_path, capfd):
+def test_a_model_that_onnx_cannot_express_is_refused_in_a_sentence(outside, tmp_path, capfd):
     """It takes batches of two only."""
     torch.manual_seed(0)
     module = plugins.build("model", Part(outside), Fit((6,), 3, None))
@@ -422,15 +438,18 @@ def test_a_model_that_no_graph_can_hold_is_refused_in_a_sentence(outside, tmp_pa
     with pytest.raises(
         ConfigError, match=r"cannot be written as ONNX: .*; leave model.onnx out with --no-onnx$"
     ):
-        write_member(member, tmp_path / "member")
+        export_client(member, tmp_path / "member")
     assert not (tmp_path / "member").exists() and capfd.readouterr() == ("", "")
 
 
-def test_a_model_from_outside_that_fails_is_one_sentence(outside, plain, spoilt):
+def test_a_failing_plug_in_model_is_refused_in_a_sentence(outside, plain, spoilt):
     rewrite(spoilt, model="theirmodels:broken")
-    sentence = r"model 'theirmodels:broken' failed \(theirmodels.py, line \d+\): ZeroDivisionError: nothing$"
+    sentence = (
+        r"model 'theirmodels:broken' failed \(theirmodels.py, line \d+\): "
+        "ZeroDivisionError: nothing$"
+    )
     with pytest.raises(DataError, match=sentence):
-        read_member(spoilt)
+        read_exported(spoilt)
 
 
 # --- what cannot be written
@@ -441,9 +460,9 @@ def test_a_model_from_outside_that_fails_is_one_sentence(outside, plain, spoilt)
     [
         (
             {"model": "Sequential"},
-            "'Sequential' cannot be built again from its name, as one .* module .*unknown model",
+            "'Sequential' cannot be exported, because .* module .*unknown model",
         ),
-        ({}, "'None' cannot be built again"),
+        ({}, "'None' cannot be exported"),
         (
             {"model": "mlp(hidden=8)"},
             r"the weights are not those of mlp\(hidden=8\): body.fc1.weight is \(9, 64\)",
@@ -453,38 +472,40 @@ def test_a_model_from_outside_that_fails_is_one_sentence(outside, plain, spoilt)
         ({"model": "nosuchmodule:net"}, "'nosuchmodule:net', a plug-in"),
     ],
 )
-def test_a_model_that_its_name_does_not_give_is_refused(about, sentence, plain, tmp_path):
+def test_a_model_that_cannot_be_built_from_its_name_is_refused(about, sentence, plain, tmp_path):
     with pytest.raises(ConfigError, match=sentence):
-        write_member(replace(read_member(plain[1]), about=about), tmp_path / "member", onnx=False)
+        export_client(
+            replace(read_exported(plain[1]), about=about), tmp_path / "member", onnx=False
+        )
     assert not any(tmp_path.iterdir())
 
 
 def test_a_module_that_computes_something_else_is_refused(plain, tmp_path):
     """Equal names and shapes of weights are not yet an equal model."""
-    member = read_member(plain[1])
+    member = read_exported(plain[1])
     other = copy.deepcopy(member.module)
     other.body.relu1 = nn.Tanh()
     with pytest.raises(ConfigError, match="gives other outputs"):
-        write_member(replace(member, module=other), tmp_path / "member", onnx=False)
+        export_client(replace(member, module=other), tmp_path / "member", onnx=False)
 
 
 def test_numbers_that_are_not_finite_are_refused(plain, tmp_path):
-    member = read_member(plain[1])
+    member = read_exported(plain[1])
     nothing = replace(member.prototypes, values=member.prototypes.values * torch.nan)
     for broken in (
         replace(member, prototypes=nothing),
         replace(member, calibration={"head all": np.array([np.inf])}),
     ):
         with pytest.raises(DataError, match="not finite: its training diverged"):
-            write_member(broken, tmp_path / "member", onnx=False)
+            export_client(broken, tmp_path / "member", onnx=False)
 
 
 def test_a_name_of_two_lines_is_refused(plain, tmp_path):
-    member = read_member(plain[1])
+    member = read_exported(plain[1])
     with pytest.raises(
         DataError, match="'classes' must be a list of different names of one line each"
     ):
-        write_member(
+        export_client(
             replace(member, classes=("a\nb", *member.classes[1:])), tmp_path / "member", onnx=False
         )
     assert not any(tmp_path.iterdir())
@@ -495,20 +516,22 @@ def test_a_folder_that_holds_something_is_not_touched(plain, tmp_path):
     (tmp_path / "full" / "mine.txt").write_text("mine")
     for taken in (tmp_path / "full", tmp_path / "full" / "mine.txt", plain[1]):
         with pytest.raises(RunFolderError, match="is not empty: name another folder with --to"):
-            write_member(read_member(plain[1]), taken, onnx=False)
+            export_client(read_exported(plain[1]), taken, onnx=False)
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine.txt"]
 
 
-def test_a_place_where_no_folder_can_be_made_is_refused(plain, tmp_path):
+def test_an_unwritable_place_is_refused(plain, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match=r"cannot be made: .*; name another folder with --to"):
-        write_member(read_member(plain[1]), tmp_path / "file" / "member", onnx=False)
+        export_client(read_exported(plain[1]), tmp_path / "file" / "member", onnx=False)
 
 
 def test_nothing_is_left_of_a_folder_that_was_interrupted(plain, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    monkeypatch.setattr(
+        write, "_make_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt())
+    )
     with pytest.raises(KeyboardInterrupt):
-        write_member(read_member(plain[1]), tmp_path / "member", onnx=False)
+        export_client(read_exported(plain[1]), tmp_path / "member", onnx=False)
     assert not any(tmp_path.iterdir())
 
 
@@ -523,21 +546,21 @@ def test_a_file_that_was_changed_or_lost_is_refused(cnn, tmp_path, name):
     (folder / name).write_bytes(content)
     with pytest.raises(
         DataError,
-        match=f"{name} is damaged or of another export: its SHA-256 is not that in manifest",
+        match=f"{name} is corrupted or from another export: its SHA-256 is not the one in manifest",
     ):
-        read_member(folder)
+        read_exported(folder)
     (folder / name).unlink()
     with pytest.raises(
         DataError, match=f"{name}, which manifest.json names, cannot be read: No such file"
     ):
-        read_member(folder)
+        read_exported(folder)
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path):
+def test_a_missing_folder_or_a_file_is_refused(tmp_path):
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(
             DataError,
-            match=r"is no exported member: it holds no manifest.json, as `fedproto export`",
+            match=r"is not an exported client: it holds no manifest.json, which `fedproto export`",
         ):
             Classifier.load(path)
 
@@ -545,10 +568,10 @@ def test_a_folder_that_is_none_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"fedproto": "member"']
 )
-def test_a_manifest_that_is_no_json_is_refused(spoilt, content):
+def test_a_manifest_that_is_not_json_is_refused(spoilt, content):
     (spoilt / MANIFEST).write_bytes(content)
     with pytest.raises(DataError, match=r"manifest.json is not valid JSON"):
-        read_member(spoilt)
+        read_exported(spoilt)
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "{}", '{"fedproto": "run"}', '"member"'])
@@ -556,9 +579,9 @@ def test_a_manifest_of_something_else_is_refused(spoilt, content):
     (spoilt / MANIFEST).write_text(content)
     with pytest.raises(
         DataError,
-        match=r"is not the manifest of an exported member: its 'fedproto' must be 'member'",
+        match=r"is not the manifest of an exported client: its 'fedproto' must be 'member'",
     ):
-        read_member(spoilt)
+        read_exported(spoilt)
 
 
 @pytest.mark.parametrize("version", [2, 0, "1", None, [1]])
@@ -566,9 +589,9 @@ def test_a_manifest_of_another_version_is_refused(spoilt, version):
     rewrite(spoilt, version=version)
     with pytest.raises(
         DataError,
-        match=rf"is of version {re.escape(repr(version))}, and this fedproto reads version 1",
+        match=rf"has version {re.escape(repr(version))}; this fedproto reads version 1",
     ):
-        read_member(spoilt)
+        read_exported(spoilt)
 
 
 @pytest.mark.parametrize(
@@ -579,7 +602,7 @@ def test_a_manifest_that_lacks_a_key_is_refused(spoilt, key):
         json.dumps({k: v for k, v in manifest_of(spoilt).items() if k != key})
     )
     with pytest.raises(DataError, match=f"manifest.json lacks '{key}': "):
-        read_member(spoilt)
+        read_exported(spoilt)
 
 
 DIGEST = "0" * 64
@@ -624,21 +647,22 @@ SPOILT = {
 def test_a_manifest_with_a_value_of_another_kind_is_refused(spoilt, key, value):
     rewrite(spoilt, **{key: value})
     with pytest.raises(DataError, match=f"manifest.json: '{key}' must be .*, not ") as caught:
-        read_member(spoilt)
+        read_exported(spoilt)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"own": ["zebra"]}, "'own' names 'zebra', which is none of its classes"),
+        ({"own": ["zebra"]}, "'own' names 'zebra', which is not among its classes"),
         ({"model": "mpl"}, "do not go together: unknown model 'mpl': did you mean 'mlp'"),
         ({"model": "mlp(hiden=9)"}, "unknown option of model mlp 'hiden'"),
         ({"model": "mlp(hidden=9"}, "cannot be read; write it like"),
         ({"model": "mlp, mlp"}, "names several models"),
         (
             {"model": "mlp"},
-            r"body.fc1.weight is \(9, 64\) of torch.float64, where \(100, 64\) of torch.float64 is wanted",
+            r"body.fc1.weight is \(9, 64\) of torch.float64, "
+            r"where \(100, 64\) of torch.float64 is wanted",
         ),
         ({"model": "cnn(kernel=2)"}, "do not go together"),
         (
@@ -653,7 +677,7 @@ def test_a_manifest_with_a_value_of_another_kind_is_refused(spoilt, key, value):
 def test_a_manifest_that_does_not_fit_its_files_is_refused(spoilt, changes, sentence):
     rewrite(spoilt, **changes)
     with pytest.raises(DataError, match=sentence) as caught:
-        read_member(spoilt)
+        read_exported(spoilt)
     assert "\n" not in str(caught.value)
 
 
@@ -683,17 +707,17 @@ def test_weights_of_another_model_are_refused(spoilt, change, sentence):
     with pytest.raises(
         DataError, match=rf"the weights are not those of mlp\(hidden=9\): {sentence}"
     ):
-        read_member(spoilt)
+        read_exported(spoilt)
 
 
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "prototypes.safetensors", "calibration.safetensors"]
 )
-def test_a_stamped_file_of_another_form_is_refused(spoilt, name):
+def test_a_file_of_another_format_with_the_right_hash_is_refused(spoilt, name):
     (spoilt / name).write_bytes(b"\x08")
     rewrite(spoilt)
     with pytest.raises(DataError, match=f"{name} is not a valid safetensors file"):
-        read_member(spoilt)
+        read_exported(spoilt)
 
 
 @pytest.mark.parametrize(
@@ -711,7 +735,7 @@ def test_a_calibration_of_other_numbers_is_refused(spoilt, tensors):
     with pytest.raises(
         DataError, match=r"must be one of prototype all, .*, and a row of finite numbers"
     ):
-        read_member(spoilt)
+        read_exported(spoilt)
 
 
 def test_prototypes_of_another_size_are_refused(spoilt):
@@ -719,4 +743,4 @@ def test_prototypes_of_another_size_are_refused(spoilt):
     write_prototypes(spoilt / "prototypes.safetensors", tensors, ("a", "b"))
     rewrite(spoilt)
     with pytest.raises(FedProtoError, match="the prototypes have 3 values, and the features 50"):
-        read_member(spoilt)
+        read_exported(spoilt)

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 import fedproto
 from fedproto.errors import FedProtoError
-from fedproto.inference.trained_client import member_of
+from fedproto.inference.trained_client import load_client
 from fedproto.membership.extend import extend
 from fedproto.membership.membership import Contribution, Membership
 from fedproto.runs.experiment import reopen
@@ -54,12 +54,12 @@ def test_everybody_starts_with_the_model_it_has(run: Path, crosses: str, tmp_pat
     with closing(experiment.engine):
         states = experiment.client_states()
     for client, (folder, place) in enumerate([(run, 0), (run, 1), (run, 2), (run, 3), (new, 0)]):
-        before = member_of(folder, place)
+        before = load_client(folder, place)
         x = torch.rand(7, *before.preprocessing.shape)
         module = experiment.federation.members[client].module.eval()
         with torch.no_grad():
             features, logits = torch.func.functional_call(module, states[client], (x,))
-        old = before.see_prepared(x)
+        old = before.forward(x)
         assert torch.equal(features, old[0])
         places = [experiment.federation.classes.index(name) for name in before.classes]
         assert torch.allclose(logits[:, places], old[1], atol=1e-6)
@@ -76,7 +76,7 @@ def test_the_server_starts_from_the_prototypes_of_all(
     result = experiment.execute(folder)
     assert result.data["rounds"] == 2 and len(result.clients) == 5
     assert read_prototypes(tmp_path / "together").known[-1] == 1
-    assert member_of(tmp_path / "together", 4).own == ("3", "cross")
+    assert load_client(tmp_path / "together", 4).own == ("3", "cross")
 
 
 def test_an_extension_killed_before_its_first_checkpoint_goes_on_with_everybodys_models(

@@ -31,8 +31,9 @@ import fedproto as package
 from fedproto.config.settings import configure
 from fedproto.core import files
 from fedproto.errors import FedProtoError, RunFolderError
-from fedproto.inference.export import read_member, write_member
-from fedproto.inference.trained_client import member_of
+from fedproto.inference.export.read import read_exported
+from fedproto.inference.export.write import export_client
+from fedproto.inference.trained_client import load_client
 from fedproto.membership.extend import extend
 from fedproto.membership.join import join
 from fedproto.membership.membership import Contribution, Membership
@@ -82,7 +83,7 @@ TENSOR_FILES: dict[str, Callable[[Path], Any]] = {
     "prototypes.safetensors": lambda run: read_prototypes(run / "prototypes.safetensors"),
     "members.safetensors": lambda run: Membership.of(RunFolder(run)),
     "upload.safetensors": Contribution.load,
-    "member/model.safetensors": lambda run: read_member(run / "member"),
+    "member/model.safetensors": lambda run: read_exported(run / "member"),
 }
 
 
@@ -94,7 +95,7 @@ def test_a_flipped_bit_in_a_file_of_tensors_is_refused_by_name(
     bank = Membership.of(folder)
     Contribution.of("zoo", bank.classes, bank.members["0"]).save(run / "upload.safetensors")
     bank.save(folder)
-    write_member(member_of(run, 0), run / "member", onnx=False)
+    export_client(load_client(run, 0), run / "member", onnx=False)
     read(run)
     content = (run / name).read_bytes()
     for bit in some_bits(content, 150):

@@ -1,4 +1,4 @@
-"""A member as ONNX: x, as the data set stores it -> features, logits and, where there are prototypes, distances."""
+"""A trained client as ONNX: x, as the data set stores it -> features, logits and distances."""
 
 from __future__ import annotations
 
@@ -16,99 +16,111 @@ from torch import Tensor, nn
 from fedproto.core import prototypes
 from fedproto.errors import ConfigError, need
 from fedproto.inference.export.manifest import ONNX
-from fedproto.inference.export.models import first_line
-from fedproto.inference.trained_client import Trained
+from fedproto.inference.model_building import first_line
+from fedproto.inference.trained_client import TrainedClient
 
-OPSET, IR = (
-    18,
-    8,
-)  # of ONNX, late 2022: newer ones have nothing our models need, and older runtimes read these
+#: Of ONNX, late 2022: newer versions have nothing our models need, and older runtimes read these.
+OPSET_VERSION = 18
+IR_VERSION = 8
 
 
 class _Graph(nn.Module):
-    """What model.onnx computes, in float32: the preprocessing, the model, and the distances to the known prototypes."""
+    """What model.onnx computes, in float32: preprocessing, model, and distances if there are any.
+
+    The distances are those to the prototypes of `classes_with_prototype`.
+    """
 
     mean: Tensor
     std: Tensor
-    near: Tensor | None
+    known_prototypes: Tensor | None
 
-    def __init__(self, member: Trained) -> None:
+    def __init__(self, trained: TrainedClient) -> None:
         super().__init__()
-        self.module, self.scale = (
-            copy.deepcopy(member.module).float(),
-            float(member.preprocessing.scale),
-        )
-        shape = (-1,) + (1,) * (len(member.preprocessing.shape) - 1)
-        self.register_buffer("mean", torch.tensor(member.preprocessing.mean).reshape(shape))
-        self.register_buffer("std", torch.tensor(member.preprocessing.std).reshape(shape))
-        names = near(member)
-        self.register_buffer(
-            "near", member.prototypes.over(names).values.float() if names else None
-        )  # type: ignore[union-attr]
+        preprocessing = trained.preprocessing
+        self.module = copy.deepcopy(trained.module).float()
+        self.scale = float(preprocessing.scale)
+        shape = (-1,) + (1,) * (len(preprocessing.shape) - 1)
+        self.register_buffer("mean", torch.tensor(preprocessing.mean).reshape(shape))
+        self.register_buffer("std", torch.tensor(preprocessing.std).reshape(shape))
+        known = None
+        if trained.prototypes is not None:
+            names = classes_with_prototype(trained)
+            known = trained.prototypes.over(names).values.float() if names else None
+        self.register_buffer("known_prototypes", known)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         features, logits = self.module((x / self.scale - self.mean) / self.std)
-        if self.near is None:
+        if self.known_prototypes is None:
             return features, logits
-        return features, logits, prototypes.distances(features, self.near, "l2")
+        return features, logits, prototypes.distances(features, self.known_prototypes, "l2")
 
 
-def near(member: Trained) -> tuple[str, ...]:
-    """The classes to whose prototypes there are distances."""
-    return () if member.prototypes is None else member.names("prototype", "all")
+def classes_with_prototype(trained: TrainedClient) -> tuple[str, ...]:
+    """Return the classes to whose prototypes the graph gives distances."""
+    if trained.prototypes is None:
+        return ()
+    return trained.candidates("prototype", "all")
 
 
-def onnx_of(member: Trained) -> bytes:
+def build_onnx(trained: TrainedClient) -> bytes:
+    """Return the content of model.onnx; needs the packages onnx and onnxscript."""
     for package in ("onnx", "onnxscript"):
-        need(package, "'fedproto[onnx]'", f"{ONNX}, which --no-onnx leaves out,")
-    graph = _Graph(member).eval()
-    names = ["features", "logits", "distances"][: 2 if graph.near is None else 3]
+        need(package, "'.[onnx]'", f"{ONNX}, which --no-onnx leaves out,")
+    graph = _Graph(trained).eval()
+    outputs = ["features", "logits"]
+    if graph.known_prototypes is not None:
+        outputs.append("distances")
+    example = torch.zeros(2, *trained.preprocessing.shape)
     try:
-        with _quiet():
-            return _exported(graph, torch.zeros(2, *member.preprocessing.shape), names)
-    except Exception as error:  # of any kind: a model from outside may do what no graph can
-        name = member.about["model"]
+        with _silence_exporter():
+            return _export_graph(graph, example, outputs)
+    except Exception as error:  # of any kind: a plug-in may do what no graph can
+        text = trained.about["model"]
         raise ConfigError(
-            f"the model {name!r} cannot be written as ONNX: {first_line(error)}; leave {ONNX} out with --no-onnx"
+            f"the model {text!r} cannot be written as ONNX: {first_line(error)}; "
+            f"leave {ONNX} out with --no-onnx"
         ) from error
 
 
-def _exported(graph: nn.Module, example: Tensor, names: list[str]) -> bytes:
+def _export_graph(graph: nn.Module, example: Tensor, outputs: list[str]) -> bytes:
+    """Return the ONNX file of a module that takes batches like `example` of any size."""
     batch = ({0: torch.export.Dim("batch")},)
-    # In two steps: when it does both, torch.onnx goes on with a batch of fixed size where a model allows no other.
+    # In two steps: if it does both, torch.onnx falls back to a fixed batch size without an error.
     program = torch.export.export(graph, (example,), dynamic_shapes=batch)
     written = torch.onnx.export(
         program,
         dynamo=True,
         input_names=["x"],
-        output_names=names,
+        output_names=outputs,
         dynamic_shapes=batch,
-        opset_version=OPSET,
+        opset_version=OPSET_VERSION,
         verbose=False,
     )
     assert written is not None, "that is what dynamo=True gives"
     proto = written.model_proto
-    _forget_origin(proto.graph)
-    proto.ir_version = IR
+    _remove_source_notes(proto.graph)
+    proto.ir_version = IR_VERSION
     return proto.SerializeToString(deterministic=True)
 
 
-def _forget_origin(graph: Any) -> None:
-    """Notes on every node hold lines of source code and the paths of their files; IR 8 has no such notes."""
+def _remove_source_notes(graph: Any) -> None:
+    """Remove the notes on nodes: they hold source lines and file paths, and IR 8 has no notes."""
     del graph.metadata_props[:]
-    for each in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        del each.metadata_props[:]
-    for attribute in (attribute for node in graph.node for attribute in node.attribute):
-        for inner in (
-            (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
-        ):  # of a branch
-            _forget_origin(inner)
+    for part in (graph.node, graph.input, graph.output, graph.value_info, graph.initializer):
+        for each in part:
+            del each.metadata_props[:]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):  # the graph of a branch
+                _remove_source_notes(attribute.g)
+            for inner in attribute.graphs:
+                _remove_source_notes(inner)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """torch's exporter warns of packages nobody needs, and prints half a graph where it fails."""
-    before = logging.root.manager.disable
+def _silence_exporter() -> Iterator[None]:
+    """Hide torch's warnings about unneeded packages, and the graphs it prints when it fails."""
+    disabled_before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         with (
@@ -119,4 +131,4 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(disabled_before)

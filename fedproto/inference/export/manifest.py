@@ -1,4 +1,4 @@
-"""What a manifest must hold, and the files it vouches for."""
+"""The manifest of an exported client: what it must hold, and the files it vouches for."""
 
 from __future__ import annotations
 
@@ -7,143 +7,170 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedproto.core.class_names import is_plain
-from fedproto.core.files import read_json
+from fedproto.core.files import TensorFormat, read_json
 from fedproto.data.shared.feature_encoding import ENCODING, is_count
 from fedproto.errors import DataError, shown
 from fedproto.runs.prototype_files import PROTOTYPES
 
-MANIFEST, WEIGHTS, CALIBRATION, ONNX = (
-    "manifest.json",
-    "model.safetensors",
-    "calibration.safetensors",
-    "model.onnx",
-)
+MANIFEST = "manifest.json"
+WEIGHTS = "model.safetensors"
+CALIBRATION = "calibration.safetensors"
+ONNX = "model.onnx"
 FILES = (WEIGHTS, PROTOTYPES, CALIBRATION, ENCODING, ONNX)
-KIND, VERSION = "member", 1
+KIND = "member"
+VERSION = 1
+WEIGHTS_FORMAT = TensorFormat("model", 1, DataError)
+CALIBRATION_FORMAT = TensorFormat("calibration", 1, DataError)
+MAX_SHOWN_CHARACTERS = 80  # of a wrong value, in a sentence
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the content of a manifest, every key that is used checked."""
     if not path.exists():
         raise DataError(
-            f"{path.parent} is no exported member: it holds no {MANIFEST}, as `fedproto export` writes it"
+            f"{path.parent} is not an exported client: it holds no {MANIFEST}, "
+            "which `fedproto export` writes"
         )
     manifest = read_json(path, DataError)
     if not isinstance(manifest, dict) or manifest.get("fedproto") != KIND:
         raise DataError(
-            f"{path} is not the manifest of an exported member: its 'fedproto' must be {KIND!r}"
+            f"{path} is not the manifest of an exported client: its 'fedproto' must be {KIND!r}"
         )
     version = manifest.get("version")
     if version != VERSION:
-        raise DataError(
-            f"{path} is of version {_shown(version)}, and this fedproto reads version {VERSION} only"
-        )
-    return checked(manifest, str(path))
+        found = shown(version, MAX_SHOWN_CHARACTERS)
+        raise DataError(f"{path} has version {found}; this fedproto reads version {VERSION}")
+    return check_manifest(manifest, str(path))
 
 
-def check_files(folder: Path, files: dict[str, str]) -> None:
-    for name, digest in files.items():
+def check_files(folder: Path, hashes: dict[str, str]) -> None:
+    """Refuse a file whose SHA-256 is not the one in the manifest."""
+    for name, stated in hashes.items():
+        path = folder / name
         try:
-            found = sha256(folder / name)
+            found = sha256(path)
         except OSError as error:
             raise DataError(
-                f"{folder / name}, which {MANIFEST} names, cannot be read: {error.strerror}"
+                f"{path}, which {MANIFEST} names, cannot be read: {error.strerror}"
             ) from error
-        if found != digest:
+        if found != stated:
             raise DataError(
-                f"{folder / name} is damaged or of another export: its SHA-256 is not that in {MANIFEST}"
+                f"{path} is corrupted or from another export: "
+                f"its SHA-256 is not the one in {MANIFEST}"
             )
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_name(value: Any) -> bool:
-    return (
-        isinstance(value, str) and value != "" and "\n" not in value
-    )  # prototypes.safetensors has one a line
-
-
-def _is_class(value: Any) -> bool:
-    return isinstance(value, str) and is_plain(value)
-
-
-def _is_names(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(map(_is_class, value))
-        and len(set(value)) == len(value)
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and abs(value) < sys.float_info.max
-    )
-
-
-def _is_input(value: Any) -> bool:
-    if not isinstance(value, dict) or not all(
-        isinstance(value.get(key), list) for key in ("shape", "mean", "std")
-    ):
-        return False
-    shape, sides = value["shape"], (value["mean"], value["std"])
-    return (
-        bool(shape)
-        and all(map(is_count, shape))
-        and all(len(side) in (1, shape[0]) and all(map(_is_number, side)) for side in sides)
-        and all(each > 0 for each in value["std"])
-        and _is_number(value.get("scale"))
-        and value["scale"] > 0
-    )
-
-
-def _is_files(value: Any) -> bool:
-    digests = isinstance(value, dict) and all(
-        isinstance(each, str) and re.fullmatch("[0-9a-f]{64}", each) for each in value.values()
-    )
-    return digests and {WEIGHTS} <= value.keys() <= set(FILES)
-
-
-#: What `read_member` looks at; the other keys are for people.
-_WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "classes": (_is_names, "a list of different names of one line each"),
-    "own": (_is_names, "a list of some of the classes"),
-    "model": (_is_name, "a model's name and options, such as 'cnn(channels=18)'"),
-    "input": (
-        _is_input,
-        "the inputs' `shape`, and `mean`, `std` and `scale`, which make x (x / scale - mean) / std",
-    ),
-    "dim": (is_count, "the number of features"),
-    "distance": (lambda value: value == "l2", "'l2'"),
-    "about": (lambda value: isinstance(value, dict), "an object"),
-    "files": (
-        _is_files,
-        f"the SHA-256 of {WEIGHTS} and of what else there is of {', '.join(FILES[1:])}",
-    ),
-}
-
-
-def checked(manifest: dict[str, Any], where: str) -> dict[str, Any]:
-    for key, (accepts, wanted) in _WANTED.items():
+def check_manifest(manifest: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the manifest if every key that reading uses is valid; `where` names it in errors."""
+    for key, rule in _RULES.items():
         if key not in manifest:
-            raise DataError(f"{where} lacks {key!r}: {wanted}")
-        if not accepts(manifest[key]):
-            raise DataError(f"{where}: {key!r} must be {wanted}, not {_shown(manifest[key])}")
-    strangers = set(manifest["own"]) - set(manifest["classes"])
-    if strangers:
-        raise DataError(
-            f"{where}: 'own' names {_shown(min(strangers))}, which is none of its classes"
-        )
+            raise DataError(f"{where} lacks {key!r}: {rule.wanted}")
+        if not rule.accepts(manifest[key]):
+            found = shown(manifest[key], MAX_SHOWN_CHARACTERS)
+            raise DataError(f"{where}: {key!r} must be {rule.wanted}, not {found}")
+    unknown = set(manifest["own"]) - set(manifest["classes"])
+    if unknown:
+        name = shown(min(unknown), MAX_SHOWN_CHARACTERS)
+        raise DataError(f"{where}: 'own' names {name}, which is not among its classes")
     return manifest
 
 
-def _shown(value: Any) -> str:
-    return shown(value, 80)
+# --- what is valid
+
+
+def _is_model_text(value: Any) -> bool:
+    return isinstance(value, str) and value != "" and "\n" not in value
+
+
+def _is_class_name(value: Any) -> bool:
+    return isinstance(value, str) and is_plain(value)
+
+
+def _are_class_names(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    are_names = all(_is_class_name(name) for name in value)
+    return are_names and len(set(value)) == len(value)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) < sys.float_info.max
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+def _is_input(value: Any) -> bool:
+    """Return whether these are a `shape`, a `scale`, and a `mean` and `std` that fit the shape."""
+    if not isinstance(value, dict):
+        return False
+    shape = value.get("shape")
+    mean = value.get("mean")
+    std = value.get("std")
+    if not isinstance(shape, list) or not isinstance(mean, list) or not isinstance(std, list):
+        return False
+    if not shape or not all(is_count(size) for size in shape):
+        return False
+    lengths = (1, shape[0])  # one number, or one per channel
+    if len(mean) not in lengths or len(std) not in lengths:
+        return False
+    mean_is_valid = all(_is_number(each) for each in mean)
+    std_is_valid = all(_is_positive(each) for each in std)
+    return mean_is_valid and std_is_valid and _is_positive(value.get("scale"))
+
+
+def _is_l2(value: Any) -> bool:
+    return value == "l2"
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_hashes(value: Any) -> bool:
+    """Return whether these are SHA-256 by file name, at least of the weights."""
+    if not isinstance(value, dict):
+        return False
+    for digest in value.values():
+        if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+            return False
+    return WEIGHTS in value and set(value) <= set(FILES)
+
+
+class _Rule(NamedTuple):
+    """What a key's value must be: a check, and the same in words for an error."""
+
+    accepts: Callable[[Any], bool]
+    wanted: str
+
+
+#: The keys that `read_exported` uses; the others are for people.
+_RULES = {
+    "classes": _Rule(_are_class_names, "a list of different names of one line each"),
+    "own": _Rule(_are_class_names, "a list of some of the classes"),
+    "model": _Rule(_is_model_text, "a model's name and options, such as 'cnn(channels=18)'"),
+    "input": _Rule(
+        _is_input,
+        "the `shape` of the inputs, and the `mean`, `std` and `scale` that turn x into "
+        "(x / scale - mean) / std",
+    ),
+    "dim": _Rule(is_count, "the number of features"),
+    "distance": _Rule(_is_l2, "'l2'"),
+    "about": _Rule(_is_object, "an object"),
+    "files": _Rule(
+        _are_hashes,
+        f"the SHA-256 of {WEIGHTS} and of those of {', '.join(FILES[1:])} that are there",
+    ),
+}

@@ -1,0 +1,94 @@
+"""Reads a client that was exported, perhaps by a stranger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedproto.config import plugins
+from fedproto.core.files import read_tensors
+from fedproto.data.shared.feature_encoding import ENCODING, Encoding, read_encoding
+from fedproto.data.shared.preprocessing import Preprocessing
+from fedproto.errors import DataError, FedProtoError
+from fedproto.inference.export.manifest import (
+    CALIBRATION,
+    CALIBRATION_FORMAT,
+    MANIFEST,
+    WEIGHTS,
+    WEIGHTS_FORMAT,
+    check_files,
+    read_manifest,
+)
+from fedproto.inference.model_building import build_model
+from fedproto.inference.trained_client import WAYS, TrainedClient
+from fedproto.models import Fit
+from fedproto.runs.prototype_files import PROTOTYPES, read_prototypes
+
+
+def read_exported(folder: Path) -> TrainedClient:
+    """Return a client that `export_client` wrote; refused if a file is not the one written.
+
+    No file of the folder is code. A model of the form `package.module:function` is imported only
+    if it is trusted.
+    """
+    manifest = read_manifest(folder / MANIFEST)
+    plugins.refuse_plugins({"model": manifest["model"]}, folder / MANIFEST)
+    files = manifest["files"]
+    check_files(folder, files)
+    shared = read_prototypes(folder / PROTOTYPES) if PROTOTYPES in files else None
+    calibration = _read_calibration(folder / CALIBRATION) if CALIBRATION in files else {}
+    encoding = read_encoding(folder / ENCODING) if ENCODING in files else None
+    state, _ = read_tensors(folder / WEIGHTS, WEIGHTS_FORMAT)
+    classes = tuple(manifest["classes"])
+    try:
+        preprocessing = _make_preprocessing(manifest["input"], encoding)
+        fit = Fit(preprocessing.shape, len(classes), manifest["dim"])
+        trained = TrainedClient(
+            classes=classes,
+            own=tuple(manifest["own"]),
+            prototypes=shared,
+            about=manifest["about"],
+            module=build_model(manifest["model"], fit, state),
+            preprocessing=preprocessing,
+            calibration=calibration,
+        )
+        trained.refuse_other_sizes(manifest["dim"])
+        _refuse_infinite_outputs(trained)
+    except FedProtoError as error:
+        raise DataError(
+            f"{folder / MANIFEST} and the files beside it do not go together: {error}"
+        ) from error
+    return trained
+
+
+def _make_preprocessing(given: dict[str, Any], encoding: Encoding | None) -> Preprocessing:
+    """Return the preprocessing that a manifest's `input` and encoding.json describe."""
+    shape = tuple(given["shape"])
+    if encoding is not None and shape != (encoding.width,):
+        raise DataError(
+            f"{ENCODING} makes inputs of shape ({encoding.width},), where {shape} is wanted"
+        )
+    mean = tuple(given["mean"])
+    std = tuple(given["std"])
+    return Preprocessing(shape, mean, std, given["scale"], encoding)
+
+
+def _read_calibration(path: Path) -> dict[str, np.ndarray]:
+    """Return the novelty of held-out rows per way to classify."""
+    tensors, _ = read_tensors(path, CALIBRATION_FORMAT)
+    for way, values in tensors.items():
+        is_row_of_numbers = values.dim() == 1 and values.is_floating_point()
+        if way not in WAYS or not is_row_of_numbers or not torch.isfinite(values).all():
+            raise DataError(
+                f"{path}: {way!r} must be one of {', '.join(WAYS)}, and a row of finite numbers"
+            )
+    return {way: tensors[way].numpy() for way in WAYS if way in tensors}
+
+
+def _refuse_infinite_outputs(trained: TrainedClient) -> None:
+    outputs = trained.probe_outputs()
+    if not all(bool(torch.isfinite(each).all()) for each in outputs):
+        raise DataError("the model gives outputs that are not finite")

@@ -1,0 +1,87 @@
+"""What trained models make of test rows: to calibrate "none of these", and to measure it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedproto.core import rng
+from fedproto.core.federation import Examples, Member
+from fedproto.core.local_training import EVALUATION_BATCH
+from fedproto.core.types import Tree
+
+MAX_HELD_OUT_ROWS = 1000  # per client, to calibrate on, and as many to see what that is worth
+MAX_UNSEEN_ROWS_PER_RUN = 20_000  # test rows of classes that a client lacks, over all clients
+
+
+class Outputs(NamedTuple):
+    """What a model makes of n inputs."""
+
+    features: Tensor  # (n, dim)
+    logits: Tensor  # (n, classes)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What a client's model makes of test rows, none of which it was trained on."""
+
+    calibration: Outputs  # one half of its own test rows
+    known: Outputs  # the other half
+    known_labels: Tensor  # (n,) the classes of that half, numbered as in the federation
+    unseen: Outputs  # rows of classes of which the client has no training rows
+
+
+def split_test_rows(member: Member) -> tuple[Examples, Examples]:
+    """Return a client's test rows in two halves: to calibrate on, and to see what that is worth."""
+    rows = member.test.rows.cpu()
+    order = torch.from_numpy(rng.generator(0, "calibration").permutation(len(rows)))
+    half = len(rows) // 2
+    calibration = Examples(member.test.x, member.test.y, rows[order[:half]])
+    known = Examples(member.test.x, member.test.y, rows[order[half:]])
+    return calibration, known
+
+
+def find_unseen_rows(member: Member, max_rows: int) -> Tensor:
+    """Return test rows of the client's source whose classes it lacks, drawn if there are more."""
+    own = torch.tensor(member.classes, device=member.test.y.device)
+    rows = (~torch.isin(member.test.y, own)).nonzero().flatten().cpu()
+    if len(rows) <= max_rows:
+        return rows
+    order = rng.generator(0, "unseen").permutation(len(rows))[:max_rows]
+    return rows[torch.from_numpy(order)]
+
+
+@torch.no_grad()
+def compute_outputs(module: nn.Module, x: Tensor) -> Outputs:
+    """Return features and logits of preprocessed inputs, on the CPU in float32."""
+    like = next(module.parameters(), torch.zeros(()))
+    features = []
+    logits = []
+    for part in x.split(EVALUATION_BATCH):
+        some_features, some_logits = module(part.to(like))
+        features.append(some_features)
+        logits.append(some_logits)
+    return Outputs(torch.cat(features).float().cpu(), torch.cat(logits).float().cpu())
+
+
+def compute_held_out(module: nn.Module, member: Member, max_unseen_rows: int) -> Tree:
+    """Return the tensors of a `HeldOut`, `GROUP.NAME`; those without rows are left out."""
+    calibration, known = split_test_rows(member)
+    known_rows = known.rows[:MAX_HELD_OUT_ROWS]
+    rows_of = {
+        "calibration": calibration.rows[:MAX_HELD_OUT_ROWS],
+        "known": known_rows,
+        "unseen": find_unseen_rows(member, max_unseen_rows),
+    }
+    tensors = {}
+    for group, rows in rows_of.items():
+        if not len(rows):
+            continue
+        outputs = compute_outputs(module, member.test.x[rows.to(member.test.x.device)])
+        tensors[f"{group}.features"] = outputs.features
+        tensors[f"{group}.logits"] = outputs.logits
+    tensors["known.labels"] = member.test.y.cpu()[known_rows]
+    return tensors
