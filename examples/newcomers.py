@@ -25,7 +25,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure as Canvas
 from safetensors.torch import save_file
 
 import fedproto
@@ -34,7 +36,8 @@ from fedproto.core.rng import generator
 from fedproto.data import Source
 from fedproto.inference.open_set import rejections
 from fedproto.partitions.file import stamp
-from fedproto.report.figures import COLOURS, STYLE, Canvas, mpl, percent
+from fedproto.plots.marks import show_percent
+from fedproto.plots.style import COLOURS, STYLE
 from fedproto.reproduce.statistics import ACCURACY_MARGIN, Outcome, compare, decide_family, exact
 from fedproto.reproduce.tables import summary
 from fedproto.runs.experiment import Experiment
@@ -559,7 +562,7 @@ def panel(axes: Any, k: int, rows: list[Found]) -> list[Any]:
         )
         lines += axes.plot(x, mean, color=colour, marker=marker, linestyle=dashes)
     axes.set(title=f"k = {k} images a class", xlabel="epoch", ylabel="test accuracy, %")
-    percent(axes)
+    show_percent(axes)
     return lines
 
 

@@ -32,11 +32,13 @@ from fedproto.core.files import write_atomically
 from fedproto.core.types import Upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.errors import ConfigError, RunFolderError
-from fedproto.report import GENERATOR, ownership, write
-from fedproto.report.figures import End, pareto, size
+from fedproto.plots.labels import format_bytes
+from fedproto.plots.marks import pareto_front
+from fedproto.report import SIGNATURE, ownership, write
+from fedproto.report.configuration import common_settings, own_settings
+from fedproto.report.groups import group_runs
 from fedproto.report.ownership import RECORD, refuse_foreign, replace_own
-from fedproto.report.page import common, own
-from fedproto.report.read import group, read_all
+from fedproto.report.read import read_runs
 from fedproto.runs.folder import RunFolder
 
 RUN = SETTINGS | {"eval_every": 1, "rounds": 3, "ways": 3}
@@ -207,7 +209,7 @@ def test_the_table_has_the_numbers_of_a_run(runs: Path, alone: Path) -> None:
     assert row["data set"] == "digits"
     assert (row["clients"], row["rounds"]) == ("4", "3")
     sent = stored["communication"]
-    assert row["values a round"] == f"{sent['values_per_round']:,.0f}"
+    assert row["values per round"] == f"{sent['values_per_round']:,.0f}"
     assert (row["bytes up"], row["bytes down"]) == (
         f"{sent['bytes_up']:,}",
         f"{sent['bytes_down']:,}",
@@ -315,10 +317,13 @@ def test_bytes_add_up_over_the_rounds(runs: Path, alone: Path) -> None:
 
 
 def test_nobody_on_the_pareto_front_is_beaten() -> None:
-    ends = [End(0, "head", name, sent, accuracy) for name, sent, accuracy in (
-        ("nothing", 0, 0.5), ("worse", 10, 0.4), ("better", 10, 0.7), ("equal, dearer", 20, 0.7), ("best", 30, 0.9),
-    )]  # fmt: skip
-    assert [end.label for end in pareto(ends[::-1])] == ["nothing", "better", "best"]
+    nothing = (0, 0.5)
+    worse = (10, 0.4)
+    better = (10, 0.7)
+    equal_but_dearer = (20, 0.7)
+    best = (30, 0.9)
+    points = [best, equal_but_dearer, better, worse, nothing]
+    assert [points[i] for i in pareto_front(points)] == [nothing, better, best]
 
 
 def test_the_front_is_named_where_several_are_compared(page: Path, alone: Path) -> None:
@@ -332,7 +337,7 @@ def test_the_front_is_named_where_several_are_compared(page: Path, alone: Path) 
 
 
 def test_sizes_are_said_as_people_do() -> None:
-    assert [size(count) for count in (0, 999, 1000, 19_336, 2.5e9)] == [
+    assert [format_bytes(count) for count in (0, 999, 1000, 19_336, 2.5e9)] == [
         "0 B",
         "999 B",
         "1 kB",
@@ -441,13 +446,16 @@ def test_a_method_without_prototypes_has_no_map_of_them(runs: Path, tmp_path: Pa
 
 
 def test_what_is_common_and_what_is_a_runs_own_are_together_its_configuration(runs: Path) -> None:
-    groups = group(read_all([runs])[0])
+    groups = group_runs(read_runs([runs])[0])
     for each in groups:
         for run in each.runs:
             seed = f"seed = {run.seed}\n" if len(each.runs) > 1 else ""
-            settings = flat(tomllib.loads(f"{common(groups)}\n{own(each, groups)}\n{seed}"), "both")
+            settings = flat(
+                tomllib.loads(f"{common_settings(groups)}\n{own_settings(each, groups)}\n{seed}"),
+                "both",
+            )
             assert settings == run.config
-    assert "algorithm" not in common(groups) and "rounds = 3" in common(groups)
+    assert "algorithm" not in common_settings(groups) and "rounds = 3" in common_settings(groups)
 
 
 def test_runs_of_one_method_are_told_apart_by_what_they_differ_in(
@@ -461,7 +469,7 @@ def test_runs_of_one_method_are_told_apart_by_what_they_differ_in(
 
 
 def labels(*paths: Path) -> list[str]:
-    return [each.label for each in group(read_all(paths)[0])]
+    return [each.label for each in group_runs(read_runs(paths)[0])]
 
 
 def test_a_run_named_twice_is_shown_once_and_a_copy_of_it_by_its_folder(
@@ -554,9 +562,9 @@ def broken(runs: Path, tmp_path: Path) -> Path:
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     assert "is not a run" in refused(tmp_path)
-    assert "is not there" in refused(tmp_path / "nowhere")
+    assert "does not exist" in refused(tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    assert "is no folder" in refused(tmp_path / "file")
+    assert "is not a folder" in refused(tmp_path / "file")
 
 
 def test_an_unfinished_run_is_refused_and_one_among_others_left_out(
@@ -614,9 +622,9 @@ def test_only_a_report_is_written_over(runs: Path, tmp_path: Path) -> None:
     page.write_text("mine")
     assert "is there already and is not a report" in refused(runs / "local", "--out", page)
     assert page.read_text() == "mine"
-    page.write_text(GENERATOR)
+    page.write_bytes(SIGNATURE)
     assert write([runs / "local"], page) == page
-    assert page.read_text() != GENERATOR
+    assert page.read_bytes() != SIGNATURE
     (tmp_path / "file").touch()
     assert "cannot be written" in refused(runs / "local", "--out", tmp_path / "file" / "page.html")
 

@@ -11,8 +11,12 @@ import pytest
 from PIL import Image
 
 from fedproto.errors import MissingExtra
+from fedproto.plots.marks import pareto_front
 from fedproto.reproduce import make
-from fedproto.reproduce.pictures import clusters, draw, folder, front, limits, measures, spread
+from fedproto.reproduce.pictures import draw
+from fedproto.reproduce.pictures.embeddings import first_run_folder, measure_embeddings
+from fedproto.reproduce.pictures.panels import limit_accuracies
+from fedproto.reproduce.pictures.placement import cluster, spread_out
 from fedproto.reproduce.plan import Narrowed, plan, read_spec
 from fedproto.reproduce.tables import summary
 
@@ -141,8 +145,8 @@ def test_the_front_of_a_table_counts_heads_limited_to_own_classes(tmp_path: Path
 
 def test_a_point_is_on_the_front_when_none_is_cheaper_or_as_cheap_and_better() -> None:
     points = [(0.0, 0.5), (10.0, 0.4), (10.0, 0.7), (20.0, 0.7), (5.0, 0.6), (30.0, 0.9)]
-    assert front(points) == [0, 4, 2, 5]
-    assert front([]) == []
+    assert pareto_front(points) == [0, 4, 2, 5]
+    assert pareto_front([]) == []
 
 
 def test_one_seed_has_no_interval(tmp_path: Path) -> None:
@@ -157,17 +161,17 @@ def test_one_seed_has_no_interval(tmp_path: Path) -> None:
 
 
 def test_labels_keep_their_order_and_their_distance() -> None:
-    assert spread([0, 10, 20], 1) == [0, 10, 20]
-    assert spread([5, 5, 5], 2) == pytest.approx([3, 5, 7])
-    assert spread([6, 5], 3) == pytest.approx([7, 4])
-    assert clusters([5, 1, 2, 9], 1, float) == [[1, 2], [5], [9]]
+    assert spread_out([0, 10, 20], 1) == [0, 10, 20]
+    assert spread_out([5, 5, 5], 2) == pytest.approx([3, 5, 7])
+    assert spread_out([6, 5], 3) == pytest.approx([7, 4])
+    assert cluster([5, 1, 2, 9], 1, float) == [[1, 2], [5], [9]]
 
 
 def test_a_wide_interval_leaves_the_means_their_room() -> None:
-    low, high = limits([0.9, 0.95], [5.0, 0.0])
+    low, high = limit_accuracies([0.9, 0.95], [5.0, 0.0])
     assert 0.85 < low < 0.9 and 0.95 < high < 1
-    assert limits([0.0, 1.0], [0, 0]) == pytest.approx((-0.06, 1.06))
-    assert limits([0.5], [0.0]) == pytest.approx((0.49, 0.51))
+    assert limit_accuracies([0.0, 1.0], [0, 0]) == pytest.approx((-0.06, 1.06))
+    assert limit_accuracies([0.5], [0.0]) == pytest.approx((0.49, 0.51))
 
 
 # --- figures
@@ -234,7 +238,7 @@ def test_a_map_of_embeddings_and_its_measures(tmp_path: Path) -> None:
         cell(method, COLUMNS[0], [{"head": [0.5]}]) for method in ("FedProto", "FedAvg", "FedPer")
     ]
     for each in cells[:2]:  # FedPer's are not there
-        embeddings(folder(tmp_path / "runs", each), each["method"] == "FedProto")
+        embeddings(first_run_folder(tmp_path / "runs", each), each["method"] == "FedProto")
     rows = made("fig-tsne", same(cells), tmp_path, tmp_path / "runs")
     count = [
         (method, kind) for method in ("FedProto", "FedAvg") for kind in ("image", "local", "global")
@@ -260,7 +264,7 @@ def test_the_measures_of_four_points_by_hand() -> None:
         np.array([0, 0, 1, 1]),
         np.array([0, 1, 0, 1]),
     )
-    found = measures(x, y, client)
+    found = measure_embeddings(x, y, client)
     assert found["same_class_to_other_class"] == pytest.approx(
         ((1 + 3) / 2) / ((10 + 13 + 9 + 12) / 4)
     )
@@ -271,14 +275,14 @@ def test_the_measures_of_four_points_by_hand() -> None:
 
 def test_clients_that_lie_apart_within_a_class_are_seen() -> None:
     x = np.array([[0.0], [1.0], [10.0], [11.0]] + [[100.0]] * 2)
-    found = measures(x, np.array([0, 0, 0, 0, 1, 1]), np.array([0, 0, 1, 1, 0, 0]))
+    found = measure_embeddings(x, np.array([0, 0, 0, 0, 1, 1]), np.array([0, 0, 1, 1, 0, 0]))
     assert found["silhouette_client_within_class"] == pytest.approx(
         np.mean([1 - 1 / 10.5, 1 - 1 / 9.5])
     )
 
 
 def test_where_nothing_can_be_compared_there_is_no_measure() -> None:
-    alone = measures(np.array([[0.0], [1.0]]), np.array([0, 0]), np.array([0, 0]))
+    alone = measure_embeddings(np.array([[0.0], [1.0]]), np.array([0, 0]), np.array([0, 0]))
     assert set(alone.values()) == {None}
 
 
@@ -286,7 +290,7 @@ def test_a_figure_finds_the_folders_that_the_plan_names() -> None:
     for target in ("fig-tsne", "study-options"):
         for each in plan(read_spec(target, Narrowed(quick=True))):
             found = {"method": each.row.name, "column": each.column, "seeds": [each.seed]}
-            assert folder(Path("runs"), found) == Path("runs") / each.cell.name
+            assert first_run_folder(Path("runs"), found) == Path("runs") / each.cell.name
 
 
 # --- studies
