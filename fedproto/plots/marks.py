@@ -66,11 +66,18 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
     A point is on the front if no other point of the same or a lower cost has at least its value.
     """
-    order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
-    front: list[int] = []
-    for i in order:
-        if not front or points[i][1] > points[front[-1]][1]:
+
+    def cheapest_and_best_first(i: int) -> tuple[float, float]:
+        cost, value = points[i]
+        return cost, -value
+
+    front = []
+    best_value = -math.inf
+    for i in sorted(range(len(points)), key=cheapest_and_best_first):
+        _, value = points[i]
+        if value > best_value:
             front.append(i)
+            best_value = value
     return front
 
 

@@ -46,7 +46,8 @@ def write(
     groups = group_runs(finished)
     report = make_report(groups, left_out, draw_sections(groups))
     figure_folder = page.with_name(f"{page.stem}-figures")
-    files = {f"../{page.stem}.md": render_markdown(report, figure_folder.name).encode()}
+    markdown = render_markdown(report, figure_folder.name)
+    files = {f"../{page.stem}.md": markdown.encode()}
     for figure in report.figures:
         files[f"{figure.name}.png"] = figure.png
         files[f"{figure.name}.csv"] = figure.csv.encode()

@@ -39,7 +39,12 @@ def describe_configuration(groups: Sequence[Group]) -> list[Block]:
 
 
 def _describe_group(group: Group, groups: Sequence[Group]) -> Block:
-    return Block(group.label, own_settings(group, groups), _repeat_command(group))
+    """Return what a group does not share with the others, and how to repeat it."""
+    return Block(
+        heading=group.label,
+        settings=own_settings(group, groups),
+        command=_repeat_command(group),
+    )
 
 
 def common_settings(groups: Sequence[Group]) -> str:
@@ -54,7 +59,8 @@ def own_settings(group: Group, groups: Sequence[Group]) -> str:
     """
     common = _shared_settings(_all_runs(groups))
     shared = _shared_settings(group.runs)
-    lines = _to_toml({key: shared[key] for key in shared if key not in common})
+    own = {key: shared[key] for key in shared if key not in common}
+    lines = _to_toml(own)
     if len(group.runs) == 1:
         return lines
     seeds = join_names(str(seed) for seed in group.seeds)
@@ -66,11 +72,15 @@ def _all_runs(groups: Iterable[Group]) -> list[Run]:
 
 
 def _shared_settings(runs: Sequence[Run]) -> dict[str, Any]:
-    def is_shared(key: str) -> bool:
-        value = runs[0].config[key]
-        return all(run.config.get(key, _MISSING) == value for run in runs)
+    """Return the settings that have the same value in all runs."""
+    first = runs[0].config
+    keys = [key for key in first if _is_shared(key, runs)]
+    return {key: first[key] for key in keys}
 
-    return {key: value for key, value in runs[0].config.items() if is_shared(key)}
+
+def _is_shared(key: str, runs: Sequence[Run]) -> bool:
+    value = runs[0].config[key]
+    return all(run.config.get(key, _MISSING) == value for run in runs)
 
 
 def _to_toml(settings: dict[str, Any]) -> str:
@@ -79,7 +89,8 @@ def _to_toml(settings: dict[str, Any]) -> str:
     for key, value in settings.items():
         name = f"{key}.name" if key in FOLDERS else key
         # JSON and TOML write the values of a configuration alike.
-        lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+        text = json.dumps(value, ensure_ascii=False)
+        lines.append(f"{name} = {text}")
     return "\n".join(lines)
 
 

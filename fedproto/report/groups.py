@@ -67,17 +67,27 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
     A second run with the same settings and the same seed starts a group of its own.
     """
-    groups: dict[tuple[str, int], list[Run]] = {}
+    runs_by_key: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
-        compared = {key: run.config[key] for key in run.config if key not in IGNORED_SETTINGS}
-        settings = json.dumps(compared, sort_keys=True)
+        settings = _write_settings(run)
         copy = 0
-        while _has_seed(groups.get((settings, copy), []), run.seed):
+        while _has_seed(runs_by_key.get((settings, copy), []), run.seed):
             copy += 1
-        groups.setdefault((settings, copy), []).append(run)
-    ordered = [sorted(members, key=lambda run: run.seed) for members in groups.values()]
-    labels = _label_runs([members[0] for members in ordered])
-    return [Group(label, members) for label, members in zip(labels, ordered, strict=True)]
+        runs_by_key.setdefault((settings, copy), []).append(run)
+    groups = []
+    first_runs = []
+    for grouped in runs_by_key.values():
+        grouped.sort(key=lambda run: run.seed)
+        groups.append(grouped)
+        first_runs.append(grouped[0])
+    labels = _label_runs(first_runs)
+    return [Group(label, grouped) for label, grouped in zip(labels, groups, strict=True)]
+
+
+def _write_settings(run: Run) -> str:
+    """Return the settings that the runs of a group share, as text."""
+    compared = {key: run.config[key] for key in run.config if key not in IGNORED_SETTINGS}
+    return json.dumps(compared, sort_keys=True)
 
 
 def _has_seed(runs: Sequence[Run], seed: int) -> bool:
@@ -93,12 +103,14 @@ def _label_runs(runs: Sequence[Run]) -> list[str]:
     labels = []
     for run in runs:
         rivals = [other for other in runs if other.algorithm == run.algorithm]
-        labels.append(", ".join([run.algorithm, *_describe_differences(run, rivals)]))
-    distinct = []
+        parts = [run.algorithm, *_describe_differences(run, rivals)]
+        labels.append(", ".join(parts))
+    distinct_labels = []
     for label, run in zip(labels, runs, strict=True):
-        is_unique = labels.count(label) == 1
-        distinct.append(label if is_unique else f"{label}, {run.path}")
-    return distinct
+        if labels.count(label) > 1:
+            label = f"{label}, {run.path}"
+        distinct_labels.append(label)
+    return distinct_labels
 
 
 def _describe_differences(run: Run, rivals: Sequence[Run]) -> list[str]:
@@ -110,7 +122,11 @@ def _describe_differences(run: Run, rivals: Sequence[Run]) -> list[str]:
             varied.append(key)
     if "profile" in varied:  # the profile implies the settings that it governs
         varied = [key for key in varied if key not in GOVERNED]
-    return [f"{key.rpartition('.')[2]}={run.config[key]}" for key in varied]
+    differences = []
+    for key in varied:
+        short_key = key.rpartition(".")[2]
+        differences.append(f"{short_key}={run.config[key]}")
+    return differences
 
 
 def are_comparable(groups: Sequence[Group]) -> bool:
@@ -119,13 +135,19 @@ def are_comparable(groups: Sequence[Group]) -> bool:
     The groups must share their partitions, or the data set, the kind of partition and the number
     of clients.
     """
-    partitions = {tuple(run.partition for run in group.runs) for group in groups}
-    if len(partitions) == 1:
+    first = groups[0]
+    first_partitions = _list_partitions(first)
+    if all(_list_partitions(group) == first_partitions for group in groups):
         return True
-    tasks = {json.dumps(_task_settings(group.first), sort_keys=True) for group in groups}
-    return len(tasks) == 1
+    first_task = _task_settings(first.first)
+    return all(_task_settings(group.first) == first_task for group in groups)
+
+
+def _list_partitions(group: Group) -> list[str]:
+    return [run.partition for run in group.runs]
 
 
 def _task_settings(run: Run) -> dict[str, Any]:
+    """Return the settings of data set, partition and clients, with their options."""
     keys = [key for key in run.config if key.partition(".")[0] in TASK_SETTINGS]
     return {key: run.config[key] for key in keys}

@@ -37,6 +37,7 @@ def _escape(text: str) -> str:
 
 
 def _render_table(table: Table) -> str:
+    """Return the table; columns of numbers are aligned to the right."""
     header = [_escape(name) for name in table.header]
     numbers = len(header) - TEXT_COLUMNS
     alignment = ["---"] * TEXT_COLUMNS + ["---:"] * numbers
@@ -58,6 +59,7 @@ def _render_cell(cell: Cell) -> str:
 
 
 def _render_section(section: Section, figure_folder: str) -> Iterator[str]:
+    """Yield the paragraphs of a section; nothing if it is empty."""
     if not section.figures and not section.notes:
         return
     yield f"## {section.heading}"
@@ -68,12 +70,15 @@ def _render_section(section: Section, figure_folder: str) -> Iterator[str]:
 
 
 def _render_figure(figure: Figure, figure_folder: str) -> str:
-    path = f"{figure_folder.replace(' ', '%20')}/{figure.name}"
+    """Return the image, its caption and a link to its numbers."""
+    folder = figure_folder.replace(" ", "%20")
+    path = f"{folder}/{figure.name}"
     image = f"![{_escape(figure.alt)}]({path}.png)"
     return f"{image}\n\n{_escape(figure.caption)} [Numbers]({path}.csv)"
 
 
 def _render_block(block: Block) -> Iterator[str]:
+    """Yield the paragraphs of a block of configuration."""
     if block.heading:
         yield f"### {_escape(block.heading)}"
     if block.settings:
@@ -86,6 +91,7 @@ def _render_block(block: Block) -> Iterator[str]:
 
 def _fence(text: str, language: str) -> str:
     """Return a code block whose fence is longer than any row of backticks in the text."""
-    longest = max((len(ticks) for ticks in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = "```"
+    while fence in text:
+        fence += "`"
     return f"{fence}{language}\n{text.strip()}\n{fence}"

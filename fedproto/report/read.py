@@ -173,6 +173,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], str]:
 def _to_run(
     path: Path, toml: str, config: dict[str, Any], result: dict[str, Any], rounds: list[Round]
 ) -> Run:
+    """Return the run of a result.json; raise a KeyError or a ValueError if it is damaged."""
     traffic = result["communication"]
     classes = [str(name) for name in result["classes"]]
     clients = [_to_client(client, classes) for client in result["clients"]]
@@ -202,30 +203,39 @@ def _to_run(
 
 
 def _to_client(stored: dict[str, Any], classes: list[str]) -> Client:
+    """Return a client of result.json; `classes` are those of the run."""
     own_classes = [str(name) for name in stored["classes"]]
     images = stored.get("images")
     is_known = set(own_classes) <= set(classes)
     is_counted = images is None or len(images) == len(own_classes)
     if not is_known or not is_counted:
         raise ValueError(f"client {stored['id']} has other classes than the run")
+    if images is not None:
+        images = [int(count) for count in images]
+    accuracy = {}
+    for name, value in stored["accuracy"].items():
+        accuracy[str(name)] = float(value)
     return Client(
         id=int(stored["id"]),
         model=str(stored["model"]),
         classes=own_classes,
-        images=None if images is None else [int(count) for count in images],
-        accuracy={str(name): float(value) for name, value in stored["accuracy"].items()},
+        images=images,
+        accuracy=accuracy,
     )
 
 
 def _check_accuracies(clients: Sequence[Client], accuracy: dict[str, Spread]) -> None:
-    is_same = all(set(client.accuracy) == set(accuracy) for client in clients)
-    if not clients or "head" not in accuracy or not is_same:
+    """Raise if the clients do not have the accuracies of the run, of which the head's is one."""
+    names = set(accuracy)
+    is_same = all(set(client.accuracy) == names for client in clients)
+    if not clients or "head" not in names or not is_same:
         raise ValueError(
             "its clients do not all have the same accuracies, or have none by the head"
         )
 
 
 def _to_round(line: dict[str, Any]) -> Round:
+    """Return the round of a line of metrics.jsonl."""
     deviations = line.get("loss_std", {})  # older versions did not record them
     loss = {}
     for term, mean in line["loss"].items():
@@ -241,9 +251,12 @@ def _to_round(line: dict[str, Any]) -> Round:
 
 
 def _to_spreads(stored: dict[str, Any]) -> dict[str, Spread]:
+    """Return means and deviations by name."""
     spreads = {}
     for name, value in stored.items():
-        spreads[str(name)] = Spread(float(value["mean"]), float(value["std"]))
+        mean = float(value["mean"])
+        std = float(value["std"])
+        spreads[str(name)] = Spread(mean, std)
     return spreads
 
 
@@ -303,4 +316,6 @@ def _fits(prototypes: Prototypes, clients: int, classes: int) -> bool:
         return False
     if prototypes.local.shape != (kept_clients, *shared.shape):
         return False
-    return bool(np.isfinite(shared).all() and np.isfinite(prototypes.local).all())
+    is_shared_finite = np.isfinite(shared).all()
+    is_local_finite = np.isfinite(prototypes.local).all()
+    return bool(is_shared_finite and is_local_finite)

@@ -30,15 +30,19 @@ def join_names(names: Iterable[str]) -> str:
 
 def title_groups(groups: Sequence[Group]) -> str:
     """Return the title of a report, such as `local and fedproto on digits`."""
-    algorithms = list(dict.fromkeys(group.first.algorithm for group in groups))
-    datasets = list(dict.fromkeys(group.first.dataset for group in groups))
-    methods = f"{len(algorithms)} methods"
-    if len(algorithms) <= MAX_NAMED_ALGORITHMS:
-        methods = join_names(algorithms)
-    data = f"{len(datasets)} data sets"
-    if len(datasets) <= MAX_NAMED_DATASETS:
-        data = join_names(datasets)
+    algorithms = [group.first.algorithm for group in groups]
+    datasets = [group.first.dataset for group in groups]
+    methods = _name_or_count(algorithms, MAX_NAMED_ALGORITHMS, "methods")
+    data = _name_or_count(datasets, MAX_NAMED_DATASETS, "data sets")
     return f"{methods} on {data}"
+
+
+def _name_or_count(names: Sequence[str], max_named: int, noun: str) -> str:
+    """Return the different names, or only their number if they are too many."""
+    distinct = list(dict.fromkeys(names))
+    if len(distinct) > max_named:
+        return f"{len(distinct)} {noun}"
+    return join_names(distinct)
 
 
 def describe_groups(groups: Sequence[Group]) -> str:
@@ -65,7 +69,10 @@ def _join_distinct(numbers: Iterable[int]) -> str:
 
 
 def _describe_group(group: Group, size: str) -> str:
-    seeds = f", {len(group.runs)} seeds" if len(group.runs) > 1 else ""
+    """Return what a group reached; `size` says how many clients and rounds it has."""
+    seeds = ""
+    if len(group.runs) > 1:
+        seeds = f", {len(group.runs)} seeds"
     reached = []
     for name, mean in _accuracies_over_all_classes(group).items():
         reached.append(f"{mean:.2%} by the {_name_predictor(name)}")
@@ -101,6 +108,7 @@ def explain_table(groups: Sequence[Group]) -> list[str]:
 
 
 def _warn_of_divergence(groups: Sequence[Group]) -> list[str]:
+    """Return a sentence for each run in which the loss of clients exploded."""
     warnings = []
     for group in groups:
         for run in group.runs:
@@ -151,17 +159,21 @@ def make_table(groups: Sequence[Group]) -> Table:
 
 
 def _make_row(group: Group, accuracies: Sequence[str], has_seeds: bool) -> list[Cell]:
+    """Return the cells of a group, in the order of the header."""
     run = group.first
     cells = [Cell(group.label), Cell(run.dataset)]
+    sizes = [len(run.clients), len(run.rounds)]
     if has_seeds:
-        cells.append(Cell(str(len(group.runs))))
-    cells += [Cell(str(len(run.clients))), Cell(str(len(run.rounds)))]
+        sizes.insert(0, len(group.runs))
+    cells += [Cell(str(size)) for size in sizes]
     cells += [_accuracy_cell(group, name) for name in accuracies]
-    values = group.mean(lambda run: run.values_per_round)
-    bytes_up = group.mean(lambda run: run.bytes_up)
-    bytes_down = group.mean(lambda run: run.bytes_down)
+    traffic = [
+        group.mean(lambda run: run.values_per_round),
+        group.mean(lambda run: run.bytes_up),
+        group.mean(lambda run: run.bytes_down),
+    ]
+    cells += [Cell(f"{mean:,.0f}") for mean in traffic]
     seconds = group.mean(lambda run: run.seconds)
-    cells += [Cell(f"{number:,.0f}") for number in (values, bytes_up, bytes_down)]
     cells.append(Cell(f"{seconds:.1f}"))
     return cells
 
@@ -171,7 +183,9 @@ def _accuracy_cell(group: Group, name: str) -> Cell:
     if name not in group.accuracies:
         return Cell("–")
     accuracy = group.mean_accuracy(name)
-    text = f"{100 * accuracy.mean:.2f} ± {100 * (accuracy.std or 0):.2f}"
+    mean = 100 * accuracy.mean
+    std = 100 * (accuracy.std or 0)
+    text = f"{mean:.2f} ± {std:.2f}"
     std_over_seeds = group.std_over_seeds(name)
     if std_over_seeds is None:
         return Cell(text)

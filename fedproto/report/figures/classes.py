@@ -50,6 +50,7 @@ def draw_classes(groups: Sequence[Group]) -> Section:
 
 
 def _draw_map(group: Group, number: int, several: bool) -> Figure:
+    """Draw the heat map of a partition; its title is the data set if it is the only one."""
     run = group.first
     counts = _count_images(run)
     has_counts = all(client.images is not None for client in run.clients)
@@ -76,7 +77,8 @@ def _draw_map(group: Group, number: int, several: bool) -> Figure:
 def _count_images(run: Run) -> np.ndarray:
     """Return the training images (clients, classes), or 1 where only their existence is known."""
     column_of_class = {name: number for number, name in enumerate(run.classes)}
-    counts = np.zeros((len(run.clients), len(run.classes)), int)
+    shape = (len(run.clients), len(run.classes))
+    counts = np.zeros(shape, int)
     for row, client in enumerate(run.clients):
         images = client.images or [1] * len(client.classes)
         for name, count in zip(client.classes, images, strict=True):
@@ -85,8 +87,10 @@ def _count_images(run: Run) -> np.ndarray:
 
 
 def _draw_counts(run: Run, counts: np.ndarray, has_counts: bool) -> tuple[Canvas, Axes]:
-    clients = len(run.clients)
-    rows_height = ROW_INCHES * clients if clients <= MAX_NAMED_CLIENTS else MANY_CLIENTS_INCHES
+    """Draw the heat map; a scale and the numbers only if the images were counted."""
+    rows_height: float = MANY_CLIENTS_INCHES
+    if len(run.clients) <= MAX_NAMED_CLIENTS:
+        rows_height = ROW_INCHES * len(run.clients)
     canvas, axes = make_panel(1.8 + rows_height)
     image = axes.imshow(
         np.where(counts > 0, counts, np.nan),
@@ -112,6 +116,7 @@ def _draw_counts(run: Run, counts: np.ndarray, has_counts: bool) -> tuple[Canvas
 
 
 def _label_classes_and_clients(axes: Axes, run: Run) -> None:
+    """Label the columns, or some of them if there are many, and the rows unless too many."""
     axes.grid(False)
     names = [shorten(name, MAX_CLASS_LETTERS) for name in run.classes]
     step = math.ceil(len(names) / MAX_CLASS_TICKS)
@@ -126,6 +131,7 @@ def _label_classes_and_clients(axes: Axes, run: Run) -> None:
 
 
 def _write_counts(axes: Axes, counts: np.ndarray) -> None:
+    """Write each count into its cell, black on light colours and white on dark ones."""
     for (row, column), count in np.ndenumerate(counts):
         if not count:
             continue

@@ -51,6 +51,7 @@ def draw_clients(groups: Sequence[Group]) -> Section:
 
 
 def _draw_group(group: Group, position: int) -> Figure:
+    """Draw the clients of a group: by name, or ranked if they are too many for names."""
     clients = group.first.clients
     accuracies = [name for name in group.accuracies if not is_own_accuracy(name)]
     if len(clients) <= MAX_NAMED_CLIENTS:
@@ -61,32 +62,43 @@ def _draw_group(group: Group, position: int) -> Figure:
     best = max(clients, key=_head_accuracy)
     worst = min(clients, key=_head_accuracy)
     caption = (
-        f"{len(clients)} clients; best by the head: client {best.id} with "
-        f"{_head_accuracy(best):.1%}; worst: client {worst.id} with {_head_accuracy(worst):.1%}."
+        f"{len(clients)} clients; best by the head: {_describe_accuracy(best)}; "
+        f"worst: {_describe_accuracy(worst)}."
     )
-    alt = f"{group.label}: accuracy of each client. {caption}"
-    name = f"clients-{position + 1}"
-    return finish_figure(canvas, name, group.label, caption, alt, _client_table(group))
+    return finish_figure(
+        canvas,
+        name=f"clients-{position + 1}",
+        title=group.label,
+        caption=caption,
+        alt=f"{group.label}: accuracy of each client. {caption}",
+        table=_client_table(group),
+    )
 
 
 def _head_accuracy(client: Client) -> float:
     return client.accuracy["head"]
 
 
+def _describe_accuracy(client: Client) -> str:
+    return f"client {client.id} with {_head_accuracy(client):.1%}"
+
+
 def _draw_bars(run: Run, accuracies: Sequence[str], position: int) -> tuple[Canvas, Axes]:
     """Draw a named row per client, with a filled bar for the head and a hatched one otherwise."""
-    several = len(accuracies) > 1
-    canvas, axes = make_panel(0.8 + ROW_INCHES * len(run.clients), 1 if several else 0)
-    thickness = BARS_HEIGHT / len(accuracies)
+    has_legend = len(accuracies) > 1
     rows = np.arange(len(run.clients))
+    height = 0.8 + ROW_INCHES * len(rows)
+    canvas, axes = make_panel(height, legend_rows=1 if has_legend else 0)
+    thickness = BARS_HEIGHT / len(accuracies)
     colour = colour_at(position)
     entries = []
     offsets = centred_offsets(len(accuracies), thickness)
     for number, (accuracy, offset) in enumerate(zip(accuracies, offsets, strict=True)):
         is_first = number == 0
+        values = [client.accuracy[accuracy] for client in run.clients]
         bars = axes.barh(
             rows + offset,
-            [client.accuracy[accuracy] for client in run.clients],
+            values,
             thickness,
             color=colour if is_first else "none",
             edgecolor=colour,
@@ -94,17 +106,19 @@ def _draw_bars(run: Run, accuracies: Sequence[str], position: int) -> tuple[Canv
             hatch=None if is_first else "//////",
         )
         entries.append((bars[0], accuracy))
-    axes.set_yticks(rows, [_describe_client(client) for client in run.clients], fontsize=8)
+    names = [_describe_client(client) for client in run.clients]
+    axes.set_yticks(rows, names, fontsize=8)
     axes.set(xlim=(0, 1), xlabel="accuracy, %")
     make_rows(axes, len(rows))
-    if several:
+    if has_legend:
         add_legend(canvas, entries, max_columns=2)
     return canvas, axes
 
 
 def _describe_client(client: Client) -> str:
     model = shorten(client.model, MAX_MODEL_LETTERS)
-    return f"{client.id} · {model} · {len(client.classes)} cl."
+    classes = len(client.classes)
+    return f"{client.id} · {model} · {classes} cl."
 
 
 def _draw_ranking(run: Run, accuracies: Sequence[str], position: int) -> tuple[Canvas, Axes]:
@@ -113,9 +127,10 @@ def _draw_ranking(run: Run, accuracies: Sequence[str], position: int) -> tuple[C
     entries = []
     for number, accuracy in enumerate(accuracies):
         values = [client.accuracy[accuracy] for client in run.clients]
+        values.sort(reverse=True)
         ranks = range(1, len(values) + 1)
         dashes = "-" if number == 0 else "--"
-        (line,) = axes.plot(ranks, sorted(values, reverse=True), dashes, color=colour_at(position))
+        (line,) = axes.plot(ranks, values, dashes, color=colour_at(position))
         entries.append((line, accuracy))
     axes.set(ylim=(0, 1.02), xlabel="clients, from best to worst", ylabel="accuracy, %")
     show_percent(axes)
@@ -128,5 +143,6 @@ def _client_table(group: Group) -> Iterator[Sequence[Any]]:
     yield "run", "seed", "client", "model", "classes", *group.accuracies
     for run in group.runs:
         for client in run.clients:
+            classes = len(client.classes)
             values = [client.accuracy[name] for name in group.accuracies]
-            yield group.label, run.seed, client.id, client.model, len(client.classes), *values
+            yield group.label, run.seed, client.id, client.model, classes, *values

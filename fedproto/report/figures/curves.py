@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ def draw_curves(groups: Sequence[Group]) -> Section:
 
 
 def _draw_accuracy(groups: Sequence[Group], name: str, title: str, own: bool) -> Figure:
+    """Draw the accuracies of all groups, either among all classes or among own classes."""
     series: list[tuple[int, str]] = []  # the position of a group, one of its accuracies
     for position, group in enumerate(groups):
         names = [name for name in group.accuracies if is_own_accuracy(name) == own]
@@ -59,16 +61,22 @@ def _draw_accuracy(groups: Sequence[Group], name: str, title: str, own: bool) ->
     show_percent(axes)
     add_series_legend(canvas, list(zip(lines, labels, strict=True)))
 
-    final_accuracies = []
+    final_means = []
     for (position, accuracy), label in zip(series, labels, strict=True):
-        mean = groups[position].mean_accuracy(accuracy).mean
-        final_accuracies.append(f"{label} {mean:.1%}")
-    alt = f"{title} against rounds. In the end: {', '.join(final_accuracies)}."
-    table = _accuracy_table(groups, own)
-    return finish_figure(canvas, name, title, _accuracy_caption(groups, series), alt, table)
+        final = groups[position].mean_accuracy(accuracy)
+        final_means.append(f"{label} {final.mean:.1%}")
+    return finish_figure(
+        canvas,
+        name,
+        title,
+        caption=_accuracy_caption(groups, series),
+        alt=f"{title} against rounds. In the end: {', '.join(final_means)}.",
+        table=_accuracy_table(groups, own),
+    )
 
 
 def _accuracy_caption(groups: Sequence[Group], series: Sequence[tuple[int, str]]) -> str:
+    """Return what lines, bands and dashes mean."""
     seeds = mention_seeds(groups)
     caption = f"Lines: mean over clients{seeds}; bands: ± one standard deviation over clients"
     if any(score_name(accuracy) == "prototype" for _, accuracy in series):
@@ -95,7 +103,8 @@ def accuracy_curve(group: Group, accuracy: str) -> Curve:
     curves: list[Curve] = []
     for run in group.runs:
         evaluated = [round for round in run.rounds if round.accuracy]
-        curves.append([(round.number, round.accuracy[accuracy]) for round in evaluated])
+        curve = [(round.number, round.accuracy[accuracy]) for round in evaluated]
+        curves.append(curve)
     return _average_curves(curves)
 
 
@@ -126,10 +135,12 @@ def _loss_terms(groups: Sequence[Group]) -> list[str]:
 
 
 def _nonzero_terms(round: Round) -> list[str]:
+    """Return the terms of the loss that are not 0 in a round."""
     return [term for term, spread in round.loss.items() if spread.mean]
 
 
 def _draw_loss(groups: Sequence[Group], term: str) -> Figure:
+    """Draw a term of the loss for the groups in which it is not always 0."""
     curves: dict[int, Curve] = {}  # by the position of the group
     for position, group in enumerate(groups):
         if any(term in _nonzero_terms(round) for round in group.first.rounds):
@@ -151,16 +162,23 @@ def _draw_loss(groups: Sequence[Group], term: str) -> Figure:
     for curve, label in zip(curves.values(), labels, strict=True):
         _, last = curve[-1]
         last_losses.append(f"{label} {last.mean:.3g}")
-    alt = f"{title} against rounds. In the last round: {', '.join(last_losses)}."
-    name = "".join(letter if letter.isalnum() else "-" for letter in f"loss-{term}")
-    return finish_figure(canvas, name, title, f"{caption}.", alt, _loss_table(groups, term))
+    return finish_figure(
+        canvas,
+        name=re.sub(r"[\W_]", "-", f"loss-{term}"),
+        title=title,
+        caption=f"{caption}.",
+        alt=f"{title} against rounds. In the last round: {', '.join(last_losses)}.",
+        table=_loss_table(groups, term),
+    )
 
 
 def _loss_curve(group: Group, term: str) -> Curve:
+    """Return a term of the loss in all rounds that have it, as the mean over seeds."""
     curves: list[Curve] = []
     for run in group.runs:
         rounds = [round for round in run.rounds if term in round.loss]
-        curves.append([(round.number, round.loss[term]) for round in rounds])
+        curve = [(round.number, round.loss[term]) for round in rounds]
+        curves.append(curve)
     return _average_curves(curves)
 
 
@@ -184,18 +202,23 @@ def _average_curves(curves: Iterable[Curve]) -> Curve:
     for curve in curves:
         for number, spread in curve:
             spreads_by_round.setdefault(number, []).append(spread)
-    return [(number, mean_of(spreads)) for number, spreads in sorted(spreads_by_round.items())]
+    average = []
+    for number in sorted(spreads_by_round):
+        spread = mean_of(spreads_by_round[number])
+        average.append((number, spread))
+    return average
 
 
 def _draw_curve(axes: Axes, position: int, curve: Curve, dashed: bool, line_count: int) -> Line2D:
     """Draw a curve with its band; the more lines there are, the paler the bands."""
     rounds = [number for number, _ in curve]
-    spreads = [spread for _, spread in curve]
+    means = [spread.mean for _, spread in curve]
+    deviations = [spread.std for _, spread in curve]
     line = draw_line_with_band(
         axes,
         rounds,
-        [spread.mean for spread in spreads],
-        [spread.std for spread in spreads],
+        means,
+        deviations,
         band_alpha=max(0.05, 0.2 / line_count**0.5),
         color=colour_at(position),
         marker=marker_at(position),
@@ -208,12 +231,14 @@ def _draw_curve(axes: Axes, position: int, curve: Curve, dashed: bool, line_coun
 
 
 def _has_band(curve: Curve) -> bool:
+    """Whether all rounds have a deviation, which older versions did not record."""
     return all(spread.std is not None for _, spread in curve)
 
 
 def _rows_of_round(
     label: str, seed: int, round: Round, names: Sequence[str], spreads: dict[str, Spread]
 ) -> Iterator[Sequence[Any]]:
+    """Yield the rows of one run and round, one per name that the round has."""
     for name in names:
         if name in spreads:
             spread = spreads[name]
@@ -221,5 +246,6 @@ def _rows_of_round(
 
 
 def _rows_of_mean(label: str, name: str, curve: Curve) -> Iterator[Sequence[Any]]:
+    """Yield the rows of the mean over seeds."""
     for number, spread in curve:
         yield label, "mean", name, number, spread.mean, spread.std

@@ -44,6 +44,7 @@ def draw_member_changes(groups: Sequence[Group]) -> Section:
 def _draw_changes(
     group: Group, prototypes: Prototypes, membership: Membership, number: int
 ) -> Figure:
+    """Draw the prototypes of a group before and after its members changed."""
     moves = _collect_moves(group.first.classes, prototypes, membership)
     places = _project(moves)
     canvas, axes = make_panel(4.0)
@@ -67,12 +68,14 @@ def _collect_moves(
     classes: Sequence[str], prototypes: Prototypes, membership: Membership
 ) -> list[Move]:
     """Return the prototypes of every class that had one after training or has one now."""
-    before = {classes[i]: prototypes.shared[i] for i in np.flatnonzero(prototypes.known).tolist()}
+    known_rows = np.flatnonzero(prototypes.known).tolist()
+    before = {classes[row]: prototypes.shared[row] for row in known_rows}
     current = membership.prototypes()
+    current_rows = current.known.nonzero().flatten().tolist()
     now = {}
-    for name, value, known in zip(current.classes, current.values, current.known, strict=True):
-        if known:
-            now[name] = value.double().numpy()
+    for row in current_rows:
+        name = current.classes[row]
+        now[name] = current.values[row].double().numpy()
     names = dict.fromkeys([*before, *now])
     return [Move(name, before.get(name), now.get(name)) for name in names]
 
@@ -98,25 +101,29 @@ def _project(moves: Sequence[Move]) -> list[Move]:
 
 
 def _draw_move(axes: Axes, move: Move, position: int) -> None:
+    """Draw both places of a class with an arrow between them, and its name."""
     colour = colour_at(position)
-    look: dict[str, Any] = {"marker": marker_at(position), "zorder": 3}
-    if move.before is not None and move.now is not None:
+    before: dict[str, Any] = {"facecolors": "none", "edgecolors": colour, "linewidths": 1.3}
+    now: dict[str, Any] = {"color": colour, "edgecolors": INK, "linewidths": 0.9}
+    name = shorten(move.name, MAX_CLASS_LETTERS)
+    if move.before is None:
+        assert move.now is not None
+        _draw_place(axes, move.now, position, area=80, **now)
+        name_point(axes, f"{name} (new)", move.now)
+    elif move.now is None:
+        _draw_place(axes, move.before, position, area=70, **before)
+        name_point(axes, f"{name} (gone)", move.before)
+    else:
         arrow = {"arrowstyle": "->", "color": colour, "lw": 1.2}
         axes.annotate("", tuple(move.now), tuple(move.before), arrowprops=arrow)
-    if move.before is not None:
-        x, y = move.before
-        axes.scatter(x, y, s=70, facecolors="none", edgecolors=colour, linewidths=1.3, **look)
-    if move.now is not None:
-        x, y = move.now
-        axes.scatter(x, y, s=80, color=colour, edgecolors=INK, linewidths=0.9, **look)
-    label = shorten(move.name, MAX_CLASS_LETTERS)
-    if move.before is None:
-        label += " (new)"
-    if move.now is None:
-        label += " (gone)"
-    place = move.before if move.now is None else move.now
-    assert place is not None
-    name_point(axes, label, place)
+        _draw_place(axes, move.before, position, area=70, **before)
+        _draw_place(axes, move.now, position, area=80, **now)
+        name_point(axes, name, move.now)
+
+
+def _draw_place(axes: Axes, place: np.ndarray, position: int, area: float, **look: Any) -> None:
+    x, y = place
+    axes.scatter(x, y, s=area, marker=marker_at(position), zorder=3, **look)
 
 
 def _describe_changes(membership: Membership) -> str:

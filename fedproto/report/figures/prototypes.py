@@ -74,9 +74,10 @@ def _draw_map(group: Group, number: int) -> Figure | None:
     places, method = _project(points.values)
     canvas, axes = make_panel(4.0)
     present_classes = np.unique(points.classes)
-    for label in present_classes:
+    for label in present_classes.tolist():
         rows = points.classes == label
-        _draw_class(axes, places[rows], points.is_global[rows], int(label), run.classes[label])
+        is_global = points.is_global[rows]
+        _draw_class(axes, places[rows], is_global, label, run.classes[label])
     axes.set(title=shorten(group.label), xlabel=f"{method}, first", ylabel=f"{method}, second")
     hide_coordinates(axes)
     alt = (
@@ -89,6 +90,7 @@ def _draw_map(group: Group, number: int) -> Figure | None:
 
 
 def _collect_points(prototypes: Prototypes) -> Points:
+    """Return the known global prototypes, then the local ones that clients have."""
     known_classes = np.flatnonzero(prototypes.known > 0)
     clients, classes = np.nonzero(prototypes.held > 0)
     global_values = prototypes.shared[known_classes]
@@ -110,6 +112,7 @@ def _project(points: np.ndarray) -> tuple[np.ndarray, str]:
 def _draw_class(
     axes: Axes, places: np.ndarray, is_global: np.ndarray, label: int, name: str
 ) -> None:
+    """Draw local prototypes small, and global ones large with the name of the class."""
     look: dict[str, Any] = {"color": colour_at(label), "marker": marker_at(label)}
     local_places = places[~is_global]
     global_places = places[is_global]
@@ -122,9 +125,12 @@ def _draw_class(
 
 
 def _caption(group: Group, points: Points, method: str) -> str:
+    """Return what large and small points are, and how they were projected."""
     global_count = int(points.is_global.sum())
     local_count = len(points.clients) - global_count
-    seed = f" of seed {group.first.seed}" if len(group.runs) > 1 else ""
+    seed = ""
+    if len(group.runs) > 1:
+        seed = f" of seed {group.first.seed}"
     shown = f"Large: the {global_count} global prototypes{seed}, with their class"
     if local_count:
         shown += f"; small: the clients' {local_count} last local ones"

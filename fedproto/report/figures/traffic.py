@@ -61,6 +61,7 @@ def draw_traffic(groups: Sequence[Group]) -> Section:
 
 
 def _collect_outcomes(groups: Sequence[Group]) -> list[Outcome]:
+    """Return the outcome of each group by each score, over all classes."""
     outcomes = []
     for position, group in enumerate(groups):
         bytes_up = group.mean(lambda run: run.bytes_up)
@@ -74,6 +75,7 @@ def _collect_outcomes(groups: Sequence[Group]) -> list[Outcome]:
 def _draw_outcomes(
     groups: Sequence[Group], outcomes: Sequence[Outcome], front: Sequence[Outcome]
 ) -> Figure:
+    """Draw the outcomes with the ways that led to them, and the front if it is not empty."""
     title = "Accuracy against bytes sent"
     labels = []
     for outcome in outcomes:
@@ -96,12 +98,18 @@ def _draw_outcomes(
         for outcome in outcomes
     ]
     alt = f"Accuracy against bytes: {', '.join(costs)}."
-    caption = _caption(groups, front)
-    table = _outcome_table(outcomes, front)
-    return finish_figure(canvas, "traffic", title, caption, alt, table)
+    return finish_figure(
+        canvas,
+        name="traffic",
+        title=title,
+        caption=_caption(groups, front),
+        alt=alt,
+        table=_outcome_table(outcomes, front),
+    )
 
 
 def _caption(groups: Sequence[Group], front: Sequence[Outcome]) -> str:
+    """Return what is drawn, and what is on the front."""
     caption = (
         "Each run's way from its first evaluation to its end (large); over all classes"
         f"{mention_seeds(groups)}."
@@ -110,7 +118,9 @@ def _caption(groups: Sequence[Group], front: Sequence[Outcome]) -> str:
         return caption
     points = []
     for outcome in front:
-        cost = format_bytes(outcome.bytes_up) if outcome.bytes_up else "nothing"
+        cost = "nothing"
+        if outcome.bytes_up:
+            cost = format_bytes(outcome.bytes_up)
         points.append(f"{outcome.label} ({cost}, {outcome.mean:.1%})")
     return f"{caption} On the Pareto front, the cheapest first: {'; '.join(points)}."
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +11,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
-from scipy.spatial.distance import cdist
 
 from fedproto.plots.marks import hide_coordinates, name_point
 from fedproto.plots.projection import project_by_tsne
 from fedproto.plots.style import GRID, INK
+from fedproto.reproduce.pictures.embedding_measures import choose_rows, measure_embeddings
 from fedproto.reproduce.pictures.panels import add_wide_legend, make_wide_panels
 from fedproto.reproduce.pictures.rows import Cell, Cells, Rows, column, distinct, where
 from fedproto.reproduce.plan import cell_name
@@ -27,7 +26,6 @@ CLASS_COLOURS = (
     *("#ddcc77", "#cc6677", "#882255", "#aa4499", "#999999"),
 )
 MAX_DRAWN_IMAGES = 1500  # per panel
-MAX_MEASURED_IMAGES = 2000
 
 
 class PointLook(NamedTuple):
@@ -52,7 +50,8 @@ POINT_LOOKS = {
 
 def first_run_folder(runs: Path, cell: Cell) -> Path:
     """Return the folder of the first run of a cell."""
-    return runs / cell_name(cell["method"], cell["column"], cell["seeds"][0])
+    first_seed = cell["seeds"][0]
+    return runs / cell_name(cell["method"], cell["column"], first_seed)
 
 
 def _read_embeddings(cells: Cells, runs: Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
@@ -62,12 +61,6 @@ def _read_embeddings(cells: Cells, runs: Path) -> Iterator[tuple[str, dict[str, 
         if path.exists():
             with np.load(path) as file:
                 yield cell["method"], dict(file)
-
-
-def _choose_rows(count: int, at_most: int) -> np.ndarray:
-    """Return that many of the numbers below a count, always the same ones, in order."""
-    shuffled = np.random.default_rng(0).permutation(count)
-    return np.sort(shuffled[:at_most])
 
 
 # --- the map
@@ -83,24 +76,32 @@ def make_embedding_rows(cells: Cells, runs: Path) -> Rows:
 
 def _project(method: str, found: dict[str, np.ndarray]) -> Rows:
     """Return all points of a method, laid out together in two dimensions."""
-    images = _choose_rows(len(found["x"]), MAX_DRAWN_IMAGES)
+    images = choose_rows(len(found["x"]), MAX_DRAWN_IMAGES)
     points = [found["x"][images], found["local"]]
     classes = [found["y"][images], found["local_y"]]
-    clients = [*found["client"][images].tolist(), *found["local_client"].tolist()]
-    kinds = ["image"] * len(images) + ["local"] * len(found["local"])
+    clients = found["client"][images].tolist()
+    clients += found["local_client"].tolist()
+    kinds = ["image"] * len(images)
+    kinds += ["local"] * len(found["local"])
     if "known" in found:
         known = np.flatnonzero(found["known"] > 0)
         points.append(found["prototypes"][known])
         classes.append(known)
         clients += [""] * len(known)
         kinds += ["global"] * len(known)
-    places = project_by_tsne(np.concatenate(points)).tolist()
-    labels = np.concatenate(classes).tolist()
+    places = project_by_tsne(np.concatenate(points))
+    labels = np.concatenate(classes)
     rows = []
-    for kind, label, client, (x, y) in zip(kinds, labels, clients, places, strict=True):
-        rows.append(
-            {"method": method, "kind": kind, "class": label, "client": client, "x": x, "y": y}
-        )
+    for i, (x, y) in enumerate(places.tolist()):
+        row = {
+            "method": method,
+            "kind": kinds[i],
+            "class": int(labels[i]),
+            "client": clients[i],
+            "x": x,
+            "y": y,
+        }
+        rows.append(row)
     return rows
 
 
@@ -114,7 +115,8 @@ def draw_embeddings(rows: Rows) -> Canvas:
     for axes, method in zip(panels, methods, strict=False):
         own_rows = where(rows, method=method)
         for label in classes:
-            _draw_class(axes, [row for row in own_rows if row["class"] == label], label)
+            class_rows = [row for row in own_rows if row["class"] == label]
+            _draw_class(axes, class_rows, label)
         axes.set_title(method)
         hide_coordinates(axes)
         axes.spines[:].set(visible=True, color=GRID)
@@ -175,51 +177,3 @@ def measure_methods(cells: Cells, runs: Path) -> dict[str, dict[str, float | Non
     for method, found in _read_embeddings(cells, runs):
         measures[method] = measure_embeddings(found["x"], found["y"], found["client"])
     return measures
-
-
-def measure_embeddings(x: np.ndarray, y: np.ndarray, client: np.ndarray) -> dict[str, float | None]:
-    """Return how embeddings lie in their own space; None where a measure is not defined.
-
-    silhouette_class                 how well the classes are separated
-    silhouette_client_within_class   how well clients are separated within a class (mean)
-    same_class_to_other_class        the mean distance of images of one class at different
-                                     clients, divided by that of images of different classes
-
-    x (n, d) are the embeddings, y (n,) their classes and client (n,) their clients.
-    """
-    chosen = _choose_rows(len(x), MAX_MEASURED_IMAGES)
-    x = x[chosen]
-    y = y[chosen]
-    client = client[chosen]
-    within_classes = []
-    for label in np.unique(y):
-        silhouette = _silhouette(x[y == label], client[y == label])
-        if silhouette is not None:
-            within_classes.append(silhouette)
-    return {
-        "silhouette_class": _silhouette(x, y),
-        "silhouette_client_within_class": (
-            statistics.fmean(within_classes) if within_classes else None
-        ),
-        "same_class_to_other_class": _distance_ratio(x, y, client),
-    }
-
-
-def _silhouette(x: np.ndarray, labels: np.ndarray) -> float | None:
-    """Return the silhouette, or None if there is only one group, or only single samples."""
-    from sklearn.metrics import silhouette_score
-
-    groups = len(np.unique(labels))
-    if groups < 2 or groups == len(x):
-        return None
-    return float(silhouette_score(x, labels))
-
-
-def _distance_ratio(x: np.ndarray, y: np.ndarray, client: np.ndarray) -> float | None:
-    distances = cdist(x, x)
-    same_class = y[:, None] == y
-    other_client = client[:, None] != client
-    same_class_elsewhere = same_class & other_client
-    if not same_class_elsewhere.any() or same_class.all():
-        return None
-    return float(distances[same_class_elsewhere].mean() / distances[~same_class].mean())

@@ -1,4 +1,4 @@
-"""What the drawings of all figures share: width, colours and markers of methods, legends, limits."""
+"""What all drawings share: width, colours and markers of methods, legends, limits of axes."""
 
 from __future__ import annotations
 
@@ -66,11 +66,15 @@ def limit_accuracies(means: Sequence[float], halves: Sequence[float]) -> tuple[f
     They include the intervals of means ± halves, unless these are so wide (as those of few seeds
     can be) that the means would have no room.
     """
-    room = max(0.4 * (max(means) - min(means)), 0.005)
+    smallest = min(means)
+    largest = max(means)
+    room = max(0.4 * (largest - smallest), 0.005)
     pairs = list(zip(means, halves, strict=True))
     lowest = min(mean - half for mean, half in pairs)
     highest = max(mean + half for mean, half in pairs)
-    low = max(lowest, min(means) - room, 0)
-    high = min(highest, max(means) + room, 1)
-    margin = 0.06 * (high - low) or 0.01
+    low = max(lowest, smallest - room, 0)
+    high = min(highest, largest + room, 1)
+    margin = 0.06 * (high - low)
+    if margin == 0:
+        margin = 0.01
     return low - margin, high + margin

@@ -27,6 +27,7 @@ def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
 
     order = np.argsort(wanted, kind="stable")
     steps = gap * np.arange(len(order))
+    ascending = np.asarray(wanted, float)[order]
     places = np.empty(len(order))
-    places[order] = isotonic_regression(np.asarray(wanted, float)[order] - steps) + steps
+    places[order] = isotonic_regression(ascending - steps) + steps
     return places.tolist()

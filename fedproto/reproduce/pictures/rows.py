@@ -57,7 +57,7 @@ def distinct(rows: Rows, name: str) -> list[Any]:
 
 def where(rows: Rows, **values: Any) -> Rows:
     """Return the rows that have these values, in their order."""
-    return [row for row in rows if all(row[name] == value for name, value in values.items())]
+    return [row for row in rows if values.items() <= row.items()]
 
 
 def number_in(name: str) -> float:

@@ -120,7 +120,8 @@ def draw_dots(rows: Rows) -> Canvas:
     offsets = centred_offsets(len(columns), DOTS_HEIGHT / len(columns))
     for number, name in enumerate(columns):
         own_rows = where(rows, column=name)
-        entries.append((_draw_column(axes, own_rows, methods, offsets[number], number), name))
+        handle = _draw_column(axes, own_rows, methods, offsets[number], number)
+        entries.append((handle, name))
     axes.set_xlim(limit_accuracies(column(rows, "mean"), half_widths(rows)))
     axes.hlines(range(len(methods)), *axes.get_xlim(), color=GRID, linewidth=0.5, zorder=0)
     axes.set_yticks(range(len(methods)), methods)

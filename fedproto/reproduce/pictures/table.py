@@ -52,6 +52,7 @@ def make_table_rows(cells: Cells, _: Path) -> Rows:
 
 
 def _make_method_rows(cells: Cells) -> Rows:
+    """Return the row of a method, and a second one if it gains among own classes."""
     method = cells[0]["method"]
     score = cells[0]["score"]
     sent = statistics.fmean(cell["communication"]["bytes_up_per_round"] for cell in cells)
@@ -136,12 +137,13 @@ class ByteScale:
     """A logarithmic axis of bytes, with a place for 0 left of a break."""
 
     def __init__(self, sent: Sequence[float]) -> None:
-        logs = [math.log10(count) for count in sent if count] or [0.0]
-        self.low = min(logs)
-        self.high = max(logs)
+        logs = [math.log10(count) for count in sent if count]
+        self.low = min(logs, default=0.0)
+        self.high = max(logs, default=0.0)
         self.zero: float | None = None
         if 0 in sent:
-            self.zero = self.low - max(0.22 * (self.high - self.low), 0.3)
+            gap = max(0.22 * (self.high - self.low), 0.3)
+            self.zero = self.low - gap
         self.left = self.low if self.zero is None else self.zero
         self.span = max(self.high - self.left, 0.5)
 
@@ -168,7 +170,7 @@ def draw_table(rows: Rows) -> Canvas:
     sent = [row["bytes_up"] for row in rows]
     scale = ByteScale(sent + [row["paper_bytes"] for row in with_paper])
     canvas, (axes,) = make_wide_panels(5.2)
-    ours = [Point(scale.place(row["bytes_up"]), row["mean"], _label_row(row), row) for row in rows]
+    ours = [_make_point(row, scale) for row in rows]
     papers = _make_paper_points(with_paper, scale)
     _set_up_axes(axes, scale, [*ours, *papers])
 
@@ -183,6 +185,11 @@ def draw_table(rows: Rows) -> Canvas:
     return canvas
 
 
+def _make_point(row: Row, scale: ByteScale) -> Point:
+    x = scale.place(row["bytes_up"])
+    return Point(x, row["mean"], _label_row(row), row)
+
+
 def _make_paper_points(rows: Rows, scale: ByteScale) -> list[Point]:
     """Return one point per method; the released profile has the same values as FedProto."""
     points = {}
@@ -195,6 +202,7 @@ def _make_paper_points(rows: Rows, scale: ByteScale) -> list[Point]:
 
 
 def _describe_means(row: Row) -> str:
+    """Return what the marks and the bars are means of."""
     text = "one seed"
     if row["seeds"] > 1:
         settings = f"{row['columns']} settings and " if row["columns"] > 1 else ""
@@ -247,9 +255,11 @@ def _draw_paper(axes: Axes, points: Sequence[Point], scale: ByteScale) -> list[t
     _name_points(axes, at_zero, scale, side=1, colour=PALE, font_size=7.5)
     if not points:
         return []
+    x = [point.x for point in points]
+    y = [point.y for point in points]
     (line,) = axes.plot(
-        [point.x for point in points],
-        [point.y for point in points],
+        x,
+        y,
         "x",
         color=PALE,
         markersize=5,
