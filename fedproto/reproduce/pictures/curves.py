@@ -88,7 +88,7 @@ def draw_shots(rows: Rows) -> Canvas:
         axes.set_xscale("log")
         axes.set_xticks(ks, _label_ticks(ks))
         axes.set_xticks([], minor=True)
-        axes.set_xlabel("k, images a class")
+        axes.set_xlabel("k, training images per class")
     show_percent(left)
     left.set(ylabel="test accuracy, %", title="accuracy")
     right.set(ylabel="points", title=f"lost against k = {max(ks):g}")

@@ -236,7 +236,7 @@ def _set_up_axes(axes: Axes, scale: ByteScale, points: Sequence[Point]) -> None:
             fontsize=10,
         )
     axes.set_xticks(list(ticks), list(ticks.values()))
-    axes.set(xlabel="bytes uploaded a round, by all clients", ylabel="test accuracy, %")
+    axes.set(xlabel="bytes uploaded per round by all clients", ylabel="test accuracy, %")
     show_percent(axes)
 
 
