@@ -35,7 +35,7 @@ def write(
 
     paths = [Path(run) for run in runs]
     page = _page_path(paths, out)
-    finished, left_out = read_runs(paths)
+    finished_runs, left_out = read_runs(paths)
     for sentence in left_out:
         notice(sentence)
     need("matplotlib", "'fedproto[plots]'", "a report")
@@ -43,7 +43,7 @@ def write(
     from fedproto.report.markdown import render_markdown
     from fedproto.report.page import make_report, render_html
 
-    groups = group_runs(finished)
+    groups = group_runs(finished_runs)
     report = make_report(groups, left_out, draw_sections(groups))
     figure_folder = page.with_name(f"{page.stem}-figures")
     markdown = render_markdown(report, figure_folder.name)
@@ -73,6 +73,7 @@ def _page_path(runs: Sequence[Path], out: str | Path | None) -> Path:
 
 
 def _is_report(page: Path) -> bool:
+    """Whether a page was written by `write`, which may then replace it."""
     if page.is_dir():
         return False
     return SIGNATURE in page.read_bytes()[:SIGNATURE_SEARCH_BYTES]

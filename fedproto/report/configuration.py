@@ -68,6 +68,7 @@ def own_settings(group: Group, groups: Sequence[Group]) -> str:
 
 
 def _all_runs(groups: Iterable[Group]) -> list[Run]:
+    """Return the runs of all groups, in their order."""
     return [run for group in groups for run in group.runs]
 
 
@@ -79,6 +80,7 @@ def _shared_settings(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _is_shared(key: str, runs: Sequence[Run]) -> bool:
+    """Whether a setting is present in all runs and has the value of the first run."""
     value = runs[0].config[key]
     return all(run.config.get(key, _MISSING) == value for run in runs)
 

@@ -27,10 +27,12 @@ class Group:
 
     @property
     def first(self) -> Run:
+        """The run of the smallest seed, for what is shown of one seed only."""
         return self.runs[0]
 
     @property
     def seeds(self) -> list[int]:
+        """The seeds of the runs, in ascending order."""
         return [run.seed for run in self.runs]
 
     @property
@@ -91,6 +93,7 @@ def _write_settings(run: Run) -> str:
 
 
 def _has_seed(runs: Sequence[Run], seed: int) -> bool:
+    """Whether one of the runs has this seed."""
     return any(run.seed == seed for run in runs)
 
 
@@ -144,6 +147,7 @@ def are_comparable(groups: Sequence[Group]) -> bool:
 
 
 def _list_partitions(group: Group) -> list[str]:
+    """Return the hashes of the runs' partitions, in the order of their seeds."""
     return [run.partition for run in group.runs]
 
 

@@ -49,10 +49,12 @@ def _render_table(table: Table) -> str:
 
 
 def _join_cells(cells: Sequence[str]) -> str:
+    """Return a line of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
 def _render_cell(cell: Cell) -> str:
+    """Return a cell with its detail after a semicolon, since Markdown has no second line."""
     if cell.detail:
         return _escape(f"{cell.text}; {cell.detail}")
     return _escape(cell.text)

@@ -89,6 +89,7 @@ def _is_unchanged(path: Path, hashes: list[str]) -> bool:
 
 
 def _delete_unchanged(path: Path, hashes: list[str]) -> None:
+    """Delete a file that an earlier report wrote, unless somebody changed it."""
     if _is_unchanged(path, hashes):
         path.unlink()
 
@@ -116,6 +117,7 @@ def _read_record(folder: Path) -> Hashes:
 
 
 def _is_record(record: Any) -> bool:
+    """Whether a JSON value has the form and the version of a record."""
     if not isinstance(record, dict):
         return False
     if record.get("format") != RECORD_FORMAT or record.get("version") != RECORD_VERSION:
@@ -131,6 +133,7 @@ def _is_list_of_text(value: Any) -> bool:
 
 
 def _write_record(folder: Path, files: Hashes) -> None:
+    """Write the record with its files in alphabetical order."""
     content = {
         "format": RECORD_FORMAT,
         "version": RECORD_VERSION,

@@ -72,5 +72,6 @@ def render_html(report: Report) -> str:
 
 
 def _to_data_uri(svg: str) -> str:
+    """Return an image as a URI that contains it, so that the page needs no other file."""
     content = base64.b64encode(svg.encode()).decode()
     return f"data:image/svg+xml;base64,{content}"

@@ -33,7 +33,10 @@ class Client:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and population standard deviation over clients."""
+    """Mean and population standard deviation over clients.
+
+    The deviation is None where an older version did not record it.
+    """
 
     mean: float
     std: float | None
@@ -41,7 +44,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Round:
-    """A line of metrics.jsonl."""
+    """A line of metrics.jsonl.
+
+    The terms of the loss are means over the clients that trained in the round, the accuracies
+    over all clients.
+    """
 
     number: int
     loss: dict[str, Spread]
@@ -62,7 +69,10 @@ class Prototypes:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run."""
+    """A finished run: what its folder holds, as far as a report shows it.
+
+    Traffic is that of all clients together, in all rounds unless its name says otherwise.
+    """
 
     path: Path
     toml: str  # the text of config.toml
@@ -97,10 +107,10 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     for path in paths:
         for folder in _find_folders(path):
             folders.setdefault(folder.resolve(), folder)
-    named = [path.resolve() for path in paths]
+    named_paths = [path.resolve() for path in paths]
     unfinished = [path for path in folders if not (path / "result.json").exists()]
     for path in unfinished:
-        if path in named or len(unfinished) == len(folders):
+        if path in named_paths or len(unfinished) == len(folders):
             folder = folders[path]
             raise RunFolderError(
                 f"{folder} has not finished its rounds: finish it with `fedproto resume {folder}`"

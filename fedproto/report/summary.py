@@ -65,6 +65,7 @@ def describe_groups(groups: Sequence[Group]) -> str:
 
 
 def _join_distinct(numbers: Iterable[int]) -> str:
+    """Return the different numbers in ascending order, as a list in words."""
     return join_names(str(number) for number in sorted(set(numbers)))
 
 
@@ -86,6 +87,7 @@ def _accuracies_over_all_classes(group: Group) -> dict[str, float]:
 
 
 def _name_predictor(accuracy: str) -> str:
+    """Return what predicts, in words that follow `by the`."""
     return "nearest prototype" if accuracy == "prototype" else accuracy
 
 

@@ -33,7 +33,11 @@ LIGHT_FRACTION = 0.55  # of the largest count; lighter cells get black letters
 
 
 def draw_classes(groups: Sequence[Group]) -> Section:
-    """Return the section with one heat map per partition, of the first seed of each group."""
+    """Return the section with one heat map per partition.
+
+    Groups with the same partition share a map. Every seed draws its own partition, so the maps
+    show that of the first seed.
+    """
     group_of_partition: dict[str, Group] = {}
     for group in groups:
         group_of_partition.setdefault(group.first.partition, group)
@@ -148,12 +152,14 @@ def _write_counts(axes: Axes, counts: np.ndarray) -> None:
 
 
 def _describe_range(numbers: Sequence[int]) -> str:
+    """Return `2 to 4`, or `3` if all numbers are the same."""
     if min(numbers) == max(numbers):
         return str(min(numbers))
     return f"{min(numbers)} to {max(numbers)}"
 
 
 def _count_table(run: Run, counts: np.ndarray) -> Iterator[Sequence[Any]]:
+    """Yield a header of class names, then the counts of each client."""
     yield "client", *run.classes
     for client, row in zip(run.clients, counts.tolist(), strict=True):
         yield client.id, *row

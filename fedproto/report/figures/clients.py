@@ -80,6 +80,7 @@ def _head_accuracy(client: Client) -> float:
 
 
 def _describe_accuracy(client: Client) -> str:
+    """Return a client with its accuracy by the head, for a caption."""
     return f"client {client.id} with {_head_accuracy(client):.1%}"
 
 
@@ -116,6 +117,7 @@ def _draw_bars(run: Run, accuracies: Sequence[str], position: int) -> tuple[Canv
 
 
 def _describe_client(client: Client) -> str:
+    """Return the label of a row: number, model and number of classes."""
     model = shorten(client.model, MAX_MODEL_LETTERS)
     classes = len(client.classes)
     return f"{client.id} · {model} · {classes} cl."
@@ -140,6 +142,7 @@ def _draw_ranking(run: Run, accuracies: Sequence[str], position: int) -> tuple[C
 
 
 def _client_table(group: Group) -> Iterator[Sequence[Any]]:
+    """Yield all accuracies of all clients, of every seed."""
     yield "run", "seed", "client", "model", "classes", *group.accuracies
     for run in group.runs:
         for client in run.clients:

@@ -32,7 +32,11 @@ Curve = list[tuple[int, Spread]]  # the number of a round, mean and deviation ov
 
 
 def draw_curves(groups: Sequence[Group]) -> Section:
-    """Return the section of accuracies and of all terms of the loss against rounds."""
+    """Return the section of accuracies and of all terms of the loss against rounds.
+
+    Lines are means over clients, and over seeds where there are several; bands are the standard
+    deviation over clients.
+    """
     figures = [
         _draw_accuracy(groups, "accuracy", "Accuracy over all classes", own=False),
         _draw_accuracy(groups, "accuracy-own", "Accuracy among a client's own classes", own=True),

@@ -91,6 +91,7 @@ def count_legend_rows(labels: Sequence[str]) -> int:
 
 
 def _count_legend_columns(labels: Sequence[str]) -> int:
+    """Return how many columns fit, which depends on the longest label."""
     longest = max(len(shorten(label)) for label in labels)
     columns = 1
     if longest <= 24:

@@ -30,7 +30,11 @@ class Move:
 
 
 def draw_member_changes(groups: Sequence[Group]) -> Section:
-    """Return the section with one map per run whose members changed after training."""
+    """Return the section with one map per run whose members changed after training.
+
+    The prototypes before and after the changes are projected together, so that their places can
+    be compared.
+    """
     figures: list[Figure] = []
     for group in groups:
         membership = group.first.membership
@@ -122,6 +126,7 @@ def _draw_move(axes: Axes, move: Move, position: int) -> None:
 
 
 def _draw_place(axes: Axes, place: np.ndarray, position: int, area: float, **look: Any) -> None:
+    """Draw one place of a class as a marker of the given area, in square points."""
     x, y = place
     axes.scatter(x, y, s=area, marker=marker_at(position), zorder=3, **look)
 
@@ -139,6 +144,7 @@ def _describe_changes(membership: Membership) -> str:
 
 
 def _move_table(moves: Sequence[Move], places: Sequence[Move]) -> Iterator[Sequence[Any]]:
+    """Yield both places of each class, and how far its prototype moved before the projection."""
     yield "class", "x before", "y before", "x now", "y now", "moved by, in all dimensions"
     for move, place in zip(moves, places, strict=True):
         distance: Any = ""
@@ -148,4 +154,5 @@ def _move_table(moves: Sequence[Move], places: Sequence[Move]) -> Iterator[Seque
 
 
 def _coordinates(place: np.ndarray | None) -> list[Any]:
+    """Return two cells of the table, which are empty if there is no place."""
     return ["", ""] if place is None else place.tolist()

@@ -40,11 +40,16 @@ class Points:
 
     @property
     def is_global(self) -> np.ndarray:
+        """Which points are global prototypes: (n,)."""
         return self.clients == GLOBAL
 
 
 def draw_prototypes(groups: Sequence[Group]) -> Section:
-    """Return the section with one map per group that has prototypes, of its first seed."""
+    """Return the section with one map per group that has prototypes, of its first seed.
+
+    A map shows the global prototypes with their classes, and the last local prototypes of the
+    clients if the server kept them. It is left out, with a note, if there is nothing to see.
+    """
     heading = "Prototypes"
     having_prototypes = [group for group in groups if group.first.prototypes is not None]
     if not having_prototypes:
@@ -142,6 +147,7 @@ def _caption(group: Group, points: Points, method: str) -> str:
 
 
 def _map_table(run: Run, points: Points, places: np.ndarray) -> Iterator[Sequence[Any]]:
+    """Yield the class and the place of each point, and the client that it belongs to."""
     yield "client", "class", "x", "y"
     clients = points.clients.tolist()
     classes = points.classes.tolist()

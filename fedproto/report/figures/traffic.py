@@ -38,11 +38,16 @@ class Outcome:
 
     @property
     def label(self) -> str:
+        """The label in the legend."""
         return label_series(self.group, self.accuracy)
 
 
 def draw_traffic(groups: Sequence[Group]) -> Section:
-    """Return the section of accuracy against traffic."""
+    """Return the section of accuracy over all classes against uploaded bytes.
+
+    Groups are compared by their Pareto front if they solve the same task; a note says so if they
+    do not, or if nothing was sent.
+    """
     heading = "Accuracy and traffic"
     outcomes = _collect_outcomes(groups)
     if not any(outcome.bytes_up for outcome in outcomes):
@@ -175,6 +180,7 @@ def _draw_front(axes: Axes, front: Sequence[Outcome]) -> Line2D:
 def _outcome_table(
     outcomes: Sequence[Outcome], front: Sequence[Outcome]
 ) -> Iterator[Sequence[Any]]:
+    """Yield the points of each group's way, and which of its ends are on the front."""
     yield "run", "accuracy", "bytes_up", "mean", "std", "end", "on_front"
     for outcome in outcomes:
         curve = _cost_curve(outcome)

@@ -84,12 +84,14 @@ def draw(name: str, found: dict[str, Any], out: Path, runs: Path) -> Iterator[Pa
 
 
 def _find_picture(name: str) -> Picture:
+    """Return the picture of a target; targets without one of their own are tables or studies."""
     if name in PICTURES:
         return PICTURES[name]
     return TABLE if name.startswith("table-") else STUDY
 
 
 def _draw_png(picture: Picture, rows: Rows, title: str) -> bytes:
+    """Draw rows under a title and return the PNG file."""
     with figure_style():
         canvas = picture.draw(rows)
         lines = textwrap.fill(title, TITLE_LETTERS_PER_LINE)
@@ -98,5 +100,6 @@ def _draw_png(picture: Picture, rows: Rows, title: str) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> Path:
+    """Write a file atomically and return its path."""
     write_atomically(path, content)
     return path

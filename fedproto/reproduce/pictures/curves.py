@@ -118,6 +118,7 @@ def make_lambda_rows(cells: Cells, _: Path) -> Rows:
 
 
 def _make_lambda_row(cell: Cell) -> Row:
+    """Return the row of a cell, whose method is called `lambda = VALUE`."""
     lam = number_in(cell["method"])
     row: Row = {"lambda": lam}
     for score in ("prototype", "head"):

@@ -47,6 +47,7 @@ def marker_number(number: int) -> str:
 
 
 def _family_of(method: str) -> str:
+    """Return the method of which another is a variant: `FedProto` for `FedProto, released`."""
     return method.split(",")[0].removesuffix("-mh")
 
 

@@ -46,7 +46,11 @@ SHARES = {"with_own": "with the client's own share", "without_own": "without it"
 
 
 def make_travel_rows(cells: Cells, _: Path) -> Rows:
-    """Return two rows per method: with and without the client's own share of the prototypes."""
+    """Return two rows per method: with and without the client's own share of the prototypes.
+
+    The accuracy is that of the nearest prototype; `covered` is the fraction of a client's classes
+    for which a prototype is left without its own share. Methods that were not probed are left out.
+    """
     rows = []
     for cell in cells:
         runs = cell["runs"]
@@ -62,6 +66,7 @@ def make_travel_rows(cells: Cells, _: Path) -> Rows:
 
 
 def _mean_over_clients(run: dict[str, Any], key: str) -> float:
+    """Return the mean over clients of a number that the probe measured."""
     return statistics.fmean(client[key] for client in run["travel"])
 
 

@@ -82,6 +82,7 @@ def _make_method_rows(cells: Cells) -> Rows:
 
 
 def _all_have_accuracy(cells: Cells, accuracy: str) -> bool:
+    """Whether all runs of all cells have an accuracy."""
     runs = [run for cell in cells for run in cell["runs"]]
     return all(accuracy in run["accuracy"] for run in runs)
 
@@ -186,6 +187,7 @@ def draw_table(rows: Rows) -> Canvas:
 
 
 def _make_point(row: Row, scale: ByteScale) -> Point:
+    """Return the mark of one of our rows."""
     x = scale.place(row["bytes_up"])
     return Point(x, row["mean"], _label_row(row), row)
 
@@ -211,6 +213,7 @@ def _describe_means(row: Row) -> str:
 
 
 def _label_row(row: Row) -> str:
+    """Return the name of a mark."""
     if is_own_accuracy(row["accuracy"]):
         return f"{row['method']}, own classes"
     return row["method"]
@@ -241,6 +244,7 @@ def _set_up_axes(axes: Axes, scale: ByteScale, points: Sequence[Point]) -> None:
 
 
 def _draw_front(axes: Axes, points: Sequence[Point]) -> Line2D:
+    """Draw the Pareto front of our marks."""
     ordered = sorted(points, key=lambda point: point.x)
     costs = [point.x for point in ordered]
     values = [point.y for point in ordered]
