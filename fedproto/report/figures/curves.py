@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -48,51 +49,75 @@ def draw_curves(groups: Sequence[Group]) -> Section:
 # --- accuracy
 
 
-def _draw_accuracy(groups: Sequence[Group], name: str, title: str, own: bool) -> Figure:
-    """Draw the accuracies of all groups, either among all classes or among own classes."""
-    series: list[tuple[int, str]] = []  # the position of a group, one of its accuracies
+@dataclass(frozen=True)
+class Series:
+    """A line of a figure: one accuracy of one group."""
+
+    group: Group
+    position: int  # of the group, which determines colour and marker
+    accuracy: str
+
+    @property
+    def label(self) -> str:
+        """The label of the group, with the score if the group has several."""
+        if "prototype" not in self.group.accuracies:
+            return self.group.label
+        return f"{self.group.label}, {score_name(self.accuracy)}"
+
+    @property
+    def is_by_prototype(self) -> bool:
+        """Whether the nearest prototype predicts, which is drawn dashed."""
+        return score_name(self.accuracy) == "prototype"
+
+    @property
+    def final_mean(self) -> float:
+        """The accuracy after the last round."""
+        return self.group.mean_accuracy(self.accuracy).mean
+
+
+def list_series(groups: Sequence[Group], own: bool) -> list[Series]:
+    """Return all accuracies of all groups, either among all classes or among own classes."""
+    series = []
     for position, group in enumerate(groups):
         names = [name for name in group.accuracies if is_own_accuracy(name) == own]
-        series += [(position, name) for name in names]
-    labels = [label_series(groups[position], accuracy) for position, accuracy in series]
+        series += [Series(group, position, name) for name in names]
+    return series
+
+
+def _draw_accuracy(groups: Sequence[Group], name: str, title: str, own: bool) -> Figure:
+    """Draw the accuracies of all groups, either among all classes or among own classes."""
+    all_series = list_series(groups, own)
+    labels = [series.label for series in all_series]
     canvas, axes = make_panel(PANEL_INCHES, count_legend_rows(labels))
-    lines = []
-    for position, accuracy in series:
-        curve = accuracy_curve(groups[position], accuracy)
-        dashed = score_name(accuracy) == "prototype"
-        lines.append(_draw_curve(axes, position, curve, dashed, len(series)))
+    entries = []
+    final_means = []
+    for series in all_series:
+        curve = accuracy_curve(series.group, series.accuracy)
+        line = _draw_curve(
+            axes, series.position, curve, dashed=series.is_by_prototype, line_count=len(labels)
+        )
+        entries.append((line, series.label))
+        final_means.append(f"{series.label} {series.final_mean:.1%}")
     axes.set(title=title, xlabel="round", ylabel="accuracy, %")
     show_percent(axes)
-    add_series_legend(canvas, list(zip(lines, labels, strict=True)))
-
-    final_means = []
-    for (position, accuracy), label in zip(series, labels, strict=True):
-        final = groups[position].mean_accuracy(accuracy)
-        final_means.append(f"{label} {final.mean:.1%}")
+    add_series_legend(canvas, entries)
     return finish_figure(
         canvas,
         name,
         title,
-        caption=_accuracy_caption(groups, series),
+        caption=_accuracy_caption(groups, all_series),
         alt=f"{title} against rounds. In the end: {', '.join(final_means)}.",
         table=_accuracy_table(groups, own),
     )
 
 
-def _accuracy_caption(groups: Sequence[Group], series: Sequence[tuple[int, str]]) -> str:
+def _accuracy_caption(groups: Sequence[Group], all_series: Sequence[Series]) -> str:
     """Return what lines, bands and dashes mean."""
     seeds = mention_seeds(groups)
     caption = f"Lines: mean over clients{seeds}; bands: ± one standard deviation over clients"
-    if any(score_name(accuracy) == "prototype" for _, accuracy in series):
+    if any(series.is_by_prototype for series in all_series):
         return f"{caption}; dashed: by the nearest prototype."
     return f"{caption}."
-
-
-def label_series(group: Group, accuracy: str) -> str:
-    """Return the label of a group, with the score of an accuracy if the group has several."""
-    if "prototype" in group.accuracies:
-        return f"{group.label}, {score_name(accuracy)}"
-    return group.label
 
 
 def mention_seeds(groups: Sequence[Group]) -> str:
@@ -152,20 +177,21 @@ def _draw_loss(groups: Sequence[Group], term: str) -> Figure:
     title = f"Training loss: {term}"
     labels = [groups[position].label for position in curves]
     canvas, axes = make_panel(PANEL_INCHES, count_legend_rows(labels))
-    lines = []
+    entries = []
+    last_losses = []
     for position, curve in curves.items():
-        lines.append(_draw_curve(axes, position, curve, dashed=False, line_count=len(curves)))
+        label = groups[position].label
+        line = _draw_curve(axes, position, curve, dashed=False, line_count=len(curves))
+        entries.append((line, label))
+        _, last = curve[-1]
+        last_losses.append(f"{label} {last.mean:.3g}")
     axes.set(title=shorten(title), xlabel="round", ylabel="loss")
-    add_series_legend(canvas, list(zip(lines, labels, strict=True)))
+    add_series_legend(canvas, entries)
 
     seeds = mention_seeds(groups)
     caption = f"Lines: mean over the clients that trained in the round{seeds}"
     if all(_has_band(curve) for curve in curves.values()):
         caption += "; bands: ± one standard deviation over them"
-    last_losses = []
-    for curve, label in zip(curves.values(), labels, strict=True):
-        _, last = curve[-1]
-        last_losses.append(f"{label} {last.mean:.3g}")
     return finish_figure(
         canvas,
         name=re.sub(r"[\W_]", "-", f"loss-{term}"),

@@ -10,10 +10,15 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from fedproto.plots.labels import format_bytes, is_own_accuracy
+from fedproto.plots.labels import format_bytes
 from fedproto.plots.marks import draw_front, pareto_front, show_bytes, show_percent
 from fedproto.plots.style import INK, colour_at, marker_at
-from fedproto.report.figures.curves import accuracy_curve, label_series, mention_seeds
+from fedproto.report.figures.curves import (
+    Series,
+    accuracy_curve,
+    list_series,
+    mention_seeds,
+)
 from fedproto.report.figures.figure import (
     Figure,
     Section,
@@ -30,16 +35,9 @@ from fedproto.report.read import Spread
 class Outcome:
     """The accuracy of a group after the last round, by one score, and what it cost."""
 
-    group: Group
-    position: int  # of the group, which determines colour and marker
-    accuracy: str
+    series: Series
     bytes_up: float  # mean over seeds
     mean: float
-
-    @property
-    def label(self) -> str:
-        """The label in the legend."""
-        return label_series(self.group, self.accuracy)
 
 
 def draw_traffic(groups: Sequence[Group]) -> Section:
@@ -68,12 +66,9 @@ def draw_traffic(groups: Sequence[Group]) -> Section:
 def _collect_outcomes(groups: Sequence[Group]) -> list[Outcome]:
     """Return the outcome of each group by each score, over all classes."""
     outcomes = []
-    for position, group in enumerate(groups):
-        bytes_up = group.mean(lambda run: run.bytes_up)
-        for name in group.accuracies:
-            if not is_own_accuracy(name):
-                mean = group.mean_accuracy(name).mean
-                outcomes.append(Outcome(group, position, name, bytes_up, mean))
+    for series in list_series(groups, own=False):
+        bytes_up = series.group.mean(lambda run: run.bytes_up)
+        outcomes.append(Outcome(series, bytes_up, series.final_mean))
     return outcomes
 
 
@@ -85,7 +80,7 @@ def _draw_outcomes(
     labels = []
     for outcome in outcomes:
         silent = "" if outcome.bytes_up else " (sends nothing)"
-        labels.append(outcome.label + silent)
+        labels.append(outcome.series.label + silent)
     canvas, axes = make_panel(3.1, count_legend_rows([*labels, "Pareto front"]))
     axes.set_xscale("log")
     entries = []
@@ -99,7 +94,7 @@ def _draw_outcomes(
     add_series_legend(canvas, entries)
 
     costs = [
-        f"{outcome.label} {outcome.mean:.1%} for {format_bytes(outcome.bytes_up)}"
+        f"{outcome.series.label} {outcome.mean:.1%} for {format_bytes(outcome.bytes_up)}"
         for outcome in outcomes
     ]
     alt = f"Accuracy against bytes: {', '.join(costs)}."
@@ -126,27 +121,31 @@ def _caption(groups: Sequence[Group], front: Sequence[Outcome]) -> str:
         cost = "nothing"
         if outcome.bytes_up:
             cost = format_bytes(outcome.bytes_up)
-        points.append(f"{outcome.label} ({cost}, {outcome.mean:.1%})")
+        points.append(f"{outcome.series.label} ({cost}, {outcome.mean:.1%})")
     return f"{caption} On the Pareto front, the cheapest first: {'; '.join(points)}."
 
 
 def _draw_outcome(axes: Axes, outcome: Outcome) -> Line2D:
     """Draw the way of a group and its end; a level line for a group that sends nothing."""
-    colour = colour_at(outcome.position)
+    series = outcome.series
+    colour = colour_at(series.position)
     if not outcome.bytes_up:
         return axes.axhline(outcome.mean, color=colour, linestyle=":")
-    is_prototype = outcome.accuracy == "prototype"
-    look: dict[str, Any] = {"color": colour, "linestyle": "--" if is_prototype else "-"}
-    costly = [(cost, spread) for cost, spread in _cost_curve(outcome) if cost]
-    costs = [cost for cost, _ in costly]
-    means = [spread.mean for _, spread in costly]
+    dashes = "--" if series.is_by_prototype else "-"
+    look: dict[str, Any] = {"color": colour, "linestyle": dashes}
+    costs = []
+    means = []
+    for cost, spread in _cost_curve(series):
+        if cost:  # 0 has no place on a log scale
+            costs.append(cost)
+            means.append(spread.mean)
     axes.plot(costs, means, linewidth=1, alpha=0.6, **look)
     (end,) = axes.plot(
         [outcome.bytes_up],
         [outcome.mean],
-        marker=marker_at(outcome.position),
+        marker=marker_at(series.position),
         markersize=8,
-        markerfacecolor=colour if outcome.accuracy == "head" else "none",
+        markerfacecolor=colour if series.accuracy == "head" else "none",
         markeredgecolor=INK,
         zorder=3,
         **look,
@@ -154,15 +153,15 @@ def _draw_outcome(axes: Axes, outcome: Outcome) -> Line2D:
     return end
 
 
-def _cost_curve(outcome: Outcome) -> list[tuple[float, Spread]]:
+def _cost_curve(series: Series) -> list[tuple[float, Spread]]:
     """Return the bytes uploaded until each evaluated round, and the accuracy after it."""
     totals_by_round: dict[int, list[int]] = {}
-    for run in outcome.group.runs:
+    for run in series.group.runs:
         totals = accumulate(round.bytes_up for round in run.rounds)
         for round, total in zip(run.rounds, totals, strict=True):
             totals_by_round.setdefault(round.number, []).append(total)
     curve = []
-    for number, spread in accuracy_curve(outcome.group, outcome.accuracy):
+    for number, spread in accuracy_curve(series.group, series.accuracy):
         totals_of_seeds = totals_by_round[number]
         curve.append((sum(totals_of_seeds) / len(totals_of_seeds), spread))
     return curve
@@ -183,9 +182,10 @@ def _outcome_table(
     """Yield the points of each group's way, and which of its ends are on the front."""
     yield "run", "accuracy", "bytes_up", "mean", "std", "end", "on_front"
     for outcome in outcomes:
-        curve = _cost_curve(outcome)
-        label = outcome.group.label
+        series = outcome.series
+        label = series.group.label
+        curve = _cost_curve(series)
         for number, (cost, spread) in enumerate(curve, 1):
             is_end = number == len(curve)
             on_front = is_end and outcome in front
-            yield label, outcome.accuracy, cost, spread.mean, spread.std, is_end, on_front
+            yield label, series.accuracy, cost, spread.mean, spread.std, is_end, on_front
