@@ -27,7 +27,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure as Canvas
 from safetensors.torch import save_file
 
 import fedproto
@@ -36,7 +38,8 @@ from fedproto.core.rng import generator
 from fedproto.data import Source
 from fedproto.inference.open_set import measure_rejections
 from fedproto.partitions.file import hash_partition
-from fedproto.report.figures import COLOURS, STYLE, Canvas, mpl, percent
+from fedproto.plots.marks import show_percent
+from fedproto.plots.style import COLOURS, STYLE
 from fedproto.reproduce.statistics import ACCURACY_MARGIN, Outcome, compare, decide_family, exact
 from fedproto.reproduce.tables import summary
 from fedproto.runs.experiment import Experiment
@@ -629,7 +632,7 @@ def draw_panel(axes: Any, k: int, rows: list[Found]) -> list[Any]:
         axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
         lines += axes.plot(epochs, mean, color=colour, marker=marker, linestyle=dashes)
     axes.set(title=f"k = {k} images per class", xlabel="epoch", ylabel="test accuracy, %")
-    percent(axes)
+    show_percent(axes)
     return lines
 
 

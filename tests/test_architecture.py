@@ -29,6 +29,7 @@ LAYERS = [
     {"membership"},
     {"inference"},
     {"deploy"},
+    {"plots"},
     {"report"},
     {"reproduce"},
     {"__init__"},
@@ -102,10 +103,14 @@ FLOWER = (
 )
 
 
+#: The folders of modules that draw.
+MATPLOTLIB = ("plots/", "report/", "reproduce/pictures/")
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_the_core_knows_neither_flower_nor_matplotlib(module: str) -> None:
     """Where Flower's people or a figure's reader need them; in `deploy`, only what Flower calls and what it carries."""
-    allowed = {"matplotlib"} if module.startswith("report/") else set()
+    allowed = {"matplotlib"} if module.startswith(MATPLOTLIB) else set()
     allowed |= {"flwr"} if module in FLOWER else set()
     assert {name.split(".")[0] for name in imports(module)}.isdisjoint(
         {"flwr", "matplotlib"} - allowed

@@ -37,9 +37,10 @@ from fedproto.models import load_body
 from fedproto.partitions.file import hash_partition, read_partition
 from fedproto.report.cells import make_harmless
 from fedproto.report.cells import write_csv as as_csv
-from fedproto.report.figures import finish, panel
-from fedproto.report.read import group, read_run
-from fedproto.reproduce import pictures
+from fedproto.report.figures.figure import finish_figure, make_panel
+from fedproto.report.groups import group_runs
+from fedproto.report.read import read_run
+from fedproto.reproduce.pictures.rows import to_csv
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import read_prototypes, write_prototypes
@@ -584,8 +585,8 @@ def test_other_cells_stay_as_they_are(cell):
 
 
 def test_a_class_name_of_a_figure_is_no_formula():
-    canvas, _ = panel(1)
-    figure = finish(
+    canvas, _ = make_panel(1)
+    figure = finish_figure(
         canvas,
         "name",
         "title",
@@ -597,9 +598,7 @@ def test_a_class_name_of_a_figure_is_no_formula():
 
 
 def test_a_name_of_a_reproduced_table_is_no_formula():
-    assert (
-        pictures._csv([{"method": "@fedproto", "mean": -1.5}]) == b"method,mean\n'@fedproto,-1.5\n"
-    )
+    assert to_csv([{"method": "@fedproto", "mean": -1.5}]) == b"method,mean\n'@fedproto,-1.5\n"
 
 
 # --- every entry of a run folder's files, damaged in many ways
@@ -672,7 +671,7 @@ def read_everything(run: Path) -> None:
     folder = RunFolder(run)
 
     def report() -> None:
-        group([read_run(run)])
+        group_runs([read_run(run)])
 
     def members() -> None:
         Membership.of(folder).prototypes()
@@ -705,7 +704,7 @@ def test_every_damaged_entry_of_results_is_refused_or_read(run, name):
                 continue
             path.write_text("\n".join([*before, json.dumps(changed)]) + "\n")
             try:
-                group([read_run(run)])
+                group_runs([read_run(run)])
             except FedProtoError as error:
                 assert len(str(error).splitlines()) == 1
 
@@ -774,7 +773,7 @@ def test_members_with_an_odd_entry_are_refused_or_read(run, key, wrong):
 
 
 def test_an_undamaged_folder_is_read(finished):
-    assert group([read_run(finished)])[0].runs[0].path == finished
+    assert group_runs([read_run(finished)])[0].runs[0].path == finished
     assert len(Membership.of(RunFolder(finished)).members) == 2
     assert load_client(finished, 1).about["client"] == 1
 

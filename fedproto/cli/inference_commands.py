@@ -118,7 +118,12 @@ def _read_inputs(paths: list[Path], trained: TrainedClient) -> list[Input]:
 
 
 def _classify(
-    trained: TrainedClient, way: Way, among: Among, reject: float | None, top: int, inputs: list[Input]
+    trained: TrainedClient,
+    way: Way,
+    among: Among,
+    reject: float | None,
+    top: int,
+    inputs: list[Input],
 ) -> list[dict[str, Any]]:
     """Return the answer of one way to classify for each input."""
     import numpy as np

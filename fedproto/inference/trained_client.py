@@ -145,7 +145,9 @@ def load_client(run: Path, client: int = 0, module: nn.Module | None = None) -> 
     """
     models = ClientModels.open(RunFolder.open(run))
     stored = models.read(client)
-    with torch_settings(models.threads, models.precision):  # distances to the bit of those in training
+    with torch_settings(
+        models.threads, models.precision
+    ):  # distances to the bit of those in training
         scorer = make_scorer(models, stored)
         calibration = scorer.calibrate(stored.held_out.calibration)
     try:

@@ -1,70 +1,90 @@
-"""Finished runs as one page: tables, figures, configuration. Everything is read from the run folders alone."""
+"""Finished runs as one page of tables, figures and settings, read from their folders alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedproto.core.files import write_atomically
 from fedproto.errors import ConfigError, RunFolderError, need
 from fedproto.report.ownership import refuse_foreign, replace_own
 
-GENERATOR = '<meta name="generator" content="fedproto report">'
+#: The tag of the template by which an earlier report is recognised, near the start of its page.
+SIGNATURE = b'<meta name="generator" content="fedproto report">'
+SIGNATURE_SEARCH_BYTES = 2000
 
 
 def write(
     runs: Sequence[str | Path], out: str | Path | None = None, notice: Callable[[str], None] = print
 ) -> Path:
-    """Write FILE.html, its twin FILE.md and the folder FILE-figures of PNG and CSV files; gives the page's path.
+    """Write a report and return the path of its page.
 
-    Files that no report wrote are kept; where one of them is in the way, nothing is written. `runs` are run folders or
-    folders of them. `notice` is told what was left out, a sentence each.
+    The page FILE.html is accompanied by FILE.md and by the folder FILE-figures of PNG and CSV
+    files. Files that no report wrote are kept; if one of them would have to be replaced, nothing
+    is written and a RunFolderError names it.
+
+    runs    run folders, or folders that contain run folders
+    out     FILE.html, or the folder for a report.html; by default the run, or the current folder
+            if there are several runs
+    notice  called with a sentence for each run that is left out
     """
     if not runs:
         raise ConfigError("a report needs a run: name the folder of one, or several")
-    from fedproto.report.read import group, read_all
+    from fedproto.report.groups import group_runs
+    from fedproto.report.read import read_runs
 
     paths = [Path(run) for run in runs]
-    page = _page(paths, out)
-    found, left_out = read_all(paths)
+    page = _page_path(paths, out)
+    finished_runs, left_out = read_runs(paths)
     for sentence in left_out:
         notice(sentence)
     need("matplotlib", "'fedproto[plots]'", "a report")
-    from fedproto.report.figures import draw
-    from fedproto.report.page import html, markdown, report_of
+    from fedproto.report.figures import draw_sections
+    from fedproto.report.markdown import render_markdown
+    from fedproto.report.page import make_report, render_html
 
-    report = report_of(group(found), left_out, draw)
-    _write_files(
-        page, html(report, GENERATOR), markdown(report, _figures(page).name), report.figures
-    )
+    groups = group_runs(finished_runs)
+    report = make_report(groups, left_out, draw_sections(groups))
+    figure_folder = page.with_name(f"{page.stem}-figures")
+    markdown = render_markdown(report, figure_folder.name)
+    files = {f"../{page.stem}.md": markdown.encode()}
+    for figure in report.figures:
+        files[f"{figure.name}.png"] = figure.png
+        files[f"{figure.name}.csv"] = figure.csv.encode()
+    _write_files(page, render_html(report).encode(), figure_folder, files)
     return page
 
 
-def _page(runs: Sequence[Path], out: str | Path | None) -> Path:
-    """Where the page goes; what is there already is replaced only if it is a report."""
-    target = Path(out) if out is not None else runs[0] if len(runs) == 1 else Path()
-    page = target if target.suffix.lower() in (".html", ".htm") else target / "report.html"
-    if page.is_dir() or (page.exists() and GENERATOR.encode() not in page.read_bytes()[:2000]):
+def _page_path(runs: Sequence[Path], out: str | Path | None) -> Path:
+    """Return where the page goes; raise if something else than a report is there already."""
+    if out is not None:
+        target = Path(out)
+    elif len(runs) == 1:
+        target = runs[0]
+    else:
+        target = Path()
+    is_page = target.suffix.lower() in (".html", ".htm")
+    page = target if is_page else target / "report.html"
+    if page.exists() and not _is_report(page):
         raise RunFolderError(
             f"{page} is there already and is not a report: name another file with --out"
         )
     return page
 
 
-def _figures(page: Path) -> Path:
-    return page.with_name(f"{page.stem}-figures")
+def _is_report(page: Path) -> bool:
+    """Whether a page was written by `write`, which may then replace it."""
+    if page.is_dir():
+        return False
+    return SIGNATURE in page.read_bytes()[:SIGNATURE_SEARCH_BYTES]
 
 
-def _write_files(page: Path, html: str, markdown: str, figures: Sequence) -> None:
-    """The page last: where it is, everything it speaks of is there too."""
-    files = {f"../{page.stem}.md": markdown.encode()}
-    for figure in figures:
-        files[f"{figure.name}.png"] = figure.png
-        files[f"{figure.name}.csv"] = figure.csv.encode()
+def _write_files(page: Path, html: bytes, figure_folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the page last: where it exists, everything that it mentions exists, too."""
     try:
-        refuse_foreign(_figures(page), files)
-        replace_own(_figures(page), files)
-        write_atomically(page, html.encode())
+        refuse_foreign(figure_folder, files)
+        replace_own(figure_folder, files)
+        write_atomically(page, html)
     except OSError as error:
         raise RunFolderError(
             f"{page} cannot be written: {error}; name another file with --out"

@@ -1,4 +1,4 @@
-"""Tables as CSV that a spreadsheet shows and never computes."""
+"""Tables as CSV in which a spreadsheet finds no formulas."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_STARTS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def write_csv(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as CSV; a text that a spreadsheet would take for a formula begins with an apostrophe."""
+    """Return rows as CSV.
+
+    Text that a spreadsheet would take for a formula gets an apostrophe before it.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
@@ -20,18 +23,17 @@ def write_csv(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def make_harmless(cell: Any) -> Any:
-    """Return a cell as it is, or with an apostrophe before it where it would be a formula.
+    """Return a cell unchanged, or with an apostrophe before it if it would be a formula.
 
     >>> make_harmless("=1+1"), make_harmless("-0.5"), make_harmless(-0.5)
     ("'=1+1", '-0.5', -0.5)
     """
     if not isinstance(cell, str):
         return cell
-    is_formula = cell.startswith(_STARTS_A_FORMULA) and not _is_number(cell)
+    is_formula = cell.startswith(_FORMULA_STARTS) and not _is_number(cell)
     text = f"'{cell}" if is_formula else cell
-    return text.replace(
-        "\r", " "
-    )  # which Python does not quote, and a spreadsheet takes for the end of a row
+    # Python does not quote a carriage return, which ends a row in a spreadsheet.
+    return text.replace("\r", " ")
 
 
 def _is_number(text: str) -> bool:

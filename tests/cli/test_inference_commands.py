@@ -279,7 +279,10 @@ def test_predict_refuses_files_that_are_not_inputs(run, files, tmp_path):
     (tmp_path / "empty").mkdir()
     np.save(tmp_path / "odd.npy", np.zeros((3, 7, 7), np.uint8))
     np.save(tmp_path / "small.npy", np.random.default_rng(0).random((3, 8, 8)))
-    assert "text.png is not an image (or is damaged)" in fail("predict", run, tmp_path / "text.png").err
+    assert (
+        "text.png is not an image (or is damaged)"
+        in fail("predict", run, tmp_path / "text.png").err
+    )
     assert (
         "missing.png does not exist"
         in fail("predict", run, files / "images", tmp_path / "missing.png").err

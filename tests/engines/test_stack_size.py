@@ -14,7 +14,8 @@ from fedproto.config.config_file import read_toml
 from fedproto.engines import selection
 from fedproto.engines.vectorised import memory
 from fedproto.engines.vectorised.engine import VectorisedEngine
-from fedproto.report.read import group, read_run
+from fedproto.report.groups import group_runs
+from fedproto.report.read import read_run
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.sweep import read_sweep, run_sweep
@@ -151,5 +152,5 @@ def test_runs_that_differ_in_the_stack_share_a_row_of_the_report(tmp_path: Path)
         )
         out = ("--seed", str(seed), "--set", f"stack={stack}", "--out", tmp_path / str(seed))
         assert fedproto("run", *flags, *out).code == 0
-    (both,) = group([read_run(tmp_path / str(seed)) for seed in (0, 1)])
+    (both,) = group_runs([read_run(tmp_path / str(seed)) for seed in (0, 1)])
     assert both.seeds == [0, 1]

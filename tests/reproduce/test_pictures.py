@@ -1,8 +1,9 @@
-"""The figures of `fedproto reproduce`: they show the JSON's numbers, and what is computed for them is right by hand."""
+"""The figures of `fedproto reproduce` show the numbers of the JSON, and measures that are right."""
 
 import csv
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,87 +13,103 @@ from PIL import Image
 
 from fedproto.errors import MissingExtra
 from fedproto.reproduce import make
-from fedproto.reproduce.pictures import clusters, draw, folder, front, limits, measures, spread
+from fedproto.reproduce.pictures import draw
+from fedproto.reproduce.pictures.embedding_measures import measure_embeddings
+from fedproto.reproduce.pictures.embeddings import first_run_folder
+from fedproto.reproduce.pictures.panels import limit_accuracies
+from fedproto.reproduce.pictures.placement import cluster, spread_out
 from fedproto.reproduce.plan import Narrowed, plan, read_spec
 from fedproto.reproduce.tables import summary
 
 COLUMNS = ("n = 3, stdev 2", "n = 4, stdev 2")
 
 
-def cell(
+ACCURACIES = ("head", "head_own", "prototype")
+
+
+def make_cell(
     method: str, column: str, seeds: list[dict[str, Any]], score: str = "head", **more: Any
 ) -> dict[str, Any]:
-    """A cell as `gather` makes it, of a dict a seed: accuracies of the clients, and whatever else the run has."""
-    keys = ("head", "head_own", "prototype")
-    runs = [
-        {"seed": number, "accuracy": {key: run[key] for key in keys if key in run}}
-        | {key: value for key, value in run.items() if key not in keys}
-        for number, run in enumerate(seeds)
-    ]
-    accuracy = (
-        {key: summary([run["accuracy"][key] for run in runs]) for key in runs[0]["accuracy"]}
-        if runs
-        else {}
-    )
-    found = {
+    """A cell as `gather` makes it; a seed has the accuracies of clients and other keys of a run."""
+    runs = []
+    for number, values in enumerate(seeds):
+        run: dict[str, Any] = {"seed": number, "accuracy": {}}
+        for key, value in values.items():
+            if key in ACCURACIES:
+                run["accuracy"][key] = value
+            else:
+                run[key] = value
+        runs.append(run)
+    accuracy = {}
+    for key in runs[0]["accuracy"] if runs else ():
+        accuracy[key] = summary([run["accuracy"][key] for run in runs])
+    cell = {
         "method": method,
         "column": column,
         "score": score,
         "seeds": list(range(len(runs))),
         "runs": runs,
+        "accuracy": accuracy,
+        "paper": None,
     }
-    return found | {"accuracy": accuracy, "paper": None} | more
+    return cell | more
 
 
-def same(cells: list[dict[str, Any]]) -> dict[str, Any]:
+def make_target(cells: list[dict[str, Any]]) -> dict[str, Any]:
     return {"title": "A table of two methods, by hand", "cells": cells}
 
 
-def table() -> dict[str, Any]:
-    """Local sends nothing, FedAvg gains by its own classes, FedProto is cheap; another lacks a column."""
+def make_table() -> dict[str, Any]:
+    """Local sends nothing, FedAvg gains among own classes, FedProto is cheap.
+
+    A fourth method was run in one of the two columns only, and a fifth has no finished run.
+    """
     cells = []
     for place, column in enumerate(COLUMNS):
         paper = {"accuracy": 90 + 2 * place, "params_per_round": 100}
-        low = [
-            {"head": [0.8, 0.9 + 0.01 * seed], "head_own": [0.8, 0.9 + 0.01 * seed]}
-            for seed in (0, 1)
-        ]
-        mean = [{"head": [0.7, 0.8], "head_own": [0.9, 0.98 - 0.01 * seed]} for seed in (0, 1)]
-        near = [{"head": [0.9, 0.9], "prototype": [0.9, 0.92 + 0.02 * place]}] * 2
+        local_runs = []
+        fedavg_runs = []
+        for seed in (0, 1):
+            local_accuracies = [0.8, 0.9 + 0.01 * seed]
+            local_runs.append({"head": local_accuracies, "head_own": local_accuracies})
+            fedavg_runs.append({"head": [0.7, 0.8], "head_own": [0.9, 0.98 - 0.01 * seed]})
+        fedproto_run = {"head": [0.9, 0.9], "prototype": [0.9, 0.92 + 0.02 * place]}
+        fedproto_runs = [fedproto_run, fedproto_run]
         cells += [
-            cell("Local", column, low, communication={"bytes_up_per_round": 0}),
-            cell(
-                "FedAvg",
-                column,
-                mean,
-                communication={"bytes_up_per_round": 4000 + 1000 * place},
-                paper=paper,
+            make_cell("Local", column, local_runs, communication=sends(0)),
+            make_cell(
+                "FedAvg", column, fedavg_runs, communication=sends(4000 + 1000 * place), paper=paper
             ),
-            cell(
+            make_cell(
                 "FedProto",
                 column,
-                near,
+                fedproto_runs,
                 "prototype",
-                communication={"bytes_up_per_round": 400},
+                communication=sends(400),
                 paper=paper,
             ),
         ]
-    extra = cell(
-        "FedProto, batch 8", COLUMNS[0], near, "prototype", communication={"bytes_up_per_round": 1}
+    incomplete = make_cell(
+        "FedProto, batch 8", COLUMNS[0], fedproto_runs, "prototype", communication=sends(1)
     )
-    return same([*cells, extra, cell("FedPer", COLUMNS[0], [])])
+    return make_target([*cells, incomplete, make_cell("FedPer", COLUMNS[0], [])])
 
 
-def made(
-    name: str, found: dict[str, Any], out: Path, runs: Path | None = None
+def sends(bytes_up: int) -> dict[str, int]:
+    return {"bytes_up_per_round": bytes_up}
+
+
+def draw_rows(
+    name: str, target: dict[str, Any], out: Path, runs: Path | None = None
 ) -> list[dict[str, str]]:
-    """The rows of the CSV, once the PNG beside it is seen to show something."""
-    paths = list(draw(name, found, out, runs or out))
+    """The rows of the CSV file, after a look at the PNG file beside it."""
+    paths = list(draw(name, target, out, runs or out))
     assert [path.name for path in paths if path.suffix != ".json"] == [f"{name}.csv", f"{name}.png"]
     with Image.open(out / f"{name}.png") as image:
         assert image.width == 1600
         pixels = np.asarray(image.convert("L"))
-    assert pixels[0, 0] == 255 and (pixels < 128).mean() > 0.002, "blank"
+    assert pixels[0, 0] == 255
+    assert (pixels < 128).mean() > 0.002, "blank"
     with (out / f"{name}.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -100,80 +117,74 @@ def made(
 # --- a table
 
 
-def test_a_table_shows_the_means_over_columns_and_what_they_cost(tmp_path: Path) -> None:
-    rows = {(row["method"], row["accuracy"]): row for row in made("table-mnist", table(), tmp_path)}
-    assert list(rows) == [
+TableRows = dict[tuple[str, str], dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def table_rows(tmp_path_factory: pytest.TempPathFactory) -> TableRows:
+    """The rows of a table's figure, by method and accuracy."""
+    rows = draw_rows("table-mnist", make_table(), tmp_path_factory.mktemp("table"))
+    return {(row["method"], row["accuracy"]): row for row in rows}
+
+
+def test_a_table_shows_the_means_over_columns_and_what_they_cost(table_rows: TableRows) -> None:
+    assert list(table_rows) == [
         ("Local", "head"),
         ("FedAvg", "head"),
         ("FedAvg", "head_own"),
         ("FedProto", "prototype"),
     ]
-    cells = table()["cells"]
-    for (method, key), row in rows.items():
-        mine = [each for each in cells if each["method"] == method]
-        assert float(row["mean"]) == pytest.approx(
-            np.mean([each["accuracy"][key]["mean"] for each in mine])
-        )
-    assert float(rows["FedProto", "prototype"]["mean"]) == pytest.approx(0.915)
-    assert float(rows["FedAvg", "head"]["bytes_up"]) == 4500
-    assert (
-        float(rows["FedAvg", "head"]["paper"]),
-        float(rows["FedAvg", "head"]["paper_bytes"]),
-    ) == (0.91, 400)
-    assert rows["Local", "head"]["paper"] == ""
+    cells = make_table()["cells"]
+    for (method, accuracy), row in table_rows.items():
+        own_cells = [cell for cell in cells if cell["method"] == method]
+        means = [cell["accuracy"][accuracy]["mean"] for cell in own_cells]
+        assert float(row["mean"]) == pytest.approx(np.mean(means))
+    assert float(table_rows["FedProto", "prototype"]["mean"]) == pytest.approx(0.915)
+    fedavg = table_rows["FedAvg", "head"]
+    assert float(fedavg["bytes_up"]) == 4500
+    assert float(fedavg["paper"]) == 0.91
+    assert float(fedavg["paper_bytes"]) == 400
+    assert table_rows["Local", "head"]["paper"] == ""
 
 
-def test_a_tables_interval_is_that_of_the_means_over_columns(tmp_path: Path) -> None:
-    rows = {(row["method"], row["accuracy"]): row for row in made("table-mnist", table(), tmp_path)}
+def test_a_tables_interval_is_that_of_the_means_over_columns(table_rows: TableRows) -> None:
     # Local: 0.85 and 0.855 by seed, in both columns; t(0.975, 1) = 12.706, standard error 0.0025
-    assert float(rows["Local", "head"]["interval"]) == pytest.approx(12.7062 * 0.0025, rel=1e-4)
-    assert float(rows["FedProto", "prototype"]["interval"]) == 0
+    local = table_rows["Local", "head"]
+    assert float(local["interval"]) == pytest.approx(12.7062 * 0.0025, rel=1e-4)
+    assert float(table_rows["FedProto", "prototype"]["interval"]) == 0
 
 
-def test_the_front_of_a_table_counts_heads_limited_to_own_classes(tmp_path: Path) -> None:
-    on = [
-        (row["method"], row["accuracy"])
-        for row in made("table-mnist", table(), tmp_path)
-        if row["on_front"] == "True"
-    ]
-    assert on == [("Local", "head"), ("FedAvg", "head_own"), ("FedProto", "prototype")]
-
-
-def test_a_point_is_on_the_front_when_none_is_cheaper_or_as_cheap_and_better() -> None:
-    points = [(0.0, 0.5), (10.0, 0.4), (10.0, 0.7), (20.0, 0.7), (5.0, 0.6), (30.0, 0.9)]
-    assert front(points) == [0, 4, 2, 5]
-    assert front([]) == []
+def test_heads_limited_to_own_classes_count_for_the_front(table_rows: TableRows) -> None:
+    on_front = [key for key, row in table_rows.items() if row["on_front"] == "True"]
+    assert on_front == [("Local", "head"), ("FedAvg", "head_own"), ("FedProto", "prototype")]
 
 
 def test_one_seed_has_no_interval(tmp_path: Path) -> None:
-    once = cell(
-        "FedAvg",
-        "n = 3",
-        [{"head": [0.5], "head_own": [0.5]}],
-        communication={"bytes_up_per_round": 10},
-    )
-    (row,) = made("table-mnist", same([once]), tmp_path)
+    runs = [{"head": [0.5], "head_own": [0.5]}]
+    once = make_cell("FedAvg", "n = 3", runs, communication=sends(10))
+    (row,) = draw_rows("table-mnist", make_target([once]), tmp_path)
     assert (row["interval"], row["seeds"]) == ("", "1")
 
 
 def test_labels_keep_their_order_and_their_distance() -> None:
-    assert spread([0, 10, 20], 1) == [0, 10, 20]
-    assert spread([5, 5, 5], 2) == pytest.approx([3, 5, 7])
-    assert spread([6, 5], 3) == pytest.approx([7, 4])
-    assert clusters([5, 1, 2, 9], 1, float) == [[1, 2], [5], [9]]
+    assert spread_out([0, 10, 20], 1) == [0, 10, 20]
+    assert spread_out([5, 5, 5], 2) == pytest.approx([3, 5, 7])
+    assert spread_out([6, 5], 3) == pytest.approx([7, 4])
+    assert cluster([5, 1, 2, 9], 1, float) == [[1, 2], [5], [9]]
 
 
 def test_a_wide_interval_leaves_the_means_their_room() -> None:
-    low, high = limits([0.9, 0.95], [5.0, 0.0])
-    assert 0.85 < low < 0.9 and 0.95 < high < 1
-    assert limits([0.0, 1.0], [0, 0]) == pytest.approx((-0.06, 1.06))
-    assert limits([0.5], [0.0]) == pytest.approx((0.49, 0.51))
+    low, high = limit_accuracies([0.9, 0.95], [5.0, 0.0])
+    assert 0.85 < low < 0.9
+    assert 0.95 < high < 1
+    assert limit_accuracies([0.0, 1.0], [0, 0]) == pytest.approx((-0.06, 1.06))
+    assert limit_accuracies([0.5], [0.0]) == pytest.approx((0.49, 0.51))
 
 
 # --- figures
 
 
-def test_accuracy_against_images_a_class(tmp_path: Path) -> None:
+def test_accuracy_against_images_per_class(tmp_path: Path) -> None:
     means = {
         ("FedProto", 5): 0.8,
         ("FedProto", 100): 0.9,
@@ -181,10 +192,10 @@ def test_accuracy_against_images_a_class(tmp_path: Path) -> None:
         ("FedAvg", 100): 0.95,
     }
     cells = [
-        cell(method, f"k = {k}", [{"head": [mean]}, {"head": [mean]}])
+        make_cell(method, f"k = {k}", [{"head": [mean]}, {"head": [mean]}])
         for (method, k), mean in means.items()
     ]
-    rows = made("fig-shots", same(cells), tmp_path)
+    rows = draw_rows("fig-shots", make_target(cells), tmp_path)
     assert {(row["method"], float(row["k"])): float(row["mean"]) for row in rows} == means
     lost = {(row["method"], float(row["k"])): float(row["lost"]) for row in rows}
     assert lost == pytest.approx(
@@ -194,15 +205,11 @@ def test_accuracy_against_images_a_class(tmp_path: Path) -> None:
 
 def test_the_distance_is_the_regulariser_over_lambda(tmp_path: Path) -> None:
     run = {"head": [0.5, 0.7], "prototype": [0.9, 0.7]}
-    cells = [
-        cell(
-            f"lambda = {lam:g}",
-            "n = 3",
-            [run | {"loss": {"regulariser": lam * away}} for away in (0.2, 0.4)],
-        )
-        for lam in (0, 0.5, 4)
-    ]
-    rows = made("fig-lambda", same(cells), tmp_path)
+    cells = []
+    for lam in (0, 0.5, 4):
+        seeds = [run | {"loss": {"regulariser": lam * distance}} for distance in (0.2, 0.4)]
+        cells.append(make_cell(f"lambda = {lam:g}", "n = 3", seeds))
+    rows = draw_rows("fig-lambda", make_target(cells), tmp_path)
     assert [float(row["lambda"]) for row in rows] == [0, 0.5, 4]
     assert rows[0]["distance_mean"] == ""
     assert [float(row["distance_mean"]) for row in rows[1:]] == pytest.approx([0.3, 0.3])
@@ -210,43 +217,41 @@ def test_the_distance_is_the_regulariser_over_lambda(tmp_path: Path) -> None:
     assert all(float(row["prototype_mean"]) == pytest.approx(0.8) for row in rows)
 
 
-def embeddings(path: Path, known: bool) -> None:
-    """Two classes of ten images at each of two clients."""
-    draws = np.random.default_rng(1)
-    y, client = np.tile(np.repeat([0, 1], 10), 2), np.repeat([0, 1], 20)
-    x = draws.normal(size=(40, 3)) + 8 * y[:, None]
-    means = {
+def write_embeddings(path: Path, has_prototypes: bool) -> None:
+    """Ten images of each of two classes at each of two clients."""
+    rng = np.random.default_rng(1)
+    y = np.tile(np.repeat([0, 1], 10), 2)
+    x = rng.normal(size=(40, 3)) + 8 * y[:, None]
+    arrays: dict[str, Any] = {
+        "x": x,
+        "y": y,
+        "client": np.repeat([0, 1], 20),
         "local": np.array([[0.0] * 3, [8.0] * 3] * 2),
         "local_y": [0, 1, 0, 1],
         "local_client": [0, 0, 1, 1],
     }
-    shared = (
-        {"prototypes": np.array([[0.0] * 3, [8.0] * 3, [9.0] * 3]), "known": [1, 1, 0]}
-        if known
-        else {}
-    )
+    if has_prototypes:
+        arrays["prototypes"] = np.array([[0.0] * 3, [8.0] * 3, [9.0] * 3])
+        arrays["known"] = [1, 1, 0]
     path.mkdir(parents=True)
-    np.savez(path / "embeddings.npz", x=x, y=y, client=client, **means, **shared)
+    np.savez(path / "embeddings.npz", **arrays)
 
 
 def test_a_map_of_embeddings_and_its_measures(tmp_path: Path) -> None:
-    cells = [
-        cell(method, COLUMNS[0], [{"head": [0.5]}]) for method in ("FedProto", "FedAvg", "FedPer")
-    ]
-    for each in cells[:2]:  # FedPer's are not there
-        embeddings(folder(tmp_path / "runs", each), each["method"] == "FedProto")
-    rows = made("fig-tsne", same(cells), tmp_path, tmp_path / "runs")
-    count = [
-        (method, kind) for method in ("FedProto", "FedAvg") for kind in ("image", "local", "global")
-    ]
-    assert [sum((r["method"], r["kind"]) == each for r in rows) for each in count] == [
-        40,
-        4,
-        2,
-        40,
-        4,
-        0,
-    ]
+    runs = tmp_path / "runs"
+    methods = ("FedProto", "FedAvg", "FedPer")
+    cells = [make_cell(method, COLUMNS[0], [{"head": [0.5]}]) for method in methods]
+    fedproto, fedavg, _ = cells  # FedPer's embeddings were not kept
+    write_embeddings(first_run_folder(runs, fedproto), has_prototypes=True)
+    write_embeddings(first_run_folder(runs, fedavg), has_prototypes=False)
+    rows = draw_rows("fig-tsne", make_target(cells), tmp_path, runs)
+    assert Counter((row["method"], row["kind"]) for row in rows) == {
+        ("FedProto", "image"): 40,
+        ("FedProto", "local"): 4,
+        ("FedProto", "global"): 2,
+        ("FedAvg", "image"): 40,
+        ("FedAvg", "local"): 4,
+    }
     found = json.loads((tmp_path / "fig-tsne-measures.json").read_text())["measures"]
     assert set(found) == {"FedProto", "FedAvg"}
     assert found["FedProto"]["silhouette_class"] > 0.7
@@ -255,38 +260,38 @@ def test_a_map_of_embeddings_and_its_measures(tmp_path: Path) -> None:
 
 def test_the_measures_of_four_points_by_hand() -> None:
     """Class 0 at 0 and 1 (clients 0, 1), class 1 at 10 and 13 (clients 0, 1)."""
-    x, y, client = (
-        np.array([[0.0], [1.0], [10.0], [13.0]]),
-        np.array([0, 0, 1, 1]),
-        np.array([0, 1, 0, 1]),
-    )
-    found = measures(x, y, client)
-    assert found["same_class_to_other_class"] == pytest.approx(
-        ((1 + 3) / 2) / ((10 + 13 + 9 + 12) / 4)
-    )
-    apart = [1 - 1 / 11.5, 1 - 1 / 10.5, 1 - 3 / 9.5, 1 - 3 / 12.5]
-    assert found["silhouette_class"] == pytest.approx(np.mean(apart))
-    assert found["silhouette_client_within_class"] is None  # a sample a client
+    x = np.array([[0.0], [1.0], [10.0], [13.0]])
+    y = np.array([0, 0, 1, 1])
+    client = np.array([0, 1, 0, 1])
+    found = measure_embeddings(x, y, client)
+    same_class = (1 + 3) / 2
+    other_class = (10 + 13 + 9 + 12) / 4
+    assert found["same_class_to_other_class"] == pytest.approx(same_class / other_class)
+    silhouettes = [1 - 1 / 11.5, 1 - 1 / 10.5, 1 - 3 / 9.5, 1 - 3 / 12.5]
+    assert found["silhouette_class"] == pytest.approx(np.mean(silhouettes))
+    assert found["silhouette_client_within_class"] is None  # there is one sample per client
 
 
 def test_clients_that_lie_apart_within_a_class_are_seen() -> None:
-    x = np.array([[0.0], [1.0], [10.0], [11.0]] + [[100.0]] * 2)
-    found = measures(x, np.array([0, 0, 0, 0, 1, 1]), np.array([0, 0, 1, 1, 0, 0]))
-    assert found["silhouette_client_within_class"] == pytest.approx(
-        np.mean([1 - 1 / 10.5, 1 - 1 / 9.5])
-    )
+    x = np.array([[0.0], [1.0], [10.0], [11.0], [100.0], [100.0]])
+    y = np.array([0, 0, 0, 0, 1, 1])
+    client = np.array([0, 0, 1, 1, 0, 0])
+    found = measure_embeddings(x, y, client)
+    expected = np.mean([1 - 1 / 10.5, 1 - 1 / 9.5])
+    assert found["silhouette_client_within_class"] == pytest.approx(expected)
 
 
 def test_where_nothing_can_be_compared_there_is_no_measure() -> None:
-    alone = measures(np.array([[0.0], [1.0]]), np.array([0, 0]), np.array([0, 0]))
-    assert set(alone.values()) == {None}
+    only_one = np.array([0, 0])
+    found = measure_embeddings(np.array([[0.0], [1.0]]), y=only_one, client=only_one)
+    assert set(found.values()) == {None}
 
 
 def test_a_figure_finds_the_folders_that_the_plan_names() -> None:
     for target in ("fig-tsne", "study-options"):
-        for each in plan(read_spec(target, Narrowed(quick=True))):
-            found = {"method": each.row.name, "column": each.column, "seeds": [each.seed]}
-            assert folder(Path("runs"), found) == Path("runs") / each.cell.name
+        for planned in plan(read_spec(target, Narrowed(quick=True))):
+            cell = {"method": planned.row.name, "column": planned.column, "seeds": [planned.seed]}
+            assert first_run_folder(Path("runs"), cell) == Path("runs") / planned.cell.name
 
 
 # --- studies
@@ -296,18 +301,18 @@ def test_a_study_of_what_travels(tmp_path: Path) -> None:
     client = {"id": 0, "with_own": 0.9, "without_own": 0.5, "covered": 1.0}
     other = client | {"with_own": 0.7, "without_own": 0.4, "covered": 0.5}
     runs = [{"head": [0.5], "travel": [client, other]}, {"head": [0.5], "travel": [client, client]}]
-    rows = made("study-travel", same([cell("FedProto", COLUMNS[0], runs)]), tmp_path)
+    cells = [make_cell("FedProto", COLUMNS[0], runs)]
+    rows = draw_rows("study-travel", make_target(cells), tmp_path)
     assert [row["prototypes"] for row in rows] == ["with_own", "without_own"]
     assert [float(row["mean"]) for row in rows] == pytest.approx([0.85, 0.475])
     assert float(rows[0]["interval"]) == pytest.approx(12.7062 * 0.05, rel=1e-4)
     assert float(rows[0]["covered"]) == pytest.approx(0.875)
 
 
-def test_a_study_of_the_start_shows_the_start(tmp_path: Path) -> None:
-    """Not what the first round made of it."""
+def test_a_study_of_the_start_does_not_show_the_first_round(tmp_path: Path) -> None:
     start = {"head": {"mean": 0.1, "interval": 0.02}, "prototype_own": {"mean": 0.6}}
-    cells = [cell("all weights", COLUMNS[0], [{"head": [0.5]}]) | {"before": start}]
-    rows = made("study-before", same(cells), tmp_path)
+    cells = [make_cell("all weights", COLUMNS[0], [{"head": [0.5]}]) | {"before": start}]
+    rows = draw_rows("study-before", make_target(cells), tmp_path)
     assert [tuple(row.values()) for row in rows] == [
         ("all weights", "head", "0.1", "0.02"),
         ("all weights", "prototype, own classes", "0.6", ""),
@@ -315,20 +320,17 @@ def test_a_study_of_the_start_shows_the_start(tmp_path: Path) -> None:
 
 
 def test_other_studies_are_rows_of_dots(tmp_path: Path) -> None:
-    cells = [
-        cell(method, column, [{"prototype": [0.9]}, {"prototype": [0.9 + more]}], "prototype")
-        for column in COLUMNS
-        for method, more in (("default", 0.02), ("distance l1", 0.04))
-    ]
-    rows = made("study-options", same(cells), tmp_path)
-    assert [(row["method"], float(row["mean"]), float(row["interval"])) for row in rows] == [
-        (
-            each["method"],
-            each["accuracy"]["prototype"]["mean"],
-            each["accuracy"]["prototype"]["interval"],
-        )
-        for each in cells
-    ]
+    cells = []
+    for column in COLUMNS:
+        for method, accuracy in (("default", 0.92), ("distance l1", 0.94)):
+            seeds = [{"prototype": [0.9]}, {"prototype": [accuracy]}]
+            cells.append(make_cell(method, column, seeds, "prototype"))
+    rows = draw_rows("study-options", make_target(cells), tmp_path)
+    for row, cell in zip(rows, cells, strict=True):
+        accuracy = cell["accuracy"]["prototype"]
+        assert row["method"] == cell["method"]
+        assert float(row["mean"]) == accuracy["mean"]
+        assert float(row["interval"]) == accuracy["interval"]
 
 
 @pytest.mark.parametrize(
@@ -343,8 +345,9 @@ def test_other_studies_are_rows_of_dots(tmp_path: Path) -> None:
         "study-options",
     ],
 )
-def test_where_every_run_broke_down_nothing_is_drawn(name: str, tmp_path: Path) -> None:
-    assert list(draw(name, same([cell("FedProto", "k = 5", [])]), tmp_path, tmp_path)) == []
+def test_nothing_is_drawn_if_all_runs_failed(name: str, tmp_path: Path) -> None:
+    target = make_target([make_cell("FedProto", "k = 5", [])])
+    assert list(draw(name, target, tmp_path, tmp_path)) == []
 
 
 # --- without matplotlib
@@ -354,10 +357,8 @@ def test_without_matplotlib_a_figure_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(
-        MissingExtra,
-        match=r"a figure needs the package 'matplotlib': pip install 'fedproto\[plots\]'",
-    ):
+    message = r"a figure needs the package 'matplotlib': pip install 'fedproto\[plots\]'"
+    with pytest.raises(MissingExtra, match=message):
         list(make.make("fig-shots", Narrowed(), tmp_path, None, pytest.fail))
     assert not list(tmp_path.iterdir())
 
@@ -366,9 +367,9 @@ def test_without_matplotlib_a_table_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert list(make._drawn("table-mnist", table(), tmp_path)) == []
+    assert list(make._drawn("table-mnist", make_table(), tmp_path)) == []
     monkeypatch.undo()
-    assert [path.name for path in make._drawn("table-mnist", table(), tmp_path)] == [
+    assert [path.name for path in make._drawn("table-mnist", make_table(), tmp_path)] == [
         "table-mnist.csv",
         "table-mnist.png",
     ]

@@ -100,7 +100,9 @@ def _build_two_processes(
 ) -> Engine:
     """Build what `auto` means on a machine with two cores and no GPU."""
     plan = Plan(stacked=choose_for_one_core(federations) == "vectorised")
-    return build_process_engine(make_builder(plan, federations, algorithm, trainings), algorithm, workers=2)
+    return build_process_engine(
+        make_builder(plan, federations, algorithm, trainings), algorithm, workers=2
+    )
 
 
 # --- the plain loop

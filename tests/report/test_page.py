@@ -1,0 +1,189 @@
+"""The page of a report: it says what the run folders hold, loads nothing, and escapes names."""
+
+import base64
+import json
+import re
+import tomllib
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+from helpers.reports import (
+    PageParser,
+    make_run,
+    read_numbers,
+    read_result,
+    read_table,
+)
+
+from fedproto.config.config_file import flatten_tables
+from fedproto.report import write
+from fedproto.report.configuration import common_settings, own_settings
+from fedproto.report.groups import group_runs
+from fedproto.report.ownership import RECORD
+from fedproto.report.read import read_runs
+from fedproto.runs.folder import RunFolder
+
+HOSTILE_NAME = '<script>alert("1")</script>|`$x$`'
+
+
+def find_figures(folder: Path) -> set[str]:
+    """The names of the figures; each must have an image and numbers, and nothing else be there."""
+    names = {path.stem for path in folder.glob("*.png")}
+    files = {RECORD}
+    for name in names:
+        files |= {f"{name}.png", f"{name}.csv"}
+    assert {path.name for path in folder.iterdir()} == files
+    return names
+
+
+def test_a_report_is_a_page_a_markdown_file_and_a_folder_of_figures(page: Path) -> None:
+    files = sorted(path.name for path in page.parent.iterdir())
+    assert files == ["report-figures", "report.html", "report.md"]
+    figures = find_figures(page.parent / "report-figures")
+    assert figures == {
+        "accuracy",
+        "accuracy-own",
+        "loss-supervised",
+        "loss-regulariser",
+        "clients-1",
+        "clients-2",
+        "clients-3",
+        "classes-1",
+        "prototypes-1",
+        "traffic",
+    }
+    markdown = page.with_suffix(".md").read_text()
+    for name in figures:
+        assert f"](report-figures/{name}.png)" in markdown
+        assert f"](report-figures/{name}.csv)" in markdown
+
+
+# --- the table
+
+
+def test_the_table_has_the_numbers_of_a_run(runs: Path, single_page: Path) -> None:
+    (row,) = read_table(single_page).values()
+    result = read_result(runs / "fedproto-0")
+    columns = {
+        "head": "head, %",
+        "head_own": "head, own classes, %",
+        "prototype": "prototype, %",
+        "prototype_own": "prototype, own classes, %",
+    }
+    for name, column in columns.items():
+        accuracy = result["accuracy"][name]
+        assert row[column] == f"{100 * accuracy['mean']:.2f} ± {100 * accuracy['std']:.2f}"
+    assert row["method"] == "fedproto"
+    assert row["data set"] == "digits"
+    assert row["clients"] == "4"
+    assert row["rounds"] == "3"
+    traffic = result["communication"]
+    assert row["values per round"] == f"{traffic['values_per_round']:,.0f}"
+    assert row["bytes up"] == f"{traffic['bytes_up']:,}"
+    assert row["bytes down"] == f"{traffic['bytes_down']:,}"
+    assert row["seconds"] == f"{result['seconds']['total']:.1f}"
+
+
+def test_runs_that_differ_only_in_seed_share_a_row_of_means(runs: Path, page: Path) -> None:
+    rows = read_table(page)
+    assert list(rows) == ["local", "fedavg", "fedproto"]
+    assert [row["seeds"] for row in rows.values()] == ["1", "1", "2"]
+    results = [read_result(runs / f"fedproto-{seed}") for seed in (0, 1)]
+    means = [100 * result["accuracy"]["head"]["mean"] for result in results]
+    deviations = [100 * result["accuracy"]["head"]["std"] for result in results]
+    over_clients = f"{np.mean(means):.2f} ± {np.mean(deviations):.2f}"
+    over_seeds = f"seeds ± {np.std(means, ddof=1):.2f}"
+    assert rows["fedproto"]["head, %"] == over_clients + over_seeds
+    bytes_up = np.mean([result["communication"]["bytes_up"] for result in results])
+    assert rows["fedproto"]["bytes up"] == f"{bytes_up:,.0f}"
+    assert rows["local"]["prototype, %"] == "–"
+
+
+def test_the_markdown_has_the_same_table(page: Path) -> None:
+    lines = page.with_suffix(".md").read_text().splitlines()
+    rows = []
+    for line in lines:
+        if line.startswith("| "):
+            cells = line.strip("|").split(" | ")
+            rows.append([cell.strip().replace("; ", "") for cell in cells])
+    header, _, *others = rows
+    assert [header, *others] == PageParser(page).rows
+
+
+# --- nothing is loaded, nothing is unescaped
+
+
+def test_the_page_loads_nothing_and_runs_nothing(page: Path) -> None:
+    text = page.read_text()
+    for forbidden in ("://", "<script", "<link", "@import", "url("):
+        assert forbidden not in text
+    for _, attributes in PageParser(page).tags:
+        for name in ("src", "srcset", "href"):
+            assert attributes.get(name, "data:").startswith(("data:", "#"))
+
+
+def test_every_figure_has_a_light_and_a_dark_form_and_a_description(page: Path) -> None:
+    tags = PageParser(page).tags
+    images = [attributes for tag, attributes in tags if tag == "img"]
+    sources = [attributes for tag, attributes in tags if tag == "source"]
+    files = list((page.parent / "report-figures").glob("*.png"))
+    assert len(images) == len(sources) == len(files)
+    for image, source in zip(images, sources, strict=True):
+        assert len(image["alt"]) > 20
+        light = base64.b64decode(image["src"].partition("base64,")[2]).decode()
+        dark = base64.b64decode(source["srcset"].partition("base64,")[2]).decode()
+        assert light.startswith("<svg")
+        assert light != dark
+        assert "#1b1f24" in light
+        assert "#1b1f24" not in dark
+
+
+def test_names_from_files_are_escaped(runs: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", algorithm="fedproto", shots=3, test_shots=3)
+    text = (run / "result.json").read_text()
+    for name in ("3", "digits", "mlp(hidden=16, width=8)"):  # a class, the data set, the model
+        text = text.replace(json.dumps(name), json.dumps(HOSTILE_NAME))
+    RunFolder(run).write_json("result.json", json.loads(text))
+    assert HOSTILE_NAME in read_result(run)["classes"]
+    page = write([run], tmp_path / "out")
+    html = page.read_text()
+    assert "<script" not in html
+    assert HOSTILE_NAME in unescape(html)
+    assert not re.search(r"(?<!\\)<script", page.with_suffix(".md").read_text())
+    assert HOSTILE_NAME in read_numbers(page, "classes-1")[0]
+
+
+# --- one run and several
+
+
+def test_a_single_run_is_shown_with_its_whole_configuration(runs: Path, single_page: Path) -> None:
+    text = unescape(single_page.read_text())
+    config = runs / "fedproto-0" / "config.toml"
+    assert config.read_text().strip() in text
+    assert f"fedproto run {config}" in text
+    assert "over seeds" not in text
+    files = sorted(path.name for path in single_page.parent.iterdir())
+    assert files == ["one-figures", "one.html", "one.md"]
+
+
+def test_common_and_own_settings_together_are_the_configuration(runs: Path) -> None:
+    groups = group_runs(read_runs([runs])[0])
+    common = common_settings(groups)
+    for group in groups:
+        for run in group.runs:
+            seed = f"seed = {run.seed}\n" if len(group.runs) > 1 else ""
+            toml = f"{common}\n{own_settings(group, groups)}\n{seed}"
+            assert flatten_tables(tomllib.loads(toml), "both") == run.config
+    assert "algorithm" not in common
+    assert "rounds = 3" in common
+
+
+def test_a_method_without_prototypes_has_no_map_of_them(runs: Path, tmp_path: Path) -> None:
+    page = write([runs / "local"], tmp_path)
+    text = page.read_text()
+    assert "No method here has prototypes, so there is no map of them." in text
+    assert "Nothing was sent" in text
+    figures = find_figures(tmp_path / "report-figures")
+    assert figures == {"accuracy", "accuracy-own", "loss-supervised", "clients-1", "classes-1"}
+    assert "prototype, %" not in PageParser(page).rows[0]
