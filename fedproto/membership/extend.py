@@ -16,7 +16,8 @@ from fedproto.core.federation import rearrange_head
 from fedproto.core.tensors import flatten_groups
 from fedproto.core.types import Tree
 from fedproto.data import Source
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.contribution import Contribution
+from fedproto.membership.membership import Membership
 from fedproto.partitions.file import stamp
 from fedproto.runs.assemble import deal
 from fedproto.runs.experiment import Experiment, reopen

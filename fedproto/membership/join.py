@@ -13,10 +13,9 @@ from fedproto.config.options import Part
 from fedproto.config.settings import configure
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.rounds import RoundResult
-from fedproto.core.tensors import take_one
 from fedproto.data import Source
 from fedproto.errors import ConfigError
-from fedproto.membership.membership import Contribution
+from fedproto.membership.contribution import Contribution
 from fedproto.runs.experiment import Experiment, OnRound, hold_all
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import UPLOAD, read_prototypes
@@ -207,6 +206,5 @@ def _nobody(result: RoundResult) -> None:
 
 def _contribution(experiment: Experiment, name: str) -> Contribution:
     """The newcomer's last upload, by class name."""
-    uploads = experiment.progress.latest_uploads.uploads
-    assert uploads is not None, "fedproto remembers its members' last uploads"
-    return Contribution.of(name, experiment.federation.classes, take_one(uploads, 0))
+    upload = experiment.progress.latest_uploads.get(0)
+    return Contribution.of(name, experiment.federation.classes, upload)

@@ -20,7 +20,8 @@ from fedproto.config.options import Part
 from fedproto.core.types import Upload
 from fedproto.data import DataFolders
 from fedproto.inference.open_set import rejections
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.contribution import Contribution
+from fedproto.membership.membership import Membership
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import read_prototypes
 

@@ -13,8 +13,9 @@ from sklearn.datasets import load_digits
 import fedproto
 from fedproto.errors import FedProtoError
 from fedproto.inference.trained_client import member_of
+from fedproto.membership.contribution import Contribution
 from fedproto.membership.extend import extend
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.membership import Membership
 from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import read_prototypes

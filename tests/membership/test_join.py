@@ -19,7 +19,8 @@ from fedproto.config.options import Part
 from fedproto.core import files
 from fedproto.data import DataFolders
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.contribution import Contribution
+from fedproto.membership.membership import Membership
 from fedproto.partitions import PartitionRequest
 from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder

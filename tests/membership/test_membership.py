@@ -18,8 +18,10 @@ from fedproto.config.options import Part
 from fedproto.core import files
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.types import Upload
+from fedproto.core.uploads import LatestUploads
 from fedproto.errors import DataError, FedProtoError, RunFolderError
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.contribution import Contribution
+from fedproto.membership.membership import Membership
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
 
@@ -56,6 +58,15 @@ def run(run_of, tmp_path):
 
 def bank_of(path):
     return Membership.of(RunFolder.open(path))
+
+
+def membership_of(classes, algorithm, uploads, base=None):
+    """A membership of these uploads, by name."""
+    latest = LatestUploads(len(uploads))
+    for number, upload in enumerate(uploads.values()):
+        latest.store_one(number, upload, round=1)
+    members = {name: number for number, name in enumerate(uploads)}
+    return Membership(classes, algorithm, members, latest, base)
 
 
 def bits(prototypes):
@@ -186,7 +197,7 @@ def test_who_leaves_takes_its_share_of_what_training_was_given(written, run, tmp
         {"prototypes": torch.tensor([[0.0], [6.0], [8.0], [0.0]])},
         {"weight": torch.tensor([0.0, 2, 2, 0])},
     )
-    bank = Membership(tuple("abcd"), Part("fedproto"), {"x": x, "y": y}, base)
+    bank = membership_of(tuple("abcd"), Part("fedproto"), {"x": x, "y": y}, base)
     assert (
         bank.prototypes().known.tolist() == [1, 1, 1, 1]
         and bank.prototypes().values[3].item() == 40
@@ -240,7 +251,7 @@ def test_a_newcomers_share_by_hand(run_of):
     rows = upload.upload.sums["prototypes"].double()
     assert torch.allclose(after.values[-1].double(), rows[0] / 2, atol=1e-6)
     place = bank.classes.index(held)
-    counts = sum(each.weights["weight"][place] for each in bank.members.values()).double()
+    counts = sum(bank.upload_of(name).weights["weight"][place] for name in bank.members).double()
     expected = (before.values[place].double() * counts + rows[1]) / (counts + 6)
     assert torch.allclose(after.values[place].double(), expected, atol=1e-5)
     untouched = set(bits(before)) - {held}
@@ -321,8 +332,8 @@ def test_a_bank_is_read_as_it_was_written(weighting, run_of, tmp_path):
     assert bits(again.without("new").prototypes()) == by_hand(
         checkpoint_of(run), [0, 1, 3, 4], weighting
     )
-    for name, upload in joined.members.items():
-        for mine, theirs in zip(upload, again.members[name], strict=True):
+    for name in joined.members:
+        for mine, theirs in zip(joined.upload_of(name), again.upload_of(name), strict=True):
             assert all(torch.equal(value, theirs[key]) for key, value in mine.items())
 
 
@@ -419,20 +430,20 @@ def test_nobody_joins_when_nobody_is_left(run_of):
 def test_uploads_that_do_not_fit(run_of):
     bank, new = bank_of(run_of("samples")), contribution()
     means, weight = new.upload.sums["prototypes"], new.upload.weights["weight"]
-    refuse(bank, contribution(dim=9), r"prototypes of shape \(2, 9\), where \(2, 8\) is wanted")
+    refuse(bank, contribution(dim=9), r"prototypes of shape \(2, 9\) instead of \(2, 8\)")
     refuse(bank, changed(new, sums={"prototypes": means[:1]}), r"of shape \(1, 8\)")
     refuse(bank, changed(new, sums={"prototypes": means[0]}), r"of shape \(8,\)")
     refuse(
         bank,
         changed(new, weights={"weight": weight[:, None]}),
-        r"weight of shape \(2, 1\), where \(2,\) is wanted",
+        r"weight of shape \(2, 1\) instead of \(2,\)",
     )
-    refuse(bank, changed(new, sums={"means": means}), "holds means, where prototypes are wanted")
+    refuse(bank, changed(new, sums={"means": means}), "holds means instead of prototypes")
     refuse(bank, changed(new, sums={"prototypes": means, "more": means}), "holds more, prototypes")
-    refuse(bank, changed(new, sums={}), "where prototypes are wanted")
-    refuse(bank, changed(new, weights={"count": weight}), "holds count, where weight are wanted")
+    refuse(bank, changed(new, sums={}), "instead of prototypes")
+    refuse(bank, changed(new, weights={"count": weight}), "holds count instead of weight")
     refuse(bank, contribution(eq6=True), "holds holders, weight")
-    refuse(bank_of(run_of("eq6")), new, "where holders, weight are wanted")
+    refuse(bank_of(run_of("eq6")), new, "instead of holders, weight")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -443,7 +454,7 @@ def test_uploads_that_are_not_finite(value, run_of):
     refuse(
         bank,
         changed(new, sums={"prototypes": spoilt}),
-        "the upload of 'new' has prototypes that are not finite",
+        "the upload of 'new' has prototypes with values that are not finite",
     )
     refuse(bank, contribution(weights=(1.0, value)), "not finite")
 
@@ -477,9 +488,9 @@ def test_nobody_counts_twice_where_members_count_alike(run_of):
         for row, name in enumerate(held):
             place = bank.classes.index(name)
             holders = [
-                each.sums["prototypes"][place]
-                for each in bank.members.values()
-                if each.weights["weight"][place]
+                bank.upload_of(name).sums["prototypes"][place]
+                for name in bank.members
+                if bank.upload_of(name).weights["weight"][place]
             ]
             own = contribution(classes=held, weights=(1.0, 1.0)).upload.sums["prototypes"][row]
             assert torch.allclose(
@@ -700,7 +711,7 @@ def test_who_holds_none_of_a_class_does_not_move_it(members):
             {"weight": torch.ones(classes)},
         )
 
-    bank = Membership(
+    bank = membership_of(
         tuple("0123456789"),
         Part("fedproto"),
         {str(number): upload(10) for number in range(members)},
@@ -744,7 +755,7 @@ def banks_and_newcomers(draw):
                 f"new {number}", names, upload(len(names), [draw(st.integers(1, 9)) for _ in names])
             )
         )
-    return Membership(classes, Part("fedproto", {"weighting": weighting}), members), newcomers
+    return membership_of(classes, Part("fedproto", {"weighting": weighting}), members), newcomers
 
 
 @given(banks_and_newcomers(), st.randoms(use_true_random=False))
