@@ -48,7 +48,7 @@ def deploy_status(
     json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
     """Show members, when they were last heard, rounds, accuracies, bytes, and what was refused."""
-    from fedproto.deploy.status import read_status, rows
+    from fedproto.deploy.status import make_rows, read_status
 
     found = read_status(state)
     if json:
@@ -69,5 +69,5 @@ def deploy_status(
         "failed",
         "why",
     )
-    print_table(heads, rows(found))
+    print_table(heads, make_rows(found))
     say(f"round {found['round']}, {found['algorithm']}, classes {', '.join(found['classes'])}")

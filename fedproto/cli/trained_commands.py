@@ -80,10 +80,10 @@ def _member(run: Path, client: int) -> Trained:
     from fedproto.inference.trained_client import member_of
 
     if run.suffix == ".toml" and run.is_file():
-        from fedproto.deploy.member import trained
+        from fedproto.deploy.member import load_trained_member
         from fedproto.deploy.settings import read_member as read_settings
 
-        return trained(read_settings(run))
+        return load_trained_member(read_settings(run))
     return read_member(run) if (run / MANIFEST).exists() else member_of(run, client)
 
 

@@ -29,7 +29,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedproto.deploy import flower_transport as posting
 from fedproto.deploy import reply_pulling
-from fedproto.deploy.flower_transport import PAYLOAD, FlowerTransport, from_record, to_record
+from fedproto.deploy.flower_transport import PAYLOAD_TYPE, FlowerTransport, from_record, to_record
 from fedproto.deploy.messages import Message
 from fedproto.errors import Refused
 
@@ -42,7 +42,7 @@ def _as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower makes messages only where it has started the app."""
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(f"flwr.supercore.task_identity.TaskIdentity.{name}", 1)
-    monkeypatch.setattr(posting, "POLL", 0.0)
+    monkeypatch.setattr(posting, "POLL_SECONDS", 0.0)
 
 
 class Reply:
@@ -136,11 +136,11 @@ class RealGrid(HttpGrid):
 
 
 def exchange(grid: Any, timeout: float = 0.3) -> dict[str, Any]:
-    """What each member's reply became: the parcel, or why it was refused."""
+    """What each member's reply became: the message, or why it was refused."""
     post = FlowerTransport(grid, max_bytes=MAX_BYTES)
-    post.present()
-    parcels = {name: Message({"round": 1}, {}) for name in NODES.values()}
-    return {name: found for name, found, _ in post.exchange("train", parcels, timeout)}
+    post.find_members()
+    requests = {name: Message({"round": 1}, {}) for name in NODES.values()}
+    return {name: found for name, found, _ in post.exchange("train", requests, timeout)}
 
 
 def without_arrays(reply: Reply) -> None:
@@ -387,7 +387,7 @@ def test_the_text_of_flowers_own_errors_is_not_repeated(code: int, shown: str) -
 
 
 def record(payload: bytes) -> RecordDict:
-    arrays = ArrayRecord({"payload": Array("uint8", (len(payload),), PAYLOAD, payload)})
+    arrays = ArrayRecord({"payload": Array("uint8", (len(payload),), PAYLOAD_TYPE, payload)})
     return RecordDict({"header": ConfigRecord({"json": "{}"}), "arrays": arrays})
 
 

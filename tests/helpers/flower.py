@@ -21,10 +21,11 @@ from sklearn.datasets import load_digits
 
 from fedproto.core.files import read_tensors
 from fedproto.core.types import Tree
-from fedproto.deploy.member import FORMAT, VERSION, answer, scored
+from fedproto.deploy.member import evaluate_member, train_round
+from fedproto.deploy.member_checkpoint import STATE_FORMAT, VERSION
 from fedproto.deploy.messages import Message
 from fedproto.deploy.scaffold import init
-from fedproto.deploy.server_state import STATE, ServerState, read_state
+from fedproto.deploy.server_state import STATE_FILE, ServerState, read_state
 from fedproto.deploy.settings import ServerSettings, TrainingTerms, read_member
 
 PATIENCE = 180.0  # seconds, on a machine that does other things, too
@@ -40,7 +41,7 @@ if any("flwr-clientapp" in word for word in sys.orig_argv):
     import dataclasses
     import numpy as np
     from fedproto.deploy import member
-    here, true = pathlib.Path(__file__).parent, member.answer
+    here, true = pathlib.Path(__file__).parent, member.train_round
     def odd(parcel, own):
         (here / "asked").write_text(str(parcel.header["round"]))
         while (here / "hold").exists() and (here / "hold").read_text() == str(parcel.header["round"]):
@@ -85,7 +86,7 @@ if any("flwr-clientapp" in word for word in sys.orig_argv):
             of, change = changes[kind]
             deflate = of.deflate
             of.deflate = lambda self: add_header_to_object_body(change(get_object_body(deflate(self), of)), self)
-    member.answer = odd
+    member.train_round = odd
 """
 
 
@@ -134,7 +135,7 @@ class Deployed:
 
     def member_round(self, name: str) -> int:
         path = Path(read_member(self.folder / f"{name}.toml").state) / "member.safetensors"
-        return read_tensors(path, FORMAT, VERSION)[1]["round"] if path.exists() else 0
+        return read_tensors(path, STATE_FORMAT, VERSION)[1]["round"] if path.exists() else 0
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
@@ -240,7 +241,7 @@ class Deployed:
 
     def run(self, meanwhile: Callable[[], object] | None = None, **config: Any) -> Run:
         """Hand in a run and wait for its end. `flwr run --stream` leaves with 0 when a run has failed, too."""
-        state = Path(config.get("state", self.folder / "server")) / STATE
+        state = Path(config.get("state", self.folder / "server")) / STATE_FILE
         with _kept(state, self.folder / "kept", config["rounds"]) as (kept, times, complete):
             run, ends = self.submit(**config), time.monotonic() + 4 * PATIENCE
             if meanwhile is not None:
@@ -311,7 +312,7 @@ def replayed(
         key: config.pop(key) for key in list(config) if key in TrainingTerms.__dataclass_fields__
     }
     state = federation.folder / f"replayed-{len(list(federation.folder.glob('replayed-*')))}"
-    hall = ServerState(
+    server_state = ServerState(
         ServerSettings(state=str(state), classes=",".join(CLASSES), **config),
         TrainingTerms(**terms),
     )
@@ -325,13 +326,17 @@ def replayed(
         (state / f"{name}.toml").write_text("".join(lines))
         own[name] = read_member(state / f"{name}.toml")
     for names in there:
-        parcels: dict[str, Message] = {name: hall.invite(name) for name in names}
+        parcels: dict[str, Message] = {name: server_state.make_request(name) for name in names}
         for name, parcel in parcels.items():
-            hall.take(name, answer(parcel, own[name]), hall.expected(frozenset(names)))
-        hall.close_round()
-    for name in hall.seats:
-        hall.note_accuracy(name, scored(hall.invite(name, whole=True), own[name]))
-    return hall
+            server_state.accept_reply(
+                name, train_round(parcel, own[name]), server_state.expect_replies(frozenset(names))
+            )
+        server_state.close_round()
+    for name in server_state.members:
+        server_state.note_accuracy(
+            name, evaluate_member(server_state.make_request(name, all_classes=True), own[name])
+        )
+    return server_state
 
 
 def same(a: Tree, b: Tree) -> bool:
