@@ -20,7 +20,7 @@ from fedproto.deploy.server_state import (
 
 @pytest.fixture(scope="module")
 def member_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Each member's images as a file in which its classes are numbered backwards, and as the simulator's arrays."""
+    """Each member's images, as a file with reversed class numbers and as the simulator's arrays."""
     folder = tmp_path_factory.mktemp("data")
     x, y = load_digits(return_X_y=True)
     x = x.reshape(-1, 8, 8).astype(np.uint8) * 15

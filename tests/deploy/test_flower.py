@@ -1,4 +1,4 @@
-"""A deployed federation, in real processes with TLS and keys, does what the simulator does, whatever happens to it."""
+"""Deployed federations in real processes, with TLS and keys, against the simulator."""
 
 import contextlib
 import subprocess
@@ -77,7 +77,7 @@ class Setup(NamedTuple):
     arrays: list[tuple[np.ndarray, ...]]
 
     def fresh(self, tag: str, **changed: dict[str, str]) -> dict[str, Any]:
-        """New states for the server and its members: a federation of its own, in the same processes."""
+        """Start a new federation in the same processes, with new states for all."""
         for name, own in self.files.items():
             self.federation.write_member(
                 name, **(own | {"state": f"{tag}/{name}"} | changed.get(name, {}))
@@ -374,7 +374,7 @@ def test_the_script_tells_how_a_run_ended(setup: Setup) -> None:
 
 @pytest.mark.slow
 def test_malformed_flower_objects_cost_their_sender_the_round_and_nobody_else(setup: Setup) -> None:
-    """One member's processes send objects that Flower's own decoder stumbles over, or repeat one chunk endlessly."""
+    """One member sends objects that Flower's decoder fails on, or repeats one chunk endlessly."""
     odd = setup.odd("c")
     (odd / "objects").write_text("json repeat deep")
     config = setup.fresh("objects") | {"quorum": 3}

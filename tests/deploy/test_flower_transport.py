@@ -114,7 +114,7 @@ def test_a_reply_with_another_nonce_states_no_name(reply_header: ReplyHeader) ->
         ),
     ],
 )
-def test_records_carry_parcels(sent: Message) -> None:
+def test_records_carry_messages(sent: Message) -> None:
     from fedproto.deploy.flower_transport import count_bytes, from_record, to_record
 
     back = from_record(to_record(sent))
@@ -193,7 +193,7 @@ def test_hostile_records_are_refused() -> None:
     assert (believed, raised) == ([], {})
 
 
-def test_members_are_called_what_they_are_registered_as(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_have_their_registered_names(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = make_flower_transport(
         {1: ("a", "liar"), 2: ("", "b"), 3: ("", "a"), 4: ("", "b"), 5: ("", "")}
     )
@@ -211,7 +211,7 @@ def test_members_are_called_what_they_are_registered_as(monkeypatch: pytest.Monk
     )
 
 
-def test_a_member_without_a_key_that_was_started_anew_is_known_again(
+def test_a_restarted_member_without_a_key_keeps_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Flower gives it another number; the one it had is gone."""
@@ -225,10 +225,10 @@ def test_a_member_without_a_key_that_was_started_anew_is_known_again(
     assert [name for name, _, _ in transport.exchange("train", {"a": Message({}, {})}, 1)] == ["a"]
 
 
-def test_a_node_without_a_registered_name_takes_nobodys_seat(
+def test_a_node_cannot_state_a_registered_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Node 1 is registered as a; 2 has no name and says that it is a: while a is away, before it came, and after."""
+    """Node 1 is registered as a; node 2 states that name while node 1 is online, and after."""
     nodes = {1: ("a", "a"), 2: ("", "a"), 3: ("", "b")}
     state = small_state(tmp_path)
     transport = make_flower_transport(nodes, state.registered)
@@ -243,7 +243,7 @@ def test_a_node_without_a_registered_name_takes_nobodys_seat(
     )
 
 
-def test_a_registered_node_gets_its_name_back_from_one_that_said_it(
+def test_a_registered_node_gets_its_name_back_from_a_node_that_stated_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nodes = {2: ("", "a"), 3: ("", "b")}
@@ -255,7 +255,7 @@ def test_a_registered_node_gets_its_name_back_from_one_that_said_it(
     assert [name for name, _, _ in answers] == ["a"] and transport.names[7] == "a"
 
 
-def test_a_name_said_twice_stays_with_who_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_stated_twice_stays_with_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = {5: ("", "a")}
     transport = make_flower_transport(nodes)
     transport.find_members()
@@ -266,7 +266,7 @@ def test_a_name_said_twice_stays_with_who_holds_it(monkeypatch: pytest.MonkeyPat
     assert twice.find_members() == ["a"] and twice.names == {1: "a"}
 
 
-def test_a_name_that_is_not_a_members_gets_no_seat(make_deployment: Any) -> None:
+def test_a_node_that_is_not_a_member_gets_no_record(make_deployment: Any) -> None:
     deployment = make_deployment(names="abcd", members="a,b,c", rounds=1)
     state = deployment.serve()
     assert set(state.members) == set("abc") and state.round == 1

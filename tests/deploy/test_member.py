@@ -1,4 +1,4 @@
-"""What leaves a member and what stays: error codes, its own restrictions, its private state, one writer at a time."""
+"""What leaves a member: error codes, restrictions, private state, one writer at a time."""
 
 import errno
 import json
@@ -88,7 +88,7 @@ def same_reply(one: Message, other: Message) -> bool:
 
 @pytest.fixture
 def reply_to(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bytes, Message]]:
-    """Calls the ClientApp, and gives everything that its reply consists of as bytes, and what it says."""
+    """Call the ClientApp; return all bytes of its reply, and the message."""
     pytest.importorskip("flwr")
     from flwr.app import Context, RecordDict
     from flwr.app import Message as FlowerMessage
@@ -167,7 +167,7 @@ SOURCES = [folder_with_a_damaged_image, table_with_a_bad_cell, missing_file, for
 
 @pytest.mark.parametrize("patient", PATIENTS)
 @pytest.mark.parametrize("make", SOURCES, ids=lambda make: make.__name__)
-def test_nothing_of_the_data_leaves_with_an_error(
+def test_errors_carry_nothing_of_the_data(
     make: Callable[[Path, str], str],
     patient: str,
     reply_to: Any,
@@ -190,7 +190,7 @@ def test_nothing_of_the_data_leaves_with_an_error(
 
 
 @pytest.mark.parametrize("patient", PATIENTS)
-def test_a_value_that_came_into_the_table_later_does_not_leave(
+def test_a_value_added_to_the_table_later_does_not_leave(
     patient: str, reply_to: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The sentence is "column 'size' holds 'SMITH John', but the training rows hold numbers"."""
@@ -225,7 +225,7 @@ def test_a_value_that_came_into_the_table_later_does_not_leave(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_is_raised_only_a_code_leaves(
+def test_of_any_exception_only_a_code_leaves(
     error: Exception, kind: str, reply_to: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower itself sends `str(type(error))` and `str(error)` to the server."""
@@ -252,7 +252,7 @@ def test_a_supernode_without_a_file_says_so_in_its_log(
     assert reply.header["error"] == "config-unusable" and "--node-config" in caplog.text
 
 
-def test_an_answer_holds_what_the_documentation_lists(
+def test_a_reply_holds_what_the_documentation_lists(
     reply_to: Any, own: MemberSettings, tmp_path: Path
 ) -> None:
     path = write_own_file(tmp_path, own.data, tell_accuracy="false")
@@ -265,7 +265,7 @@ def test_an_answer_holds_what_the_documentation_lists(
     assert reply.header == {"member": "a", "nonce": None}
 
 
-def test_every_error_for_people_has_a_code_of_the_table() -> None:
+def test_every_error_class_has_a_code() -> None:
     def subclasses(kind: type[Exception]) -> list[type[Exception]]:
         return [kind, *(each for child in kind.__subclasses__() for each in subclasses(child))]
 
@@ -386,14 +386,16 @@ def words_of(text: str) -> list[str]:
     "line",
     ['algorithms = "fedprot"', 'sends = "images"', 'algorithms = "mine:method"', "sends = 3"],
 )
-def test_restrictions_that_mean_nothing_are_refused(line: str, tmp_path: Path) -> None:
+def test_unknown_restrictions_are_refused(line: str, tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text(f'name = "a"\ndata = "digits"\nstate = "s"\n{line}\n')
     with pytest.raises(ConfigError, match=r"algorithm|sends"):
         read_member(path)
 
 
-def test_a_name_that_nobody_configured_does_not_leave(own: MemberSettings, tmp_path: Path) -> None:
+def test_a_class_name_that_nobody_listed_does_not_leave(
+    own: MemberSettings, tmp_path: Path
+) -> None:
     """The data has x and y; the federation has x. Listed, y may travel; unlisted, it stays."""
     asked = make_state(tmp_path, classes="x", new_classes=True).make_request("a")
     with pytest.raises(RefusedByMember, match=r"'y'.*`classes`"):
@@ -406,7 +408,7 @@ def test_a_name_that_nobody_configured_does_not_leave(own: MemberSettings, tmp_p
 # --- its state
 
 
-def test_a_members_files_are_its_owners_only(tmp_path: Path) -> None:
+def test_only_its_owner_can_read_a_members_files(tmp_path: Path) -> None:
     rows = [
         f"{number},{'red' if number % 3 else 'blue'},{'xy'[number % 2]}" for number in range(30)
     ]
@@ -424,7 +426,7 @@ def test_a_members_files_are_its_owners_only(tmp_path: Path) -> None:
         assert stat.S_IMODE((Path(table.state) / name).stat().st_mode) == 0o600, name
 
 
-def test_keys_are_their_owners_only(tmp_path: Path) -> None:
+def test_only_their_owner_can_read_keys(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     template = Path(member.__file__).parent / "template" / "keys.py"
     (tmp_path / "keys.py").write_bytes(template.read_bytes())
@@ -461,7 +463,7 @@ def test_a_flipped_bit_in_a_members_state_is_refused(
 
 
 @pytest.mark.parametrize("what", ["cut", "foreign", "older", "incomplete"])
-def test_a_state_that_is_not_a_members_is_refused_by_name(
+def test_a_state_that_is_not_a_members_is_refused(
     what: str, own: MemberSettings, tmp_path: Path
 ) -> None:
     asked = make_state(tmp_path).make_request("a")
@@ -483,7 +485,7 @@ def test_a_state_that_is_not_a_members_is_refused_by_name(
 # --- asked twice at once
 
 
-def test_whoever_asks_at_once_is_answered_once_trained(
+def test_simultaneous_requests_are_trained_once(
     own: MemberSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = make_state(tmp_path)
@@ -510,10 +512,10 @@ def test_whoever_asks_at_once_is_answered_once_trained(
     assert not leftovers
 
 
-def test_scoring_while_a_round_is_trained_does_not_turn_it_back(
+def test_evaluation_during_a_round_does_not_undo_it(
     own: MemberSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scoring reads the state of round 1, and writes it back after round 2 was kept, unless one waits for the other."""
+    """Without a lock, evaluation would write the state of round 1 back after round 2 was saved."""
     state = make_state(tmp_path)
     state.accept_reply(
         "a", train_round(state.make_request("a"), own), state.expect_replies(frozenset("a"))
@@ -559,7 +561,7 @@ for _ in range(int(count)):
 
 
 @pytest.mark.slow
-def test_processes_that_ask_at_once_all_get_the_same_answer(
+def test_simultaneous_requests_of_processes_get_the_same_reply(
     own: MemberSettings, tmp_path: Path
 ) -> None:
     state = make_state(tmp_path)
@@ -578,7 +580,7 @@ def test_processes_that_ask_at_once_all_get_the_same_answer(
     ("number", "code"), [(errno.ENOSPC, "disk-full"), (errno.EDQUOT, "disk-full")]
 )
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_is_one_sentence_and_loses_nothing(
+def test_a_full_disk_gives_one_sentence_and_loses_nothing(
     call: str,
     number: int,
     code: str,
@@ -591,7 +593,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO])
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_disk_that_cannot_be_written_is_one_sentence_and_loses_nothing(
+def test_an_unwritable_disk_of_a_member_gives_one_sentence_and_loses_nothing(
     call: str, number: int, own: MemberSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_disk(call, number, "state-unwritable", own, tmp_path, monkeypatch)
@@ -637,7 +639,7 @@ def check_disk(
     assert train_round(state.make_request("a"), own).header["round"] == 2
 
 
-def test_a_state_folder_that_cannot_be_made_is_one_sentence(
+def test_a_state_folder_that_cannot_be_created_gives_one_sentence(
     own: MemberSettings, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -651,7 +653,7 @@ def test_a_state_folder_that_cannot_be_made_is_one_sentence(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_fails_the_server_is_one_sentence_without_a_traceback(
+def test_a_disk_error_at_the_server_gives_one_sentence_without_a_traceback(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("flwr")

@@ -29,7 +29,7 @@ from fedproto.deploy.messages import (
 from fedproto.errors import FedProtoError, RunFolderError, TrainingError
 
 
-def test_the_same_round_is_answered_from_the_file(
+def test_a_repeated_request_is_answered_from_the_file(
     after_two_rounds: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment, state = after_two_rounds
@@ -49,7 +49,7 @@ def test_the_same_round_is_answered_from_the_file(
     assert state_file_of(deployment).read_bytes() == content
 
 
-def test_scoring_changes_nothing(after_two_rounds: Any) -> None:
+def test_evaluation_does_not_change_the_file(after_two_rounds: Any) -> None:
     deployment, state = after_two_rounds
     before = state_file_of(deployment).read_bytes()
     told = evaluate_member(state.make_request("a", all_classes=True), deployment.members["a"])
@@ -57,7 +57,7 @@ def test_scoring_changes_nothing(after_two_rounds: Any) -> None:
     assert state_file_of(deployment).read_bytes() == before
 
 
-def test_who_does_not_tell_its_accuracy_does_not(after_two_rounds: Any) -> None:
+def test_a_member_can_keep_its_accuracy_to_itself(after_two_rounds: Any) -> None:
     deployment, state = after_two_rounds
     quiet = replace(deployment.members["a"], tell_accuracy=False)
     for reply in (
@@ -79,7 +79,9 @@ def test_an_older_round_is_refused(after_two_rounds: Any) -> None:
 @pytest.mark.parametrize(
     "change", [{"name": "z"}, {"model": "mlp(hidden=9)"}, {"classes": "0,1"}, {"data": "digits"}]
 )
-def test_a_member_that_is_another_is_refused(change: dict[str, str], after_two_rounds: Any) -> None:
+def test_a_state_of_another_member_is_refused(
+    change: dict[str, str], after_two_rounds: Any
+) -> None:
     deployment, state = after_two_rounds
     for act in (train_round, evaluate_member):
         with pytest.raises(RunFolderError, match="another member"):
@@ -87,15 +89,15 @@ def test_a_member_that_is_another_is_refused(change: dict[str, str], after_two_r
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_state_of_a_member_is_told(how: str, after_two_rounds: Any) -> None:
+def test_a_damaged_state_of_a_member_is_refused(how: str, after_two_rounds: Any) -> None:
     deployment, state = after_two_rounds
     damage_file(state_file_of(deployment), how)
     with pytest.raises(FedProtoError, match=MEMBER_FILE):
         train_round(state.make_request("a"), deployment.members["a"])
 
 
-def test_rows_of_a_head_stay_with_their_names(after_two_rounds: Any) -> None:
-    """The server's classes grow, and come in another order: the member's own rows are where their names are now."""
+def test_rows_of_a_head_stay_with_their_classes(after_two_rounds: Any) -> None:
+    """The server's classes grow and change their order; the member's rows follow the names."""
     from fedproto.deploy.member import _prepare, _read_terms
 
     deployment, state = after_two_rounds
@@ -103,15 +105,15 @@ def test_rows_of_a_head_stay_with_their_names(after_two_rounds: Any) -> None:
     kept = MemberCheckpoint.load(own)
     assert kept is not None and kept.classes == tuple("012345")
     invitation = with_header(classes=["6", *"543210"])(state.make_request("a", all_classes=True))
-    seat = _prepare(invitation, own, _read_terms(invitation.header), kept)
+    record = _prepare(invitation, own, _read_terms(invitation.header), kept)
     heads = [name for name in kept.state if name.startswith("head.")]
-    assert heads and seat.federation.classes == ("6", *"543210")
+    assert heads and record.federation.classes == ("6", *"543210")
     for name in heads:
-        assert torch.equal(seat.state[name][1:], kept.state[name].flip(0))
-        assert torch.equal(seat.state[name][0], seat.client.initial[name][0])
+        assert torch.equal(record.state[name][1:], kept.state[name].flip(0))
+        assert torch.equal(record.state[name][0], record.client.initial[name][0])
     for name, value in kept.state.items():
-        assert name in heads or torch.equal(seat.state[name], value)
-    assert torch.equal(seat.server["prototypes"][1:], state.server["prototypes"].flip(0))
+        assert name in heads or torch.equal(record.state[name], value)
+    assert torch.equal(record.server["prototypes"][1:], state.server["prototypes"].flip(0))
 
 
 BAD_MESSAGES: dict[str, Callable[[Message], Message]] = {
@@ -159,9 +161,7 @@ BAD_MESSAGES: dict[str, Callable[[Message], Message]] = {
 
 
 @pytest.mark.parametrize("bad", BAD_MESSAGES)
-def test_a_bad_message_is_an_error_for_people_and_changes_nothing(
-    bad: str, after_two_rounds: Any
-) -> None:
+def test_a_bad_request_is_refused_and_changes_nothing(bad: str, after_two_rounds: Any) -> None:
     deployment, state = after_two_rounds
     before = state_file_of(deployment).read_bytes()
     with pytest.raises(FedProtoError):
@@ -170,9 +170,7 @@ def test_a_bad_message_is_an_error_for_people_and_changes_nothing(
 
 
 @pytest.mark.parametrize("change", ["flat", "missing", "NaN", "texts"])
-def test_bad_weights_from_the_server_are_an_error_for_people(
-    change: str, make_deployment: Any
-) -> None:
+def test_bad_weights_from_the_server_are_refused(change: str, make_deployment: Any) -> None:
     deployment = make_deployment("fedavg", rounds=1)
     invitation = deployment.serve().make_request("a")
     name = next(iter(invitation.arrays))
@@ -186,7 +184,7 @@ def test_bad_weights_from_the_server_are_an_error_for_people(
         train_round(bad(invitation), deployment.members["a"])
 
 
-def test_a_member_imports_nothing_because_a_server_says_so(
+def test_a_member_imports_no_module_that_the_server_names(
     after_two_rounds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A method of somebody's own is named by a module, whose code runs where it is named."""
@@ -204,7 +202,7 @@ def test_a_member_imports_nothing_because_a_server_says_so(
     assert not trace.exists()
 
 
-def test_training_that_breaks_down_is_told_and_not_kept(make_deployment: Any) -> None:
+def test_training_that_diverges_is_reported_and_not_saved(make_deployment: Any) -> None:
     deployment = make_deployment(rounds=1)
     state = deployment.state()
     wild = with_header(lr=1e30)(state.make_request("a"))

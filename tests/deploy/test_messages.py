@@ -20,7 +20,7 @@ from fedproto.deploy.messages import (
 )
 
 
-def test_a_servers_state_comes_back_as_it_was(after_two_rounds: Any) -> None:
+def test_unpacking_a_download_inverts_packing_it(after_two_rounds: Any) -> None:
     _, state = after_two_rounds
     like = {name: torch.zeros_like(value) for name, value in state.server.items()}
     assert trees_equal(
@@ -34,7 +34,7 @@ def test_a_servers_state_comes_back_as_it_was(after_two_rounds: Any) -> None:
     )
 
 
-def test_an_upload_comes_back_as_it_was() -> None:
+def test_unpacking_an_upload_inverts_packing_it() -> None:
     sent = make_reply("a", spoken=("z", "x"))
     placed = place_rows(unpack_upload(sent), ["z", "x"], ("x", "y", "z"))
     assert placed.weights["weight"].tolist() == [sent.arrays[WEIGHT][1], 0, sent.arrays[WEIGHT][0]]

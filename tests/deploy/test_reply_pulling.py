@@ -1,4 +1,4 @@
-"""The server's mail: no member's reply can spoil another's, and none is decoded before its size is known."""
+"""No reply can spoil another, and none is decoded before its size is known."""
 
 import json
 import tracemalloc
@@ -59,7 +59,7 @@ class Reply:
         self.unavailable: set[str] = set()
 
     def rewrite(self, kind: str, change: Callable[[bytes], bytes]) -> None:
-        """Change the body of the objects of one kind; their parents still name them by their old ids."""
+        """Change the body of all objects of one kind; their parents keep the old ids."""
         for key, content in self.objects.items():
             head, _, body = content.partition(b"\0")
             name, children, _ = head.split(b" ")
@@ -69,7 +69,7 @@ class Reply:
 
 
 class Link:
-    """The Runtime API as far as pulling needs it. `spoil`: node -> what a hostile member makes of its reply."""
+    """The part of the Runtime API that pulling needs; `spoil` changes the replies of nodes."""
 
     def __init__(self, spoil: dict[int, Callable[[Reply], Any]]) -> None:
         self.spoil = spoil
@@ -319,7 +319,7 @@ def test_a_large_response_is_refused_by_its_length_before_it_is_read() -> None:
 
 
 def test_flower_still_has_what_we_use_of_it() -> None:
-    """Parts of Flower that are not documented: with another version this fails, and the documented way is taken."""
+    """These parts of Flower are undocumented: this test fails if another version lacks them."""
     from flwr.supercore.protobuf.client import ProtobufClient
 
     assert reply_pulling._offers_objects(RealGrid({}))

@@ -2,8 +2,10 @@
 
 import io
 import os
+import re
 import tomllib
 import zipfile
+from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,67 @@ def test_init_writes_a_federation_that_passes_its_own_checks(tmp_path: Path) -> 
     assert all(each.state == str(folder / f"state-{each.name}") for each in own)
 
 
+#: Placeholders of the guide, and files that its commands make.
+NOT_WRITTEN = {"NAME.toml", "IMAGE.png", "keys", "ca.crt"}
+FILE_NAME = re.compile(r"[\w./-]*\w\.(?:sh|py|toml|md|png|crt|pem|key)\b")
+
+
+def find_named_files(text: str) -> set[str]:
+    """Return the files that a text names in code: in backquotes or in a block of commands."""
+    blocks = re.findall(r"```.*?```", text, re.DOTALL)
+    quoted = re.findall(r"`[^`\n]+`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    names = set()
+    for code in (*blocks, *quoted):
+        names.update(FILE_NAME.findall(code))
+    return {name.removeprefix("./") for name in names}
+
+
+def test_every_file_that_the_guide_names_is_written(tmp_path: Path) -> None:
+    """Everything a user needs is in the folder: an installed package has no docs beside it."""
+    folder = tmp_path / "fed"
+    scaffold.init(folder, ["a", "b"], "digits", ["0", "1"])
+    named = find_named_files((folder / "README.md").read_text()) - NOT_WRITTEN
+    assert {"pyproject.toml", "keys.py", "server.sh", "member.sh", "run.sh", "a.toml"} <= named
+    missing = [name for name in sorted(named) if not (folder / name).exists()]
+    assert missing == []
+
+
+def test_no_file_of_the_folder_names_pages_of_the_repository(tmp_path: Path) -> None:
+    folder = tmp_path / "fed"
+    scaffold.init(folder, ["a", "b"], "digits", ["0", "1"])
+    for path in folder.iterdir():
+        text = re.sub(r"https?://\S+", "", path.read_text())
+        assert "docs/" not in text, path
+        assert "pip install 'fedproto" not in text, path
+        assert not [line for line in text.splitlines() if len(line) > 100 and "state =" not in line]
+
+
+@pytest.mark.parametrize(
+    ("urls", "sentence"),
+    [
+        (["Source, https://a.example", "Documentation, https://b.example"], "https://b.example"),
+        (["Homepage, https://c.example/x,y"], "https://c.example/x,y"),
+        (["Funding, https://d.example"], ""),
+        (None, ""),
+    ],
+)
+def test_the_guide_ends_with_the_projects_address_if_it_has_one(
+    urls: list[str] | None, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = EmailMessage()
+    for url in urls or []:
+        package["Project-URL"] = url
+    monkeypatch.setattr(scaffold.metadata, "metadata", lambda name: package)
+    scaffold.init(tmp_path / "fed", ["a", "b"], "digits", ["0", "1"])
+    guide = (tmp_path / "fed" / "README.md").read_text()
+    assert "@" not in guide
+    last_line = guide.splitlines()[-1]
+    if sentence:
+        assert last_line == f"More about all of this: {sentence}"
+    else:
+        assert "More about" not in guide
+
+
 def test_a_federation_from_the_template_trains(tmp_path: Path) -> None:
     scaffold.init(tmp_path / "fed", ["a", "b"], "digits", list("0123456789"))
     config = tomllib.loads((tmp_path / "fed" / "pyproject.toml").read_text())["tool"]["flwr"][
@@ -83,20 +146,20 @@ def test_a_federation_from_the_template_trains(tmp_path: Path) -> None:
         ["a", "b" * 65],
     ],
 )
-def test_init_refuses_members(members: list[str], tmp_path: Path) -> None:
+def test_init_refuses_bad_member_names(members: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         scaffold.init(tmp_path / "fed", members, "digits", ["0", "1"])
     assert not (tmp_path / "fed").exists() and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "server.key", "server.pem", "a.pub"])
-def test_init_refuses_names_of_keys_that_are_others(name: str, tmp_path: Path) -> None:
+def test_init_refuses_member_names_that_are_key_files(name: str, tmp_path: Path) -> None:
     """`keys/ca.crt` would be its key."""
     with pytest.raises(ConfigError):
         scaffold.init(tmp_path / "fed", ["a", name], "digits", ["0", "1"])
 
 
-def test_init_leaves_a_folder_that_is_in_use_alone(tmp_path: Path) -> None:
+def test_init_does_not_touch_a_folder_in_use(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path, tmp_path / "file"):
         with pytest.raises(ConfigError, match="not empty"):
@@ -106,7 +169,7 @@ def test_init_leaves_a_folder_that_is_in_use_alone(tmp_path: Path) -> None:
     scaffold.init(tmp_path / "empty", ["a", "b"], "digits", ["0", "1"])
 
 
-def test_init_in_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+def test_init_in_an_unwritable_place_gives_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file/fed cannot be created: .*; name another folder"):
         scaffold.init(tmp_path / "file" / "fed", ["a", "b"], "digits", ["0", "1"])
@@ -139,7 +202,7 @@ def test_init_writes_any_path_and_class_or_refuses_it(
     assert config["state"] == str(made / "server")
 
 
-def test_flower_is_handed_nothing_but_the_settings(tmp_path: Path) -> None:
+def test_flower_packs_only_the_settings(tmp_path: Path) -> None:
     """Not the members' files, nor keys, which lie in the same folder."""
     build = pytest.importorskip("flwr.cli.build")
     folder = tmp_path / "fed"

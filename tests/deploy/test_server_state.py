@@ -43,13 +43,13 @@ from fedproto.deploy.status import read_status
 from fedproto.errors import FedProtoError, Refused, RunFolderError
 
 
-def test_the_state_is_for_its_owner_only(tmp_path: Path) -> None:
+def test_only_its_owner_can_read_the_state(tmp_path: Path) -> None:
     state = state_after_a_round(tmp_path / "new" / "state")
     assert state.path.stat().st_mode & 0o777 == 0o600
     assert state.path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_every_flipped_bit_of_the_state_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_state_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
     state = state_after_a_round(tmp_path)
     content = state.path.read_bytes()
     for place in range(0, len(content), 7):
@@ -66,7 +66,7 @@ def test_every_flipped_bit_of_the_state_is_refused_by_name(tmp_path: Path) -> No
     ("kind", "version", "says"),
     [("member state", 1, "not a file of server state"), ("server state", 99, "version")],
 )
-def test_a_foreign_state_is_refused_by_name(
+def test_a_state_of_another_format_or_version_is_refused(
     kind: str, version: int, says: str, tmp_path: Path
 ) -> None:
     state = state_after_a_round(tmp_path)
@@ -94,7 +94,7 @@ def fail_with(number: int, times: int) -> Callable[..., int]:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
-def test_a_disk_that_takes_nothing_is_one_sentence_and_loses_nothing(
+def test_an_unwritable_disk_gives_one_sentence_and_loses_nothing(
     number: int, make_deployment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment, whole = (
@@ -116,7 +116,7 @@ def test_a_disk_that_takes_nothing_is_one_sentence_and_loses_nothing(
     assert trees_equal(deployment.serve().server, whole.serve().server)
 
 
-def test_a_disk_that_is_full_for_a_while_is_waited_for(
+def test_the_server_waits_for_a_full_disk(
     make_deployment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment, whole = (
@@ -132,7 +132,7 @@ def test_a_disk_that_is_full_for_a_while_is_waited_for(
     assert trees_equal(state.server, whole.serve().server) and deployment.state().round == 1
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(
+def test_a_folder_that_cannot_be_created_gives_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("mine")
@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(
 @pytest.mark.parametrize(
     "algorithm", ["fedproto", "fedproto(weighting=eq6,absent=drop)", "fedavg", "fedrep"]
 )
-def test_a_server_started_anew_after_every_round_is_the_same(
+def test_a_server_restarted_after_every_round_gives_the_same_state(
     algorithm: str, make_deployment: Any
 ) -> None:
     deployment, whole = (
@@ -172,7 +172,7 @@ def test_a_server_started_anew_after_every_round_is_the_same(
 
 
 @pytest.mark.parametrize("killed_after", ["b", "c"])
-def test_a_server_killed_before_it_kept_the_answers_asks_again(
+def test_a_server_killed_before_saving_the_replies_requests_them_again(
     killed_after: str, make_deployment: Any
 ) -> None:
     class Killed(BaseException):
@@ -206,14 +206,14 @@ def test_a_server_killed_before_it_kept_the_answers_asks_again(
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_state_of_the_server_is_told(how: str, tmp_path: Path) -> None:
+def test_a_damaged_state_of_the_server_is_refused(how: str, tmp_path: Path) -> None:
     state = state_after_a_round(tmp_path)
     damage_file(state.path, how)
     with pytest.raises(FedProtoError, match=STATE_FILE):
         small_state(tmp_path).load()
 
 
-def test_a_state_with_seats_it_should_not_have_is_told(tmp_path: Path) -> None:
+def test_a_state_with_unknown_member_fields_is_refused(tmp_path: Path) -> None:
     state = state_after_a_round(tmp_path)
     tensors, header = read_state(state.path)
     write_tensors(
@@ -223,14 +223,14 @@ def test_a_state_with_seats_it_should_not_have_is_told(tmp_path: Path) -> None:
         small_state(tmp_path).load()
 
 
-def test_a_state_of_another_algorithm_is_told(tmp_path: Path) -> None:
+def test_a_state_of_another_algorithm_is_refused(tmp_path: Path) -> None:
     state_after_a_round(tmp_path)
     for other in ("fedproto(lam=0.5)", "fedproto(absent=drop)"):
         with pytest.raises(RunFolderError, match="name another state"):
             small_state(tmp_path, other).load()
 
 
-def test_a_state_with_prototypes_of_another_size_is_told(tmp_path: Path) -> None:
+def test_a_state_with_prototypes_of_another_size_is_refused(tmp_path: Path) -> None:
     state = state_after_a_round(tmp_path)
     with pytest.raises(FedProtoError, match=STATE_FILE):
         ServerState(state.settings, replace(state.terms, dim=5)).load()
@@ -239,7 +239,7 @@ def test_a_state_with_prototypes_of_another_size_is_told(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "change", [{"model": "mlp(hidden=9)"}, {"classes": "0,1,2,3,4,5,6"}, {"shape": "1,9,9"}]
 )
-def test_a_state_of_another_architecture_is_told(
+def test_a_state_of_another_architecture_is_refused(
     change: dict[str, Any], make_deployment: Any
 ) -> None:
     make_deployment("fedavg", rounds=1).serve()
@@ -247,7 +247,7 @@ def test_a_state_of_another_architecture_is_told(
         make_deployment("fedavg", rounds=2, **change).state()
 
 
-def test_a_class_may_be_added_to_prototypes_that_are_there(make_deployment: Any) -> None:
+def test_a_class_can_be_added_to_existing_prototypes(make_deployment: Any) -> None:
     make_deployment(rounds=1).serve()
     state = make_deployment(rounds=2, names="abcd", classes="6,0,1,2,3,4,5").serve()
     assert state.classes == tuple("0123456") and state.server["known"].all()
@@ -274,8 +274,8 @@ def test_a_newcomer_cannot_fill_the_list_of_classes(tmp_path: Path) -> None:
         accept_classes(again, "a", ["a3"], 4)
 
 
-def test_the_classes_of_all_answers_of_a_round_count_together(tmp_path: Path) -> None:
-    """Each alone would fit; the limit is of the federation. Who brings what another brings, too, brings nothing."""
+def test_new_classes_of_all_replies_of_a_round_count_together(tmp_path: Path) -> None:
+    """The limit is the federation's; a class that two members bring counts once, for the first."""
     state = small_state(tmp_path, new_classes=True, max_classes=5)
     accept_classes(state, "a", ["v", "w"])
     with pytest.raises(
@@ -299,7 +299,7 @@ def test_the_classes_of_all_answers_of_a_round_count_together(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("absent", ["remember", "drop"])
-def test_a_removed_members_classes_go_with_it(absent: str, tmp_path: Path) -> None:
+def test_the_classes_of_a_removed_member_are_removed(absent: str, tmp_path: Path) -> None:
     """z is named in the settings; v has another holder; w was a's alone, and stands before v."""
     state = small_state(tmp_path, f"fedproto(absent={absent})", new_classes=True)
     accept_classes(state, "a", ["z", "w", "v"])
@@ -330,8 +330,8 @@ def test_a_removed_members_classes_go_with_it(absent: str, tmp_path: Path) -> No
     assert again.classes == rest.classes and trees_equal(again.server, rest.server)
 
 
-def test_members_go_on_when_another_left_with_its_classes(make_deployment: Any) -> None:
-    """d alone has 6. When it is struck off, the heads of the others lose that row, and keep the rest."""
+def test_members_continue_after_another_left_with_its_classes(make_deployment: Any) -> None:
+    """Only d has class 6. When d is removed, the heads of the others lose that row only."""
     deployment = make_deployment(names="abcd", rounds=2, new_classes=True)
     assert deployment.serve().classes == tuple("0123456")
     before = MemberCheckpoint.load(deployment.members["a"])
@@ -354,12 +354,12 @@ def rows_of_head(kept: MemberCheckpoint) -> set[int]:
     return {len(value) for name, value in kept.state.items() if name.startswith("head.")}
 
 
-def test_a_seat_is_plain_values() -> None:
+def test_a_member_record_can_be_written_as_json() -> None:
     """So that it is one object in the state's metadata."""
     assert MemberRecord(**json.loads(json.dumps(vars(MemberRecord(3))))) == MemberRecord(3)
 
 
-def test_two_runs_do_not_work_on_one_state(make_deployment: Any) -> None:
+def test_two_runs_cannot_use_one_state(make_deployment: Any) -> None:
     deployment = make_deployment(patience=0.01)
     first, second = deployment.state(), deployment.state()
     with (
@@ -373,8 +373,8 @@ def test_two_runs_do_not_work_on_one_state(make_deployment: Any) -> None:
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform", "eq6"])
-def test_who_is_struck_off_the_members_leaves_exactly(make_deployment: Any, weighting: str) -> None:
-    """The prototypes are those of the uploads that remain, and a class that nobody else holds has none."""
+def test_a_removed_member_leaves_exactly(make_deployment: Any, weighting: str) -> None:
+    """The prototypes are those of the remaining uploads; a class without holders has none."""
     deployment = make_deployment(f"fedproto(weighting={weighting})", rounds=2, quorum=2)
     of_c = set(deployment.serve().members["c"].spoken)
     state = deployment.state(rounds=3, members="a, b")

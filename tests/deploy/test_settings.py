@@ -21,7 +21,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_paths_of_a_member_are_seen_from_its_file(
+def test_paths_are_relative_to_the_members_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -38,7 +38,7 @@ def test_paths_of_a_member_are_seen_from_its_file(
     assert read_member(Path("a.toml")).state == str(tmp_path / "mine")
 
 
-def test_a_hyphen_in_a_key_is_seen_from_its_file_too(
+def test_paths_under_keys_with_hyphens_are_relative_to_the_members_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -48,7 +48,7 @@ def test_a_hyphen_in_a_key_is_seen_from_its_file_too(
     )
 
 
-def test_data_of_a_member_is_seen_from_its_file(
+def test_data_paths_are_relative_to_the_members_file(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     member_files: dict[str, Any],
@@ -81,17 +81,17 @@ def test_data_of_a_member_is_seen_from_its_file(
         ("name = ", "TOML"),
     ],
 )
-def test_a_member_file_that_is_wrong_is_told(text: str, says: str, tmp_path: Path) -> None:
+def test_a_wrong_member_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         read_member(written(tmp_path, text))
 
 
-def test_a_member_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_member_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         read_member(tmp_path / "a.toml")
 
 
-def test_settings_are_divided_and_checked() -> None:
+def test_the_run_config_is_split_and_checked() -> None:
     mine, theirs = split_run_config(
         {"new-classes": True, "rounds": 3, "last-batch": "drop", "lr": 0.1}, "here"
     )

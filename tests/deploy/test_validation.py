@@ -45,7 +45,7 @@ BAD_NAMES = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_REPLIES)
-def test_what_is_wrong_is_refused_and_changes_no_bit(wrong: str, tmp_path: Path) -> None:
+def test_a_wrong_reply_is_refused_and_changes_no_bit(wrong: str, tmp_path: Path) -> None:
     state, without = small_state(tmp_path / "1"), small_state(tmp_path / "2")
     asked = state.expect_replies(frozenset("abc"))
     with warnings.catch_warnings():
@@ -70,7 +70,7 @@ def test_what_is_wrong_is_refused_and_changes_no_bit(wrong: str, tmp_path: Path)
 
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize("bad", BAD_NAMES)
-def test_bad_names_are_refused_where_new_classes_are_welcome_too(
+def test_bad_class_names_are_refused_even_if_new_classes_are_accepted(
     bad: str, allowed: bool, tmp_path: Path
 ) -> None:
     state = small_state(tmp_path, new_classes=allowed)
@@ -82,7 +82,7 @@ def test_bad_names_are_refused_where_new_classes_are_welcome_too(
         )
 
 
-def test_a_refusal_is_told_until_an_answer_counts(tmp_path: Path) -> None:
+def test_a_member_is_told_of_a_refusal_until_a_reply_counts(tmp_path: Path) -> None:
     state = small_state(tmp_path)
     for number in (1, 2):
         with pytest.raises(Refused):
@@ -104,7 +104,7 @@ def test_a_refusal_is_told_until_an_answer_counts(tmp_path: Path) -> None:
     assert "refused" not in state.make_request("a").header and state.members["a"].refused == 2
 
 
-def test_strangers_and_second_answers_are_refused(tmp_path: Path) -> None:
+def test_replies_of_strangers_and_second_replies_are_refused(tmp_path: Path) -> None:
     state = small_state(tmp_path)
     state.accept_reply("a", make_reply("a"), state.expect_replies(frozenset("ab")))
     kept = state.replies["a"]
@@ -118,7 +118,7 @@ def test_strangers_and_second_answers_are_refused(tmp_path: Path) -> None:
     assert state.replies == {"a": kept} and "stranger" not in state.members
 
 
-def test_too_many_bytes_are_refused(tmp_path: Path) -> None:
+def test_a_reply_with_too_many_bytes_is_refused(tmp_path: Path) -> None:
     fits = sum(value.nbytes for value in make_reply("a").arrays.values())
     small_state(tmp_path, max_bytes=fits).accept_reply(
         "a", make_reply("a"), small_state(tmp_path, max_bytes=fits).expect_replies(frozenset("a"))
@@ -128,7 +128,7 @@ def test_too_many_bytes_are_refused(tmp_path: Path) -> None:
         state.accept_reply("a", make_reply("a"), state.expect_replies(frozenset("a")))
 
 
-def test_limits_are_where_they_are_said_to_be(tmp_path: Path) -> None:
+def test_a_value_at_a_limit_is_accepted_and_one_beyond_is_refused(tmp_path: Path) -> None:
     state = small_state(tmp_path, max_count=8.0, max_norm=2.0, max_classes=2)
     expected = state.expect_replies(frozenset("a"))
     arrays = {SUMS: np.full((2, 4), 16, np.float32), WEIGHT: np.full(2, 8, np.float32)}
@@ -142,7 +142,7 @@ def test_limits_are_where_they_are_said_to_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["f2", "f4", "f8", ">f4", "longdouble"])
-def test_floats_of_every_kind_are_refused_or_become_ours(kind: str, tmp_path: Path) -> None:
+def test_floats_of_other_types_are_refused(kind: str, tmp_path: Path) -> None:
     """Neither an exception, nor a server whose numbers are of another kind from then on."""
     state, plain = small_state(tmp_path / "1"), small_state(tmp_path / "2")
     sent = {
@@ -185,8 +185,8 @@ def test_small_floats_of_all_members_cannot_overflow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("holders", [-5.0, 0.0, 1e30, 2.0, 0.25])
-def test_the_holders_of_eq6_are_counted_not_believed(holders: float, tmp_path: Path) -> None:
-    """Each speaker is one holder of a class: another number would shrink or blow up everybody's prototype."""
+def test_eq6_holders_other_than_one_are_refused(holders: float, tmp_path: Path) -> None:
+    """Each client is one holder of a class: another number would scale everybody's prototype."""
     state = small_state(tmp_path, "fedproto(weighting=eq6)")
     state.accept_reply("a", make_reply("a", eq6=True), state.expect_replies(frozenset("a")))
     with pytest.raises(Refused):
@@ -194,7 +194,7 @@ def test_the_holders_of_eq6_are_counted_not_believed(holders: float, tmp_path: P
         state.accept_reply("b", bad, state.expect_replies(frozenset("b")))
 
 
-def test_where_every_member_counts_once_nobody_counts_more(tmp_path: Path) -> None:
+def test_uniform_weights_other_than_one_are_refused(tmp_path: Path) -> None:
     state = small_state(tmp_path, "fedproto(weighting=uniform)")
     ones = with_array(WEIGHT, np.ones_like)
     state.accept_reply("a", ones(make_reply("a")), state.expect_replies(frozenset("a")))
@@ -207,7 +207,7 @@ def test_where_every_member_counts_once_nobody_counts_more(tmp_path: Path) -> No
     [10**400, -(10**400), "1", None, [1.0], float("nan"), float("inf"), {}, 1e308],
     ids=lambda value: str(value)[:8],
 )
-def test_whatever_is_said_of_accuracy_ends_nothing(told: Any, tmp_path: Path) -> None:
+def test_an_unusable_accuracy_is_ignored(told: Any, tmp_path: Path) -> None:
     state = small_state(tmp_path)
     state.accept_reply(
         "a",
@@ -220,7 +220,7 @@ def test_whatever_is_said_of_accuracy_ends_nothing(told: Any, tmp_path: Path) ->
     assert all(0 <= value <= 1 for value in state.members["a"].accuracy.values())
 
 
-def test_accuracies_do_not_fill_the_state(tmp_path: Path) -> None:
+def test_unknown_accuracies_are_not_saved(tmp_path: Path) -> None:
     state = small_state(tmp_path)
     told = {f"accuracy.{'w' * 1000}{number}": 0.5 for number in range(2000)}
     state.accept_reply(
@@ -231,8 +231,8 @@ def test_accuracies_do_not_fill_the_state(tmp_path: Path) -> None:
     assert state.path.stat().st_size < 100_000
 
 
-def test_new_classes_have_an_end(tmp_path: Path) -> None:
-    """One member must not make the vocabulary grow by as many classes as it may speak of in every round."""
+def test_one_member_cannot_add_classes_without_end(tmp_path: Path) -> None:
+    """One member must not add as many classes as a reply may have in every round."""
     state = small_state(tmp_path, new_classes=True, max_classes=50)
     for number in range(1, 11):
         try:
@@ -335,7 +335,7 @@ def corruptions(draw: st.DrawFn) -> Callable[[Message], Message]:
 
 @settings(max_examples=150)
 @given(corruptions(), st.booleans())
-def test_one_field_changed_is_refused_or_counts_as_what_it_says(
+def test_a_reply_with_one_changed_field_is_refused_or_counts_as_stated(
     tmp_path_factory: pytest.TempPathFactory, change: Callable[[Message], Message], new: bool
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "corrupted"

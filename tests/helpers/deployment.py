@@ -52,7 +52,7 @@ SUMS, WEIGHT, ROWS, HOLDERS = "value.prototypes", "extra.weight", "extra.rows", 
 
 @dataclass
 class Deployment:
-    """A state and its members in a folder of their own; the transport between them as a test wants it."""
+    """A server and its members in a folder; a test chooses the transport between them."""
 
     folder: Path
     data: Path
@@ -105,7 +105,7 @@ Rewrite = Callable[[str, Message, int], Any]
 
 @dataclass
 class LocalTransport:
-    """Members in this process. `there`: who can be reached; `heard`: whose answers come; `rewrite`: as what."""
+    """Members in this process: who is `there`, whose reply is `heard`, and how to `rewrite` it."""
 
     members: dict[str, MemberSettings]
     state: ServerState
@@ -327,7 +327,7 @@ def pretend_task(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_flower_transport(
     members: dict[int, tuple[str, str]], registered: set[str] | None = None
 ) -> Any:
-    """FlowerPost over a grid in this process. `members`: node -> the name it is registered as, and the one it says."""
+    """Return a transport over a grid in this process; nodes have (registered, stated) names."""
     from types import SimpleNamespace
 
     from fedproto.deploy.flower_transport import FlowerTransport, from_record, to_record
