@@ -140,7 +140,7 @@ def _request_training(
     for name, sent_bytes in transport.sent_bytes().items():
         if name in requests:
             payload_bytes = len(requests[name].payload())
-            state.note_sent(name, payload_bytes, max(0, sent_bytes - payload_bytes))
+            state.members[name].note_sent(payload_bytes, max(0, sent_bytes - payload_bytes))
     return silent
 
 
@@ -150,14 +150,15 @@ def _handle_reply(state: ServerState, reply: Reply, pending: frozenset[str]) -> 
     content = reply.content
     if name not in state.members:
         return "was refused: it is not a member"
+    member = state.members[name]
     payload_bytes = len(content.payload()) if isinstance(content, Message) else 0
-    state.note_received(name, payload_bytes, max(0, reply.bytes - payload_bytes))
+    member.note_received(payload_bytes, max(0, reply.bytes - payload_bytes))
     if isinstance(content, str):
-        state.note_refusal(name, content)
+        member.note_refusal(content)
         return f"was refused: {content}"
     if "error" in content.header:
-        state.note_failure(name, describe_code(content.header["error"]))
-        return f"failed: {state.members[name].reason}"
+        member.note_failure(describe_code(content.header["error"]))
+        return f"failed: {member.reason}"
     try:
         state.accept_reply(name, content, state.expect_replies(pending))
     except Refused as error:
@@ -176,12 +177,13 @@ def _evaluate_members(state: ServerState, transport: Transport, say: Say) -> Non
     for reply in transport.exchange("evaluate", requests, state.settings.timeout):
         if reply.member not in requests:
             continue
-        state.note_received(reply.member, 0, reply.bytes)
+        member = state.members[reply.member]
+        member.note_received(0, reply.bytes)
         if isinstance(reply.content, Message):
-            state.note_accuracy(reply.member, reply.content)
+            member.note_accuracy(reply.content)
     for name, sent_bytes in transport.sent_bytes().items():
         if name in requests:
-            state.note_sent(name, 0, sent_bytes)
+            state.members[name].note_sent(0, sent_bytes)
     _save(state, say)
     folder = state.path.parent
     say(f"{state.round} rounds are done; `fedproto deploy status {folder}` shows the members")

@@ -5,10 +5,8 @@ All of it is one file, replaced atomically after every round, from which a kille
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -22,46 +20,17 @@ from fedproto.core.files import explain_write_errors, hold_lock, read_tensors, w
 from fedproto.core.tensors import flatten_groups, pad_rows, select_rows, split_groups
 from fedproto.core.types import Tree, Upload
 from fedproto.core.uploads import LatestUploads
-from fedproto.deploy.messages import (
-    Message,
-    make_printable,
-    pack_download,
-    place_rows,
-    unpack_upload,
-)
+from fedproto.deploy.member_record import MemberRecord
+from fedproto.deploy.messages import Message, pack_download, place_rows, unpack_upload
 from fedproto.deploy.outliers import Amounts, find_outliers
 from fedproto.deploy.server_start import start_server
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
-from fedproto.deploy.validation import (
-    ExpectedReply,
-    check_new_classes,
-    check_reply,
-    read_accuracies,
-)
+from fedproto.deploy.validation import ExpectedReply, check_new_classes, check_reply
 from fedproto.errors import Refused, RunFolderError
 
 STATE_FILE = "server.safetensors"
 STATE_FORMAT = "server state"
 VERSION = 1
-
-
-@dataclass
-class MemberRecord:
-    """One member, as the server knows it."""
-
-    number: int  # its random numbers are drawn by this, as a client's in the simulator
-    last_round: int = 0  # in which its reply counted
-    last_seen: float = 0.0
-    spoken: list[str] = field(default_factory=list)  # the classes of its latest upload
-    brought: list[str] = field(default_factory=list)  # classes that it was the first to have
-    bytes_up: int = 0  # of payload, as the simulator's ledger counts them
-    bytes_down: int = 0
-    beside_up: int = 0  # of headers, of what Flower adds, and of messages that no round needs
-    beside_down: int = 0
-    refused: int = 0  # replies that failed a check
-    failed: int = 0  # rounds that it could not reply to, according to itself or to Flower
-    reason: str = ""  # of the last refusal or failure, until a reply counts
-    accuracy: dict[str, float] = field(default_factory=dict)
 
 
 class AcceptedReply(NamedTuple):
@@ -143,11 +112,11 @@ class ServerState:
             )
         except Refused as error:
             if name in self.members:
-                self.note_refusal(name, str(error))
+                self.members[name].note_refusal(str(error))
             raise
         self.replies[name] = AcceptedReply(unpack_upload(reply), spoken, brought)
         self.members[name].reason = ""
-        self.note_accuracy(name, reply)
+        self.members[name].note_accuracy(reply)
 
     def _classes_with_new(self) -> set[str]:
         """Return the federation's classes and those that accepted replies bring."""
@@ -169,7 +138,7 @@ class ServerState:
         reasons = find_outliers(amounts, remembered, self.settings)
         for name, reason in reasons.items():
             del self.replies[name]
-            self.note_refusal(name, reason)
+            self.members[name].note_refusal(reason)
         return reasons
 
     def close_round(self) -> None:
@@ -264,35 +233,6 @@ class ServerState:
             return upload
         places = [self.classes.index(each) for each in self.members[name].spoken]
         return select_rows(upload, torch.tensor(places))
-
-    def note_received(self, name: str, payload_bytes: int, other_bytes: int) -> None:
-        """Record that a member replied."""
-        member = self.members[name]
-        member.last_seen = time.time()
-        member.bytes_up += payload_bytes
-        member.beside_up += other_bytes
-
-    def note_sent(self, name: str, payload_bytes: int, other_bytes: int) -> None:
-        """Record what a member was sent."""
-        member = self.members[name]
-        member.bytes_down += payload_bytes
-        member.beside_down += other_bytes
-
-    def note_accuracy(self, name: str, reply: Message) -> None:
-        """Record the accuracies that a member reports, if it reports any."""
-        accuracies = read_accuracies(reply.header)
-        if accuracies:
-            self.members[name].accuracy = accuracies
-
-    def note_refusal(self, name: str, reason: str) -> None:
-        """Record that a member's reply was refused."""
-        self.members[name].refused += 1
-        self.members[name].reason = make_printable(reason)
-
-    def note_failure(self, name: str, reason: str) -> None:
-        """Record that a member could not reply."""
-        self.members[name].failed += 1
-        self.members[name].reason = make_printable(reason)
 
     # --- on disk
 

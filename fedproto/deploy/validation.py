@@ -11,9 +11,8 @@ import numpy as np
 
 from fedproto.core.class_names import is_plain
 from fedproto.core.codec import upload_parts
-from fedproto.core.metrics import ACCURACIES
 from fedproto.core.types import Upload
-from fedproto.deploy.messages import Header, Message
+from fedproto.deploy.messages import Message
 from fedproto.deploy.settings import ServerSettings
 from fedproto.errors import Refused, shown
 
@@ -194,16 +193,6 @@ def describe_upload(upload: Upload) -> UploadLayout:
     for name, value in upload_parts(upload).items():
         shapes[name] = tuple(value.shape[1:] if by_class else value.shape)
     return UploadLayout(shapes, by_class)
-
-
-def read_accuracies(header: Header) -> dict[str, float]:
-    """Return the accuracies that a member reports: fractions, by the names that we know."""
-    accuracies = {}
-    for name in ACCURACIES:
-        value = header.get(f"accuracy.{name}")
-        if isinstance(value, (int, float)) and 0 <= value <= 1:
-            accuracies[name] = float(value)
-    return accuracies
 
 
 def _quote(value: object) -> str:

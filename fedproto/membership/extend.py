@@ -101,11 +101,13 @@ def _prepare(
     content: dict[str, Any] = {"version": 1, "clients": [member.rows for member in members]}
     content["sha256"] = stamp(content)
     start = {"prototypes": prototypes.values, "known": prototypes.known}
+    datasets = [member.dataset for member in members]
+    models = [member.model for member in members]
     config = replace(
         config,
         clients=len(members),
-        dataset=tuple(in_runs([member.dataset for member in members])),
-        model=tuple(in_runs([member.model for member in members])),
+        dataset=tuple(in_runs(datasets)),
+        model=tuple(in_runs(models)),
         rounds=rounds,
         dim=None,
         checkpoint_every=config.checkpoint_every or rounds,

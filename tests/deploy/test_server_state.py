@@ -28,6 +28,7 @@ from fedproto.core.files import pack_tensors, write_tensors
 from fedproto.core.tensors import stack_uploads
 from fedproto.deploy import round_protocol
 from fedproto.deploy.member_checkpoint import MemberCheckpoint
+from fedproto.deploy.member_record import MemberRecord
 from fedproto.deploy.messages import (
     Message,
 )
@@ -35,7 +36,6 @@ from fedproto.deploy.server_state import (
     STATE_FILE,
     STATE_FORMAT,
     VERSION,
-    MemberRecord,
     ServerState,
     read_state,
 )

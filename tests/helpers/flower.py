@@ -355,8 +355,8 @@ def replayed(
             )
         server_state.close_round()
     for name in server_state.members:
-        server_state.note_accuracy(
-            name, evaluate_member(server_state.make_request(name, all_classes=True), own[name])
+        server_state.members[name].note_accuracy(
+            evaluate_member(server_state.make_request(name, all_classes=True), own[name])
         )
     return server_state
 
