@@ -14,10 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from flower import MODELS, deployed, digits
+from helpers.flower import MODELS, deployed, digits
 
 import fedproto
-from fedproto.deploy.flower_transport import POLL
+from fedproto.deploy.flower_transport import POLL_SECONDS
 
 ROUNDS = 5
 
@@ -27,14 +27,14 @@ import pathlib, sys, time
 if any("flwr-clientapp" in word for word in sys.orig_argv):
     began = time.time()
     from fedproto.deploy import member
-    true = member.answer
+    true = member.train_round
     def noted(parcel, own):
         asked = time.time()
         told = true(parcel, own)
         with (pathlib.Path(__file__).parent / "times").open("a") as file:
             file.write(f"{parcel.header['round']} {began} {asked} {time.time()}\\n")
         return told
-    member.answer = noted
+    member.train_round = noted
 """
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     simulated = fedproto.run(
         dataset=arrays, model=models, rounds=ROUNDS, dim=50, engine="reference"
     )
-    seats = run.rounds[ROUNDS][1]["seats"].values()
+    seats = run.rounds[ROUNDS][1]["members"].values()
     report = {
         "seconds of rounds 2 to 5": rounds,
         "seconds of a round in the simulator": simulated.data["seconds"]["per_round"],
@@ -83,7 +83,7 @@ def main() -> None:
             part: statistics.median(found) for part, found in split.items()
         },
         "seconds of a process that imports": imports,
-        "seconds between our looks for answers": POLL,
+        "seconds between our looks for answers": POLL_SECONDS,
         "bytes of records": {
             way: sum(seat[way] for seat in seats) for way in ("bytes_up", "bytes_down")
         },

@@ -32,7 +32,8 @@ from fedproto.data.cifar10 import read_batch
 from fedproto.data.shared.pickles import load_arrays
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
 from fedproto.inference.trained_client import load_client
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.contribution import Contribution
+from fedproto.membership.membership import Membership
 from fedproto.models import load_body
 from fedproto.partitions.file import hash_partition, read_partition
 from fedproto.report.cells import make_harmless
@@ -326,12 +327,12 @@ def upload_of(value: float, weight: float = 1.0, dtype: torch.dtype = torch.floa
     ("upload", "sentence"),
     [
         (upload_of(1e300), "has prototypes that are not finite"),  # infinite in float32
-        (upload_of(1.0, 1e300), "has weight that are not finite"),
+        (upload_of(1.0, 1e300), "has weight with values that are not finite"),
         (upload_of(1.0, 1e-300), "a weight that is not positive"),  # zero in float32
         (upload_of(3e38, 1e-30), "is too large: with it the prototypes are not finite"),
         (
             upload_of(1.0, dtype=torch.bool),
-            "of type torch.bool, where floating-point numbers are wanted",
+            "of type torch.bool instead of floating-point numbers",
         ),
         (upload_of(1.0, dtype=torch.int64), "of type torch.int64"),
         (upload_of(1.0, dtype=torch.complex64), "of type torch.complex64"),

@@ -51,7 +51,7 @@ def show_status(
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Show the members, when each was last heard, rounds, accuracies, bytes and refusals."""
-    from fedproto.deploy.status import read_status, rows
+    from fedproto.deploy.status import make_rows, read_status
 
     found = read_status(state)
     if json:
@@ -72,5 +72,5 @@ def show_status(
         "failed",
         "why",
     )
-    print_table(headers, rows(found))
+    print_table(headers, make_rows(found))
     say(f"round {found['round']}, {found['algorithm']}, classes {', '.join(found['classes'])}")

@@ -95,10 +95,10 @@ def _read_trained(run: Path, client: int) -> TrainedClient:
     from fedproto.inference.trained_client import load_client
 
     if run.suffix == ".toml" and run.is_file():
-        from fedproto.deploy.member import trained
+        from fedproto.deploy.member import load_trained_member
         from fedproto.deploy.settings import read_member as read_settings
 
-        return trained(read_settings(run))
+        return load_trained_member(read_settings(run))
     if (run / MANIFEST).exists():
         return read_exported(run)
     return load_client(run, client)

@@ -135,7 +135,8 @@ def members(
     plugin_dir: PluginDir = None,
 ) -> None:
     """Show who contributed to a federation's prototypes; let members join and leave."""
-    from fedproto.membership.membership import Contribution, Membership
+    from fedproto.membership.contribution import Contribution
+    from fedproto.membership.membership import Membership
     from fedproto.runs.folder import RunFolder
 
     folder = RunFolder.open(run)

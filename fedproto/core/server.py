@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedproto.core.engine import errors_named
 from fedproto.core.federation import Federation
-from fedproto.core.tensors import FLOATS, find_mismatch, flatten_groups, split_groups
+from fedproto.core.tensors import find_mismatch, flatten_groups, split_groups
 from fedproto.core.traffic import Ledger
 from fedproto.core.types import Algorithm, Tree, Upload
 from fedproto.core.uploads import LatestUploads
@@ -57,64 +57,36 @@ class Progress:
 
     def export(self) -> Tree:
         """Return everything a checkpoint holds of the server, as one flat tree."""
-        tree = flatten_groups({"server": self.server}) | self._counts()
-        if self.latest_uploads.uploads is not None:
-            tree |= flatten_groups(self.latest_uploads.uploads._asdict())
-        return tree
-
-    def _counts(self) -> Tree:
-        return {"ledger": self.ledger.counts, "last": self.latest_uploads.last_round}
+        tree = flatten_groups({"server": self.server})
+        tree["ledger"] = self.ledger.counts
+        return tree | self.latest_uploads.export()
 
     def restore(self, tree: Tree, round: int) -> None:
         """Continue from what `export` returned after a round; ValueError says what does not fit."""
         groups = split_groups(tree)
-        self._refuse_mismatches(tree, groups)
         stored = groups.get("server", {})
+        self._refuse_mismatches(tree, groups)
         server = {name: value.to(self.server[name].device) for name, value in stored.items()}
+        self.latest_uploads = LatestUploads.restore(
+            tree,
+            clients=len(self.latest_uploads.last_round),
+            row_shapes={name: value.shape for name, value in server.items()},
+            device=next((value.device for value in server.values()), torch.device("cpu")),
+        )
         self.server = server
         self.ledger.counts = tree["ledger"]
-        self.latest_uploads.last_round = tree["last"]
         self.round = round
-        device = next((value.device for value in server.values()), torch.device("cpu"))
-        sums = {name: value.to(device) for name, value in groups.get("sums", {}).items()}
-        weights = {name: value.to(device) for name, value in groups.get("weights", {}).items()}
-        self.latest_uploads.uploads = Upload(sums, weights) if sums else None
 
     def _refuse_mismatches(self, tree: Tree, groups: dict[str, Tree]) -> None:
         """Refuse tensors whose names, shapes or types are not those of this federation."""
-        counts = self._counts()
-        found_counts = {name: tree[name] for name in counts if name in tree}
-        unexpected = groups.keys() - {"server", "client", *counts, *Upload._fields}
+        unexpected = groups.keys() - {"server", "client", "ledger", "last", *Upload._fields}
         if unexpected:
             raise ValueError(f"it has no {shown(min(unexpected), 80)}")
-        mismatch = (
-            find_mismatch(self.server, groups.get("server", {}))
-            or find_mismatch(counts, found_counts)
-            or self._find_upload_mismatch(groups.get("sums", {}), groups.get("weights", {}))
-        )
+        ledger = {name: value for name, value in tree.items() if name == "ledger"}
+        mismatch = find_mismatch(self.server, groups.get("server", {}))
+        mismatch = mismatch or find_mismatch({"ledger": self.ledger.counts}, ledger)
         if mismatch is not None:
             raise ValueError(mismatch)
-
-    def _find_upload_mismatch(self, sums: Tree, weights: Tree) -> str | None:
-        """Return what is wrong with stored uploads, or None.
-
-        Each tensor has a row per client; the row of one that the server has, too, has its shape.
-        """
-        if not sums and not weights:
-            return None
-        if "weight" not in weights:
-            return "there is no weights.weight"
-        clients = len(self.latest_uploads.last_round)
-        weight_shape = weights["weight"].shape
-        for group, values in (("sums", sums), ("weights", weights)):
-            for name, value in values.items():
-                shape = value.shape
-                fits = shape[:1] == (clients,) and shape[: len(weight_shape)] == weight_shape
-                if name in self.server:
-                    fits = fits and shape[1:] == self.server[name].shape
-                if not fits or value.dtype not in FLOATS:
-                    return f"{group}.{shown(name, 80)} is {tuple(shape)} of {value.dtype}"
-        return None
 
 
 def check_server_state(state: Any, function: str) -> Tree:

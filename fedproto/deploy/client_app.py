@@ -1,4 +1,7 @@
-"""The app that Flower starts at a member, anew for every message: `clientapp = "fedproto.deploy.client_app:app"`."""
+"""The app that Flower starts at a member, in a new process for every message.
+
+It is named in pyproject.toml as `clientapp = "fedproto.deploy.client_app:app"`.
+"""
 
 from __future__ import annotations
 
@@ -21,70 +24,75 @@ LOG = logging.getLogger("flwr")
 
 @app.train()
 def train(message: FlowerMessage, context: Context) -> FlowerMessage:
-    return _replied(message, context, _train)
+    """Train a round, and reply with the upload."""
+    return _reply(message, context, _train)
 
 
 @app.evaluate()
 def evaluate(message: FlowerMessage, context: Context) -> FlowerMessage:
-    return _replied(message, context, _evaluate)
+    """Reply with the member's accuracies."""
+    return _reply(message, context, _evaluate)
 
 
 @app.query()
 def query(message: FlowerMessage, context: Context) -> FlowerMessage:
-    """Who are you?"""
-    return _replied(message, context, _introduce)
+    """Reply with the member's name."""
+    return _reply(message, context, _introduce)
 
 
-def _train(asked: Message, own: MemberSettings) -> Message:
-    from fedproto.deploy.member import answer
+def _train(request: Message, own: MemberSettings) -> Message:
+    from fedproto.deploy.member import train_round
 
-    return answer(asked, own)
-
-
-def _evaluate(asked: Message, own: MemberSettings) -> Message:
-    from fedproto.deploy.member import scored
-
-    return scored(asked, own)
+    return train_round(request, own)
 
 
-def _introduce(asked: Message, own: MemberSettings) -> Message:
+def _evaluate(request: Message, own: MemberSettings) -> Message:
+    from fedproto.deploy.member import evaluate_member
+
+    return evaluate_member(request, own)
+
+
+def _introduce(request: Message, own: MemberSettings) -> Message:
     from fedproto.deploy.messages import Message
 
     return Message({"member": own.name}, {})
 
 
-def _replied(
+def _reply(
     message: FlowerMessage, context: Context, act: Callable[[Message, MemberSettings], Message]
 ) -> FlowerMessage:
-    """The reply to a message. Of an error only its code leaves: the rest is for the member's own log.
+    """Return the reply to a message; of an error, only its code leaves the member.
 
-    Every exception is caught here, because Flower sends the text of what it catches itself to the server.
+    Every exception is caught here and written to the member's own log, because Flower would send
+    the text of those it catches to the server.
     """
-    from fedproto.deploy.error_codes import code_of
+    from fedproto.deploy.error_codes import choose_code
     from fedproto.deploy.flower_transport import from_record, to_record
-    from fedproto.deploy.messages import Message, printable
+    from fedproto.deploy.messages import Message, make_printable
     from fedproto.errors import FedProtoError
 
     nonce = {}
     try:
-        asked = from_record(message.content)
-        nonce = {"nonce": asked.header.get("nonce")}  # shows that the answer is to this message
-        if "refused" in asked.header:
-            LOG.warning(
-                "The last answer did not count: %s", printable(str(asked.header["refused"]))
-            )
-        reply = act(asked, _read_own_file(context.node_config))
+        request = from_record(message.content)
+        nonce = {"nonce": request.header.get("nonce")}  # shows what the reply answers
+        if "refused" in request.header:
+            reason = make_printable(str(request.header["refused"]))
+            LOG.warning("The last reply did not count: %s", reason)
+        reply = act(request, _read_settings(context.node_config))
         content = to_record(Message(reply.header | nonce, reply.arrays))
     except FedProtoError as error:
-        LOG.error("This member cannot answer (%s): %s", code_of(error), error)
-        content = to_record(Message({"error": code_of(error)} | nonce, {}))
+        code = choose_code(error)
+        LOG.error("This member cannot reply (%s): %s", code, error)
+        content = to_record(Message({"error": code} | nonce, {}))
     except Exception as error:
-        LOG.exception("This member cannot answer (%s)", code_of(error))
-        content = to_record(Message({"error": code_of(error)} | nonce, {}))
+        code = choose_code(error)
+        LOG.exception("This member cannot reply (%s)", code)
+        content = to_record(Message({"error": code} | nonce, {}))
     return FlowerMessage(content, reply_to=message)
 
 
-def _read_own_file(node_config: Mapping[str, Any]) -> MemberSettings:
+def _read_settings(node_config: Mapping[str, Any]) -> MemberSettings:
+    """Return the settings in the file that the member's operator started it with."""
     from fedproto.deploy.settings import read_member
     from fedproto.errors import ConfigError
 

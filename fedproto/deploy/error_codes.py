@@ -1,7 +1,7 @@
 """What a member may say about its own errors: a code out of this table, and nothing else.
 
-The sentences of our errors name files, columns and values, which are the member's own. They go to the member's
-log. The server is told a code, and shows the sentence that this table has for it.
+The sentences of our errors name files, columns and values, which are the member's own. They go to
+the member's log. The server is told a code, and shows the sentence that this table has for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ SENTENCES = {
     "message-unusable": "it cannot use the server's message",
     "package-missing": "it lacks a Python package",
     "refused-by-member": "its own settings do not allow what was asked",
-    "state-unusable": "its saved state is corrupted, in use, or belongs to another member or federation",
+    "state-unusable": (
+        "its saved state is corrupted, in use, or belongs to another member or federation"
+    ),
     "state-unwritable": "it cannot write its state",
     "training-failed": "its training broke down",
     "unreachable": "Flower cannot reach it",
@@ -50,9 +52,9 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def code_of(error: BaseException) -> str:
-    """The code that leaves a member instead of this error."""
-    if _disk_is_full(error):
+def choose_code(error: BaseException) -> str:
+    """Return the code that leaves a member instead of this error."""
+    if _is_disk_full(error):
         return "disk-full"
     for kind, code in _CODES:
         if isinstance(error, kind):
@@ -61,13 +63,17 @@ def code_of(error: BaseException) -> str:
 
 
 def describe_code(code: object) -> str:
-    """`code: sentence`; what is not a code of ours is not repeated, since a member may write anything there."""
+    """Return `code: sentence`.
+
+    An unknown code is not repeated, since a member may write anything there.
+    """
     if isinstance(code, str) and code in SENTENCES:
         return f"{code}: {SENTENCES[code]}"
     return "it reported an error with an unknown code"
 
 
-def _disk_is_full(error: BaseException | None) -> bool:
+def _is_disk_full(error: BaseException | None) -> bool:
+    """Return whether a full disk is among the causes of an error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
             return True

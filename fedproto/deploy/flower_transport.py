@@ -1,4 +1,4 @@
-"""Parcels by Flower: records there and back, and the server's mail."""
+"""Our messages as Flower's records, and the server's transport over a Flower grid."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from secrets import token_hex
+from typing import NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -18,13 +19,15 @@ from fedproto.core import codec
 from fedproto.core.files import parse_json
 from fedproto.deploy.messages import Message
 from fedproto.deploy.reply_pulling import MAX_DESCRIPTION_BYTES, Puller
+from fedproto.deploy.round_protocol import Reply
 from fedproto.errors import Refused
 
-POLL = 0.2  # seconds between two questions to Flower; grid.send_and_receive asks every 3
-LONGEST_PAUSE = 2.0  # seconds before all are asked for again, however many they are
-LONGEST_HEADER = 2**20  # letters
+POLL_SECONDS = 0.2  # per pending reply, between two attempts; grid.send_and_receive waits 3 s
+MAX_POLL_SECONDS = 2.0  # between two attempts, however many replies are pending
+QUERY_TIMEOUT_SECONDS = 30.0
+MAX_HEADER_CHARACTERS = 2**20
 DEFAULT_MAX_BYTES = 64 * 2**20  # of one reply's arrays
-PAYLOAD = "safetensors"  # how a payload is written
+PAYLOAD_TYPE = "safetensors"  # how a payload is serialised
 _UNREACHABLE = (
     ErrorCode.MESSAGE_UNAVAILABLE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
@@ -32,60 +35,84 @@ _UNREACHABLE = (
 )
 
 
-def to_record(parcel: Message) -> RecordDict:
-    """The payload as one array of bytes; the header as one text, since Flower's records know no empty lists."""
-    payload = parcel.payload()
-    arrays = ArrayRecord(
-        {"payload": Array("uint8", (len(payload),), PAYLOAD, payload)} if payload else {}
-    )
-    return RecordDict(
-        {
-            "arrays": arrays,
-            "header": ConfigRecord({"json": json.dumps(parcel.header, sort_keys=True)}),
-        }
-    )
+# --- records
+
+
+def to_record(message: Message) -> RecordDict:
+    """Return a message as a Flower record.
+
+    The payload is one array of bytes. The header is one text, since Flower's records cannot hold
+    empty lists.
+    """
+    payload = message.payload()
+    arrays = ArrayRecord()
+    if payload:
+        arrays["payload"] = Array("uint8", (len(payload),), PAYLOAD_TYPE, payload)
+    header = ConfigRecord({"json": json.dumps(message.header, sort_keys=True)})
+    return RecordDict({"arrays": arrays, "header": header})
 
 
 def from_record(record: RecordDict) -> Message:
-    """Refused where it is none of ours: it may come from anybody."""
+    """Return the message of a Flower record, which may come from anybody.
+
+    Raises Refused if it is not a message of ours.
+    """
     try:
-        text = record.config_records["header"]["json"]
-        if not isinstance(text, str) or len(text) > LONGEST_HEADER:
-            raise Refused(f"its header is no text of at most {LONGEST_HEADER} letters")
-        header = parse_json(text, "its header", Refused)
-        if not isinstance(header, dict):
-            raise Refused("its header is no object")
-        return Message(header, _decode(record.array_records["arrays"]))
+        header = _read_header(record.config_records["header"]["json"])
+        return Message(header, _read_arrays(record.array_records["arrays"]))
     except Refused:
         raise
-    except Exception as error:  # of any kind
-        raise Refused(f"it is no parcel: {type(error).__name__}: {str(error)[:200]}") from error
+    except Exception as error:  # a record can be malformed in any way
+        kind = type(error).__name__
+        raise Refused(f"it is not a fedproto message: {kind}: {str(error)[:200]}") from error
 
 
-def _decode(arrays: ArrayRecord) -> dict[str, np.ndarray]:
-    """The arrays of the one payload that a record may carry."""
+def _read_header(text: object) -> dict[str, object]:
+    if not isinstance(text, str) or len(text) > MAX_HEADER_CHARACTERS:
+        raise Refused(f"its header is not a text of at most {MAX_HEADER_CHARACTERS} characters")
+    header = parse_json(text, "its header", Refused)
+    if not isinstance(header, dict):
+        raise Refused("its header is not a JSON object")
+    return header
+
+
+def _read_arrays(arrays: ArrayRecord) -> dict[str, np.ndarray]:
+    """Return the arrays of the one payload that a record may carry."""
     if not arrays:
         return {}
-    if list(arrays) != ["payload"] or arrays["payload"].stype != PAYLOAD:
-        raise Refused("what it carries is not one payload")
-    if not arrays["payload"].data:
+    if list(arrays) != ["payload"] or arrays["payload"].stype != PAYLOAD_TYPE:
+        raise Refused("it does not carry a single payload")
+    content = arrays["payload"].data
+    if not content:
         raise Refused("its payload is empty")
-    return codec.decode(arrays["payload"].data)
+    return codec.decode(content)
 
 
-def size(record: RecordDict) -> int:
-    """The bytes of what it carries."""
+def count_bytes(record: RecordDict) -> int:
+    """Return the bytes of everything a record carries."""
     return sum(part.count_bytes() for part in record.values())
 
 
+# --- the server's transport
+
+
+class _Answer(NamedTuple):
+    """A node's reply to a request, or why it was refused."""
+
+    node: int
+    request: Message
+    reply: FlowerMessage | Refused
+
+
 class FlowerTransport:
-    """`round_protocol.Transport` by a Flower grid.
+    """The `round_protocol.Transport` over a Flower grid.
 
-    A member is called what its key was registered as; without keys, what it says.
+    A member has the name that its key is registered under; without a key, the name it states. A
+    name that was ever registered cannot be stated by others, whether its holder is present or not.
+    Of several nodes that state the same name, the first has it while it is present.
 
-    Each reply is pulled and decoded by itself: what is wrong with one costs its sender the round, and nobody else.
-    A name that was ever a registered one is nobody else's to say, whether its holder is there or not; `registered`
-    grows by those that are seen. Of the others the first who says a name holds it while it is there.
+    Each reply is pulled and decoded by itself: a malformed one costs its sender the round, and
+    nobody else.
     """
 
     def __init__(
@@ -94,84 +121,98 @@ class FlowerTransport:
         self.grid = grid
         self.puller = Puller(grid, max_bytes + MAX_DESCRIPTION_BYTES)
         self.names: dict[int, str] = {}  # by node; no name twice
-        self.registered = set() if registered is None else registered
-        self._sent: dict[str, int] = {}
+        self.registered = set() if registered is None else registered  # grows by names seen
+        self._sent_bytes: dict[str, int] = {}
 
-    def present(self) -> list[str]:
-        online = {
-            node.node_id: node.name for node in self.grid.get_nodes() if node.status == "online"
-        }
-        by_key = {
-            name: node for node, name in reversed(online.items()) if name
-        }  # of two, the first
-        self.registered |= set(by_key)
-        said = {
+    def find_members(self) -> list[str]:
+        """Return the names of the nodes that are online; unknown nodes are asked for theirs."""
+        online = {}
+        for node in self.grid.get_nodes():
+            if node.status == "online":
+                online[node.node_id] = node.name
+        self._update_names(online)
+        unnamed = [node for node in online if node not in self.names and not online[node]]
+        queries = {node: Message({}, {}) for node in unnamed}
+        for answer in self._send_and_pull(queries, "query", QUERY_TIMEOUT_SECONDS):
+            self._accept_name(answer)
+        return [self.names[node] for node in online if node in self.names]
+
+    def _update_names(self, online: dict[int, str]) -> None:
+        """Give online nodes their registered names, and keep stated names that are still free."""
+        nodes_by_name: dict[str, int] = {}
+        for node, name in online.items():
+            if name:
+                nodes_by_name.setdefault(name, node)  # of two nodes with one name, the first
+        self.registered |= set(nodes_by_name)
+        stated_names = {
             node: name
             for node, name in self.names.items()
             if node in online and name not in self.registered
         }
-        self.names = said | {node: name for name, node in by_key.items()}
-        unnamed = [node for node, name in online.items() if not name and node not in self.names]
-        for node, sent, reply in self._replies(
-            {node: Message({}, {}) for node in unnamed}, "query", 30
-        ):
-            self._introduce(node, sent, reply)
-        return [self.names[node] for node in online if node in self.names]
+        registered_names = {node: name for name, node in nodes_by_name.items()}
+        self.names = stated_names | registered_names
 
-    def _introduce(self, node: int, sent: Message, reply: FlowerMessage | Refused) -> None:
-        """A node that has no registered name says one; of two that say the same, the first is believed."""
-        found, _ = _read(sent, reply)
-        name = found.header.get("member") if isinstance(found, Message) else None
+    def _accept_name(self, answer: _Answer) -> None:
+        """Note the name that a node without a registered one states, if it is free."""
+        content, _ = _read_reply(answer)
+        if not isinstance(content, Message):
+            return
+        name = content.header.get("member")
         taken = {*self.names.values(), *self.registered}
         if isinstance(name, str) and name and name not in taken:
-            self.names[node] = name
+            self.names[answer.node] = name
 
-    def exchange(
-        self, kind: str, parcels: dict[str, Message], timeout: float
-    ) -> Iterator[tuple[str, Message | str, int]]:
+    def exchange(self, kind: str, requests: dict[str, Message], timeout: float) -> Iterator[Reply]:
+        """Send requests, and yield each reply until all have come or `timeout` seconds are over."""
         nodes = {name: node for node, name in self.names.items()}
-        self._sent = {}
-        for node, parcel, reply in self._replies(
-            {nodes[n]: p for n, p in parcels.items()}, kind, timeout
-        ):
-            found, bytes_up = _read(parcel, reply)
-            yield self.names[node], found, bytes_up
+        requests_by_node = {nodes[name]: request for name, request in requests.items()}
+        self._sent_bytes = {}
+        for answer in self._send_and_pull(requests_by_node, kind, timeout):
+            content, size = _read_reply(answer)
+            yield Reply(self.names[answer.node], content, size)
 
-    def sent(self) -> dict[str, int]:
-        return self._sent
+    def sent_bytes(self) -> dict[str, int]:
+        """Return how many bytes each member was sent in the last exchange."""
+        return self._sent_bytes
 
-    def _replies(
-        self, parcels: dict[int, Message], kind: str, timeout: float
-    ) -> Iterator[tuple[int, Message, FlowerMessage | Refused]]:
-        """Each reply as it comes, or why it was refused, with the node that was asked and what it was sent.
+    def _send_and_pull(
+        self, requests: dict[int, Message], kind: str, timeout: float
+    ) -> Iterator[_Answer]:
+        """Send a request to each node, and yield the replies as they come.
 
-        Whose reply it is is told by the message it answers: errors of Flower's own come from nobody. Those that come
-        later belong to no question any more, and Flower drops them.
+        The sender is the node whose request a reply answers: Flower's own errors state no sender.
+        Replies that come later than `timeout` seconds answer no request, and Flower drops them.
         """
-        marked = {
-            node: replace(p, header=p.header | {"nonce": token_hex(16)})
-            for node, p in parcels.items()
-        }
-        messages = [
-            FlowerMessage(to_record(p), node, kind, ttl=timeout) for node, p in marked.items()
-        ]
-        self._sent = {
-            self.names.get(node, ""): size(m.content)
-            for node, m in zip(marked, messages, strict=True)
-        }
-        asked = dict(zip(self.grid.push_messages(messages), marked, strict=True))
-        asked.pop("", None)  # a node that has gone since
-        ends = time.monotonic() + timeout
-        while asked and time.monotonic() < ends:
-            for sent_id in list(asked):
+        marked = {}
+        for node, request in requests.items():
+            header = request.header | {"nonce": token_hex(16)}
+            marked[node] = replace(request, header=header)
+        pending = self._push(marked, kind, timeout)
+        deadline = time.monotonic() + timeout
+        while pending and time.monotonic() < deadline:
+            for sent_id in list(pending):
                 reply = self._pull(sent_id)
                 if reply is not None:
-                    node = asked.pop(sent_id)
-                    yield node, marked[node], reply
-            time.sleep(min(POLL * len(asked), LONGEST_PAUSE))
-        for sent_id, node in asked.items():
+                    node = pending.pop(sent_id)
+                    yield _Answer(node, marked[node], reply)
+            time.sleep(min(POLL_SECONDS * len(pending), MAX_POLL_SECONDS))
+        for sent_id, node in pending.items():
             if self.puller.forget(sent_id):
-                yield node, marked[node], Refused("its reply did not arrive completely in time")
+                late = Refused("its reply did not arrive completely in time")
+                yield _Answer(node, marked[node], late)
+
+    def _push(self, requests: dict[int, Message], kind: str, timeout: float) -> dict[str, int]:
+        """Send the requests; return the nodes by the id that Flower gave their message."""
+        messages = []
+        self._sent_bytes = {}
+        for node, request in requests.items():
+            message = FlowerMessage(to_record(request), node, kind, ttl=timeout)
+            messages.append(message)
+            self._sent_bytes[self.names.get(node, "")] = count_bytes(message.content)
+        sent_ids = self.grid.push_messages(messages)
+        nodes_by_id = dict(zip(sent_ids, requests, strict=True))
+        nodes_by_id.pop("", None)  # a node that has gone since
+        return nodes_by_id
 
     def _pull(self, sent_id: str) -> FlowerMessage | Refused | None:
         try:
@@ -180,29 +221,28 @@ class FlowerTransport:
             return refusal
 
 
-def _read(sent: Message, reply: FlowerMessage | Refused) -> tuple[Message | str, int]:
-    """What a reply says, or why it is not believed, and its bytes. Nothing in a reply makes this raise."""
+def _read_reply(answer: _Answer) -> tuple[Message | str, int]:
+    """Return what a reply says, or why it is not believed, and its bytes.
+
+    Nothing in a reply makes this raise.
+    """
+    reply = answer.reply
     if isinstance(reply, Refused):
         return str(reply), 0
-    bytes_up = 0
+    size = 0
     try:
-        if reply.has_error():  # whose text is its sender's
-            return Message(
-                {"error": "unreachable" if reply.error.code in _UNREACHABLE else "app-failed"}, {}
-            ), 0
-        bytes_up = size(reply.content)
-        return _answer(sent, reply), bytes_up
+        if reply.has_error():  # its text is the sender's, and is not repeated
+            unreachable = reply.error.code in _UNREACHABLE
+            return Message({"error": "unreachable" if unreachable else "app-failed"}, {}), 0
+        size = count_bytes(reply.content)
+        message = from_record(reply.content)
+        # Flower does not check that a reply comes from the holder of the node's key.
+        if message.header.get("nonce") != answer.request.header["nonce"]:
+            raise Refused(
+                "it does not answer the request that was sent: somebody else may have sent it"
+            )
+        return message, size
     except Refused as refusal:
-        return str(refusal), bytes_up
+        return str(refusal), size
     except Exception as error:  # a message whose content is not what Flower says it is
-        return f"its reply cannot be read ({type(error).__name__})", bytes_up
-
-
-def _answer(sent: Message, reply: FlowerMessage) -> Message:
-    """What a reply says, if it is an answer to what was sent: Flower does not hold a reply to its sender's key."""
-    found = from_record(reply.content)
-    if found.header.get("nonce") != sent.header["nonce"]:
-        raise Refused(
-            "it does not answer the message that was sent: somebody else may have sent it"
-        )
-    return found
+        return f"its reply cannot be read ({type(error).__name__})", size

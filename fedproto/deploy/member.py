@@ -1,43 +1,33 @@
-"""What a member does with a message: train a round from where it stands, and remember that it did.
+"""What a member does with a request: train a round from its saved state, and save the new one.
 
-Flower starts a new process for every message, so everything a member is lies in one file, replaced atomically. A round
-that is asked for twice, as by a server that was killed before it could keep the answers, is answered from that file and
-not trained again. Whoever asks while a round is trained waits for its end: a lock lets one process at a time work on
-the member's folder, which only its owner can read.
+Flower starts a new process for every message, so everything a member needs is in one file, replaced
+atomically. A round that is requested twice (by a server that was killed before it could save the
+replies) is answered from that file and not trained again. A request that arrives while a round is
+trained waits for its end: a lock lets one process at a time use the member's folder, which only its
+owner can read.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from fedproto.config import plugins
-from fedproto.config.choices import AUTO, complete, parse_choice, resolve_auto
 from fedproto.config.options import words
 from fedproto.core.class_names import is_plain
 from fedproto.core.federation import Federation, Member, rearrange_head
-from fedproto.core.files import (
-    TensorFormat,
-    explain_write_errors,
-    hold_lock,
-    read_tensors,
-    write_atomically,
-    write_tensors,
-)
 from fedproto.core.local_training import evaluate, train
-from fedproto.core.tensors import flatten_groups, split_groups
 from fedproto.core.types import Algorithm, Task, Tree, nothing
-from fedproto.data import DataFolders, Source
-from fedproto.data.shared.feature_encoding import ENCODING, to_json
-from fedproto.deploy.messages import Header, Message, of_upload, to_server
-from fedproto.deploy.settings import MemberSettings, TrainingTerms, checked
+from fedproto.deploy.member_checkpoint import (
+    STATE_FILE,
+    MemberCheckpoint,
+    find_state_file,
+    hold_state,
+)
+from fedproto.deploy.member_data import build_federation
+from fedproto.deploy.messages import Header, Message, pack_upload, unpack_download
+from fedproto.deploy.settings import MemberSettings, TrainingTerms, parse_settings
 from fedproto.errors import (
     ConfigError,
     MessageError,
@@ -46,336 +36,242 @@ from fedproto.errors import (
     TrainingError,
 )
 from fedproto.inference.trained_client import TrainedClient, calibrate_client
-from fedproto.partitions import PartitionRequest
-from fedproto.partitions.classes import classes as of_classes
-from fedproto.runs.assemble import assemble
-from fedproto.runs.devices import device_of, torch_settings
+from fedproto.runs.devices import torch_settings
 from fedproto.runs.prototype_files import Prototypes
 
-STATE = "member.safetensors"
-FORMAT = TensorFormat("member state", 1)
-LOCK_WAIT_SECONDS = 3600.0  # for whoever asks while another round is being trained
+#: The smallest accepted value of each whole number in a request's header; all are below 2**31.
+_SMALLEST_NUMBERS = {"round": 1, "number": 0}
 
 
-@dataclass(frozen=True)
-class MemberCheckpoint:
-    """What a member's file holds."""
-
-    round: int
-    classes: tuple[str, ...]  # of its head
-    state: Tree
-    server: Tree  # what it was sent last, over the same classes
-    reply: Message
-
-    def save(self, path: Path, fingerprint: str) -> None:
-        reply = {
-            name: torch.from_numpy(np.array(value)) for name, value in self.reply.arrays.items()
-        }
-        tensors = flatten_groups({"state": self.state, "server": self.server, "reply": reply})
-        header = {
-            "round": self.round,
-            "classes": list(self.classes),
-            "reply": self.reply.header,
-            "member": fingerprint,
-        }
-        with explain_write_errors(path):
-            write_tensors(path, tensors, FORMAT, header, private=True)
-
-    @classmethod
-    def load(cls, path: Path, fingerprint: str) -> MemberCheckpoint | None:
-        """What the file holds; None where there is none. Corrupted and foreign files are refused by name."""
-        if not path.exists():
-            return None
-        tensors, header = read_tensors(path, FORMAT)
-        if header.get("member") != fingerprint:
-            raise RunFolderError(
-                f"{path} is of another member, or of other data or another model: name another state"
-            )
-        groups = split_groups(tensors)
-        arrays = {name: value.numpy() for name, value in groups.get("reply", {}).items()}
-        try:
-            return cls(
-                round=header["round"],
-                classes=tuple(header["classes"]),
-                state=groups.get("state", {}),
-                server=groups.get("server", {}),
-                reply=Message(header["reply"], arrays),
-            )
-        except (KeyError, TypeError) as error:
-            raise RunFolderError(f"{path} is not a complete member state: {error}") from error
-
-
-def answer(parcel: Message, own: MemberSettings) -> Message:
-    """Train the round that the server asks for, and say what it may know."""
-    terms = _terms(parcel.header)
+def train_round(request: Message, own: MemberSettings) -> Message:
+    """Train the round that the server requests, save the member's state, and return the reply."""
+    terms = _read_terms(request.header)
     refuse_what_is_not_allowed(terms, own)
-    round = parcel.header["round"]
-    path = Path(own.state) / STATE
-    with _hold_state(own):
-        kept = MemberCheckpoint.load(path, own.fingerprint())
-        if kept is not None and kept.reply.header.get("federation") != parcel.header.get(
-            "federation"
-        ):
-            raise RunFolderError(
-                f"{path} is of another federation, or its server lost its state: name another state"
-            )
-        if kept is not None and kept.round == round:
-            return kept.reply
-        if kept is not None and kept.round > round:
-            raise RunFolderError(
-                f"{own.name} has trained round {kept.round}, and the server asks for round {round}: is it new?"
-            )
+    round = request.header["round"]
+    with hold_state(own):
+        saved = MemberCheckpoint.load(own)
+        if saved is not None:
+            _refuse_other_federation(saved, request, own)
+            if saved.round == round:
+                return saved.reply
+            if saved.round > round:
+                raise RunFolderError(
+                    f"{own.name} has trained round {saved.round}, but the server requests round "
+                    f"{round}: did the server lose its state?"
+                )
         with torch_settings(own.threads, "float32"):
-            found = _trained(parcel, own, terms, kept)
-        found.save(path, own.fingerprint())
-        return found.reply
+            new = _train(request, own, terms, saved)
+        new.save(own)
+        return new.reply
 
 
-def scored(parcel: Message, own: MemberSettings) -> Message:
-    """How accurate the member is with the server's last state, which it keeps; nothing is trained."""
-    terms = _terms(parcel.header)
+def _refuse_other_federation(
+    saved: MemberCheckpoint, request: Message, own: MemberSettings
+) -> None:
+    if saved.reply.header.get("federation") != request.header.get("federation"):
+        raise RunFolderError(
+            f"{find_state_file(own)} belongs to another federation, or the server lost its state: "
+            "name another state"
+        )
+
+
+def evaluate_member(request: Message, own: MemberSettings) -> Message:
+    """Return the member's accuracies with the server's last state, which is saved.
+
+    Nothing is trained.
+    """
+    terms = _read_terms(request.header)
     refuse_what_is_not_allowed(terms, own)
-    path = Path(own.state) / STATE
-    with _hold_state(own):
-        kept = MemberCheckpoint.load(path, own.fingerprint())
+    with hold_state(own):
+        saved = MemberCheckpoint.load(own)
         with torch_settings(own.threads, "float32"):
-            seat = _seated(parcel, own, terms, kept)
-            found = Message(
-                {"member": own.name, "round": parcel.header["round"], **seat.accuracies()}, {}
+            participant = _prepare(request, own, terms, saved)
+            accuracies = participant.measure_accuracies()
+        if saved is not None and "known" in participant.server:
+            updated = replace(
+                saved,
+                state=participant.state,
+                classes=participant.federation.classes,
+                server=participant.server,
             )
-        if kept is not None and "known" in seat.server:
-            newer = replace(
-                kept, state=seat.state, classes=seat.federation.classes, server=seat.server
-            )
-            newer.save(path, own.fingerprint())
-        return found
+            updated.save(own)
+    header = {"member": own.name, "round": request.header["round"], **accuracies}
+    return Message(header, {})
 
 
 def refuse_what_is_not_allowed(terms: TrainingTerms, own: MemberSettings) -> None:
-    """Raise RefusedByMember where the member's own file does not allow the algorithm, or what it sends."""
-    algorithm = _algorithm(terms)
+    """Raise RefusedByMember unless the member's file allows the algorithm and what it sends."""
+    algorithm = _build_algorithm(terms)
     part = terms.part()
     allowed = words(own.algorithms)
     if allowed and part.name not in allowed:
         raise RefusedByMember(
-            f"the server asks for {part.name}, and this member's `algorithms` are {own.algorithms!r}"
+            f"the server requests {part.name}, but this member's `algorithms` are "
+            f"{own.algorithms!r}"
         )
-    content = "prototypes" if algorithm.shared is nothing else "weights"
-    counts = part.options.get("weighting") != "uniform"  # with it, every member counts once
-    sent = [content, "counts"] if counts else [content]
-    for kind in sent:
+    needed = ["prototypes" if algorithm.shared is nothing else "weights"]
+    if part.options.get("weighting") != "uniform":  # with it, every member counts once
+        needed.append("counts")
+    for kind in needed:
         if kind not in words(own.sends):
             raise RefusedByMember(
-                f"{terms.algorithm} sends {kind}, and this member's `sends` are {own.sends!r}"
+                f"{terms.algorithm} sends {kind}, but this member's `sends` are {own.sends!r}"
             )
 
 
-@contextmanager
-def _hold_state(own: MemberSettings) -> Iterator[None]:
-    """Be the only process that works on the member's folder; wait while another one does."""
-    folder = Path(own.state)
-    with ExitStack() as held:
-        with explain_write_errors(folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            held.enter_context(hold_lock(folder, wait_seconds=LOCK_WAIT_SECONDS))
-        yield
-
-
-def trained(own: MemberSettings) -> TrainedClient:
-    """The member as it classifies: with the model it has, and the prototypes it was sent last."""
-    kept = MemberCheckpoint.load(Path(own.state) / STATE, own.fingerprint())
-    if kept is None:
-        raise RunFolderError(f"{own.name} has not trained yet: {own.state} holds no {STATE}")
-    dim = kept.server["prototypes"].shape[1] if "prototypes" in kept.server else 0
-    federation = _federation(own, TrainingTerms(dim=dim), kept.classes)
-    if federation.classes != kept.classes:
+def load_trained_member(own: MemberSettings) -> TrainedClient:
+    """Return the member as a classifier: its model, and the prototypes that it received last."""
+    saved = MemberCheckpoint.load(own)
+    if saved is None:
+        raise RunFolderError(f"{own.name} has not trained yet: {own.state} holds no {STATE_FILE}")
+    shared = None
+    dim = 0
+    if "prototypes" in saved.server:
+        values = saved.server["prototypes"]
+        dim = values.shape[1]
+        shared = Prototypes(saved.classes, values, saved.server["known"])
+    federation = build_federation(own, TrainingTerms(dim=dim), saved.classes)
+    if federation.classes != saved.classes:
         raise RunFolderError(f"{own.name}'s data has other classes than when it trained")
-    shared = (
-        Prototypes(kept.classes, kept.server["prototypes"], kept.server["known"]) if dim else None
-    )
+    client = federation.members[0]
     about = {
         "client": own.name,
-        "dataset": federation.members[0].dataset,
-        "model": federation.members[0].model,
+        "dataset": client.dataset,
+        "model": client.model,
+        "round": saved.round,
     }
-    return calibrate_client(
-        federation.members[0], kept.state, kept.classes, shared, about | {"round": kept.round}
-    )
+    return calibrate_client(client, saved.state, saved.classes, shared, about)
 
 
 @dataclass(frozen=True)
-class _Seated:
-    """A member in the place that the server has for it."""
+class _Participant:
+    """A member that is ready for a round: with its data, its state and the server's."""
 
     own: MemberSettings
     federation: Federation
-    member: Member
+    client: Member
     algorithm: Algorithm
     state: Tree
     server: Tree
 
-    def accuracies(self) -> Header:
+    def measure_accuracies(self) -> Header:
+        """Return the accuracies for a reply's header; none if the member does not tell them."""
         if not self.own.tell_accuracy:
             return {}
-        everything = torch.ones(len(self.federation.classes), device=self.federation.device)
-        received = self.algorithm.send(self.server, everything)
-        found = evaluate(self.member, self.algorithm, self.state, received)
-        return {f"accuracy.{name}": value for name, value in found.items()}
+        all_classes = torch.ones(len(self.federation.classes), device=self.federation.device)
+        received = self.algorithm.send(self.server, all_classes)
+        accuracies = evaluate(self.client, self.algorithm, self.state, received)
+        return {f"accuracy.{name}": value for name, value in accuracies.items()}
 
 
-def _trained(
-    parcel: Message, own: MemberSettings, terms: TrainingTerms, kept: MemberCheckpoint | None
+def _train(
+    request: Message, own: MemberSettings, terms: TrainingTerms, saved: MemberCheckpoint | None
 ) -> MemberCheckpoint:
-    seat, round = _seated(parcel, own, terms, kept), parcel.header["round"]
-    received = seat.algorithm.send(seat.server, seat.federation.own_classes[0])
-    told = seat.accuracies() if round > 1 else {}
-    told.pop("accuracy.prototype", None)  # to train it gets the prototypes of its own classes only
-    outcome = train(seat.member, seat.algorithm, seat.state, received, terms.training(), round)
-    reply = of_upload(outcome.upload, seat.federation.classes)
+    """Train a round, and return what the member's file will hold."""
+    participant = _prepare(request, own, terms, saved)
+    algorithm = participant.algorithm
+    classes = participant.federation.classes
+    round = request.header["round"]
+    accuracies = participant.measure_accuracies() if round > 1 else {}
+    # To train, a member receives the prototypes of its own classes only, which is too few for this.
+    accuracies.pop("accuracy.prototype", None)
+    received = algorithm.send(participant.server, participant.federation.own_classes[0])
+    outcome = train(
+        participant.client, algorithm, participant.state, received, terms.training(), round
+    )
     for name, value in (*outcome.state.items(), *outcome.upload.sums.items()):
         if not torch.isfinite(value).all():
             raise TrainingError(
-                f"{own.name}'s training broke down in round {round}: {name} is not finite; the lr may be too high"
+                f"{own.name}'s training broke down in round {round}: {name} is not finite; "
+                "the lr may be too high"
             )
+    upload = pack_upload(outcome.upload, classes)
     header = {
         "member": own.name,
         "round": round,
-        "federation": parcel.header.get("federation"),
-        **reply.header,
-        **told,
+        "federation": request.header.get("federation"),
+        **upload.header,
+        **accuracies,
     }
-    # Weights that travel are in the state already; prototypes are what it classifies by.
-    sent = seat.server if "known" in seat.server else {}
-    return MemberCheckpoint(
-        round, seat.federation.classes, outcome.state, sent, Message(header, reply.arrays)
-    )
+    # Weights that travel are in the state already; prototypes are needed to classify.
+    server = participant.server if "known" in participant.server else {}
+    reply = Message(header, upload.arrays)
+    return MemberCheckpoint(round, classes, outcome.state, server, reply)
 
 
-def _seated(
-    parcel: Message, own: MemberSettings, terms: TrainingTerms, kept: MemberCheckpoint | None
-) -> _Seated:
-    federation = _federation(own, terms, tuple(parcel.header["classes"]))
-    member = replace(federation.members[0], id=parcel.header["number"])
-    algorithm = _algorithm(terms)
-    like = algorithm.init(
-        member.initial, Task(len(federation.classes), federation.task.dim, 1, terms.seed)
-    )
+def _prepare(
+    request: Message, own: MemberSettings, terms: TrainingTerms, saved: MemberCheckpoint | None
+) -> _Participant:
+    """Return the member with its saved state, or its initial one, and what the server sent."""
+    federation = build_federation(own, terms, tuple(request.header["classes"]))
+    client = replace(federation.members[0], id=request.header["number"])
+    algorithm = _build_algorithm(terms)
+    task = Task(len(federation.classes), federation.task.dim, 1, terms.seed)
+    server = _read_server(request, federation, algorithm.init(client.initial, task))
+    state = client.initial
+    if saved is not None:
+        own_state = {name: value.to(client.initial[name]) for name, value in saved.state.items()}
+        state = rearrange_head(own_state, client.initial, saved.classes, federation.classes)
+    return _Participant(own, federation, client, algorithm, state, server)
+
+
+def _read_server(request: Message, federation: Federation, like: Tree) -> Tree:
+    """Return the server's state out of a request, in the shapes of `like`."""
     try:
-        server = to_server(parcel, federation.classes, like)
+        server = unpack_download(request, federation.classes, like)
     except (KeyError, ValueError, RuntimeError, IndexError, TypeError) as error:
         raise MessageError(f"the server's message does not fit this member: {error}") from error
     for name, value in server.items():
-        if not torch.isfinite(value).all() or value.shape != like[name].shape:
+        shape = like[name].shape
+        if not torch.isfinite(value).all() or value.shape != shape:
             raise MessageError(
-                f"the server sent {name} that is not finite, or of another shape than {tuple(like[name].shape)}"
+                f"the server sent {name} that is not finite or not of shape {tuple(shape)}"
             )
-    state = member.initial
-    if kept is not None:
-        held = {name: value.to(member.initial[name]) for name, value in kept.state.items()}
-        state = rearrange_head(held, member.initial, kept.classes, federation.classes)
-    return _Seated(own, federation, member, algorithm, state, server)
+    return server
 
 
-def _federation(own: MemberSettings, terms: TrainingTerms, known: tuple[str, ...]) -> Federation:
-    """A federation of this one member, over the classes that all agree on and those it brings."""
-    source = _source(own)
-    pool = PartitionRequest(
-        source.train.y, source.test.y, source.classes, 1, source.shots, np.random.default_rng(0), ""
-    )
-    portion = of_classes(pool, names=own.classes)[0]
-    model = parse_choice("model", own.model)
-    if model.name == AUTO:
-        (model,) = resolve_auto(model, source.model)
-    held = {source.classes[label] for label in np.unique(source.train.y[portion.train])}
-    kept = tuple(name for name in source.classes if name in held)
-    if not words(own.classes):
-        _refuse_unlisted(kept, known)
-    return assemble(
-        [_narrowed(source, kept)],
-        [portion],
-        [complete("model", model, {}, {})],
-        dim=terms.dim or None,
-        seed=terms.seed,
-        device=device_of(own.device),
-        dtype=torch.float32,
-        known=known,
-        weights=Path(own.weights) if own.weights else None,
-    )
+def _read_terms(header: dict[str, Any]) -> TrainingTerms:
+    """Return how the server wants members to train.
 
-
-def _refuse_unlisted(names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """A name of the data's that neither the federation nor the member's file has does not leave the member."""
-    unlisted = [name for name in names if name not in known]
-    if unlisted:
-        raise RefusedByMember(
-            f"the data has the class {unlisted[0]!r}, which is not a class of the federation: "
-            "name in `classes` those that this member takes part with"
-        )
-
-
-def _source(own: MemberSettings) -> Source:
-    """The member's data. What a table's columns or a text's words mean is kept: files grow, and a model stays."""
-    part, kept = (
-        complete("dataset", parse_choice("dataset", own.data), {}, {}),
-        Path(own.state) / ENCODING,
-    )
-    if kept.exists():
-        part = replace(part, options=part.options | {"encoding": str(kept)})
-    source = plugins.build("dataset", part, DataFolders(own.data_dir))
-    if source.encoding is not None and not kept.exists():
-        with explain_write_errors(kept):
-            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(kept, json.dumps(to_json(source.encoding)).encode(), private=True)
-    return source
-
-
-def _narrowed(source: Source, classes: tuple[str, ...]) -> Source:
-    """A source that speaks of these classes only; rows of others, which nobody asks for, are called the first."""
-    new = np.array([classes.index(name) if name in classes else 0 for name in source.classes])
-    splits = {
-        part: replace(getattr(source, part), y=new[getattr(source, part).y])
-        for part in ("train", "test")
-    }
-    return replace(source, classes=classes, **splits)
-
-
-def _terms(header: dict[str, Any]) -> TrainingTerms:
-    """What the server states, checked: it may be anybody."""
-    for key, least in (("round", 1), ("number", 0)):
+    Checks all of the header, which may come from anybody; raises MessageError or RefusedByMember.
+    """
+    for key, smallest in _SMALLEST_NUMBERS.items():
         value = header.get(key)
-        if type(value) is not int or not least <= value < 2**31:
+        if type(value) is not int or not smallest <= value < 2**31:
             raise MessageError(
-                f"the server's message needs a whole number from {least} to 2147483647 as {key!r}"
-            )
-    for key in ("classes", "known"):
-        names = header.get(key, [])
-        are_names = isinstance(names, list) and all(
-            isinstance(name, str) and is_plain(name) for name in names
-        )
-        if not are_names or len(set(names)) < len(names):
-            raise MessageError(
-                f"the server's message has {key!r} that are not a list of different names"
+                f"the server's message needs a whole number from {smallest} to 2147483647 "
+                f"as {key!r}"
             )
     if "classes" not in header:
         raise MessageError("the server's message names no classes")
+    for key in ("classes", "known"):
+        _check_names(header.get(key, []), key)
     if ":" in str(header.get("algorithm")):
         raise RefusedByMember(
             "the server names an algorithm of its own module, which a member never imports"
         )
-    names = [field.name for field in fields(TrainingTerms)]
-    missing = [name for name in names if name not in header]
-    if missing:
-        raise MessageError(f"the server's message lacks {missing[0]!r}")
+    stated = {}
+    for field in fields(TrainingTerms):
+        if field.name not in header:
+            raise MessageError(f"the server's message lacks {field.name!r}")
+        stated[field.name] = header[field.name]
     try:
-        return checked(
-            TrainingTerms, {name: header[name] for name in names}, "the server's message"
-        )
+        return parse_settings(TrainingTerms, stated, "the server's message")
     except ConfigError as error:
         raise MessageError(str(error)) from error
 
 
-def _algorithm(terms: TrainingTerms) -> Algorithm:
-    """The algorithm that the server names; an unknown one, or odd options, are the message's fault."""
+def _check_names(names: Any, key: str) -> None:
+    """Refuse anything but a list of different, plain names."""
+    is_list = isinstance(names, list)
+    if not is_list or not all(isinstance(name, str) and is_plain(name) for name in names):
+        raise MessageError(f"the server's message has {key!r} that are not a list of names")
+    if len(set(names)) < len(names):
+        raise MessageError(f"the server's message has {key!r} with a name twice")
+
+
+def _build_algorithm(terms: TrainingTerms) -> Algorithm:
+    """Return the algorithm that the server names; MessageError if there is no such algorithm."""
     try:
         return terms.build()
     except ConfigError as error:

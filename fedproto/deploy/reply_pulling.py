@@ -1,10 +1,11 @@
-"""One member's reply at a time, out of Flower: bounded before it is decoded, and no reply can spoil another.
+"""Pull one member's reply at a time out of Flower: limited before it is decoded.
 
-Flower's own `grid.pull_messages` decodes all replies in one go and without limits: one malformed reply loses those of
-everybody, a small one can make it join the same chunk of an array thousands of times, and one whose objects never
-arrive makes it wait for hours. `Puller` asks for each reply by itself, counts bytes as they come, and looks at what an
-object says about itself before Flower builds it. For this it uses parts of Flower 1.41 that are not documented. They
-are used in this file only; where they are missing, each reply is pulled by itself with the documented function.
+Flower's own `grid.pull_messages` decodes all replies together and without limits: one malformed
+reply loses those of all members, a small one can make it join the same chunk of an array thousands
+of times, and one whose objects never arrive makes it wait for hours. `Puller` requests each reply
+by itself, counts bytes as they arrive, and checks what an object says about itself before Flower
+builds it. For this it uses undocumented parts of Flower 1.41, in this file only. Where they are
+missing, each reply is pulled by itself with the documented function.
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ from flwr.serverapp import Grid
 from fedproto.core.files import parse_json
 from fedproto.errors import Refused
 
-MAX_DESCRIPTION_BYTES = (
-    2**21
-)  # of all that is not a chunk of an array: records, and the text of the header
+#: Of everything in a reply but the chunks of its arrays: records, and the text of the header.
+MAX_DESCRIPTION_BYTES = 2**21
 MAX_OBJECTS = 5_000  # in one reply: its records, its arrays, and their chunks of 5 MB
-PULL_SECONDS = 5.0  # spent on one reply before the others have their turn
-_RESPONSE_OVERHEAD_BYTES = 2**12  # what a response holds beside the object
+PULL_SECONDS = 5.0  # for one reply, before it is the others' turn
+_RESPONSE_OVERHEAD_BYTES = 2**12  # of a response, beside the object
 _JSON_OBJECTS = ("RecordDict", "ArrayRecord", "Array")
 
 
@@ -51,7 +51,10 @@ class Puller:
         self._arriving: dict[str, _Arriving] = {}  # by the id of the message that was sent
 
     def pull(self, sent_id: str) -> FlowerMessage | None:
-        """The reply to a message; None while it is not there. Refused if it is too large or cannot be decoded."""
+        """Return the reply to a message, or None if it is not complete yet.
+
+        Raises Refused if it is too large or cannot be decoded.
+        """
         try:
             if not _offers_objects(self.grid):
                 return next(iter(self.grid.pull_messages([sent_id])), None)
@@ -59,22 +62,22 @@ class Puller:
         except Refused:
             self.forget(sent_id)
             raise
-        except Exception as error:  # whatever Flower makes of what a stranger sent
+        except Exception as error:  # Flower may raise anything for what somebody sent
             self.forget(sent_id)
             raise Refused(f"its reply cannot be decoded ({type(error).__name__})") from error
 
     def forget(self, sent_id: str) -> bool:
-        """Stop pulling a reply, and let Flower delete it; whether some of it had come."""
+        """Stop pulling a reply, and let Flower delete it; return whether some of it had arrived."""
         arriving = self._arriving.pop(sent_id, None)
         if arriving is None:
             return False
-        with suppress(Exception):  # Flower deletes it at the end of the run, too
+        with suppress(Exception):  # Flower deletes it at the end of the run at the latest
             self._confirm(arriving)
         return True
 
     def _pull_objects(self, sent_id: str) -> FlowerMessage | None:
         client: Any = self.grid._runtime_client  # type: ignore[attr-defined]
-        with _bound_responses(client, self.max_bytes + _RESPONSE_OVERHEAD_BYTES):
+        with _limit_responses(client, self.max_bytes + _RESPONSE_OVERHEAD_BYTES):
             arriving = self._arriving.get(sent_id) or self._find_reply(client, sent_id)
             if arriving is None or not self._pull_missing(client, arriving):
                 return None
@@ -83,6 +86,7 @@ class Puller:
         return _inflate(arriving, self.max_bytes)
 
     def _find_reply(self, client: Any, sent_id: str) -> _Arriving | None:
+        """Return the reply to a message, with the ids of its objects, or None if there is none."""
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
         found = client.PullMessages(PullAppMessagesRequest(message_ids=[sent_id]))
@@ -97,10 +101,13 @@ class Puller:
         return arriving
 
     def _pull_missing(self, client: Any, arriving: _Arriving) -> bool:
-        """Whether all objects are here. One that its sender has not pushed yet is asked for again later."""
+        """Pull objects for a while; return whether all have arrived.
+
+        An object that its sender has not pushed yet is requested again later.
+        """
         from flwr.proto.message_pb2 import PullObjectRequest
 
-        ends = time.monotonic() + PULL_SECONDS
+        deadline = time.monotonic() + PULL_SECONDS
         while arriving.missing:
             object_id = arriving.missing[0]
             response = client.PullObject(PullObjectRequest(object_id=object_id, **self._origin()))
@@ -113,12 +120,12 @@ class Puller:
             arriving.missing.popleft()
             if arriving.size > self.max_bytes:
                 raise Refused(f"its reply has more than {self.max_bytes} bytes")
-            if arriving.missing and time.monotonic() > ends:
+            if arriving.missing and time.monotonic() > deadline:
                 return False
         return True
 
     def _confirm(self, arriving: _Arriving) -> None:
-        """Tell Flower that it may delete a reply."""
+        """Allow Flower to delete a reply."""
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
         request = ConfirmMessageReceivedRequest(
@@ -131,15 +138,18 @@ class Puller:
 
 
 def _offers_objects(grid: Grid) -> bool:
-    """Whether the grid is Flower 1.41's: it has what `_pull_objects` uses."""
+    """Return whether the grid has what `_pull_objects` uses, as that of Flower 1.41 does."""
     client = getattr(grid, "_runtime_client", None)
     needed = ("PullMessages", "PullObject", "ConfirmMessageReceived")
     return all(callable(getattr(client, name, None)) for name in needed)
 
 
 @contextmanager
-def _bound_responses(client: Any, max_bytes: int) -> Iterator[None]:
-    """Refuse larger responses by their stated length, before they are read. (HTTPX calls hooks before that.)"""
+def _limit_responses(client: Any, max_bytes: int) -> Iterator[None]:
+    """Refuse larger responses by their stated length, before they are read.
+
+    HTTPX calls its hooks before it reads a response.
+    """
 
     def refuse_large(response: Any) -> None:
         if int(response.headers.get("content-length", 0)) > max_bytes:
@@ -158,13 +168,14 @@ def _bound_responses(client: Any, max_bytes: int) -> Iterator[None]:
 
 
 def _iterate_ids(tree: Any) -> Iterator[str]:
+    """Yield the ids of a tree of objects, children first."""
     for child in tree.children:
         yield from _iterate_ids(child)
     yield tree.object_id
 
 
 def _inflate(arriving: _Arriving, max_bytes: int) -> FlowerMessage:
-    """The message that the objects make up, once they are known to be of a sane size."""
+    """Return the message that the objects make up, once their sizes are checked."""
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
     _refuse_absurd_objects(arriving.contents, max_bytes)
@@ -175,19 +186,19 @@ def _inflate(arriving: _Arriving, max_bytes: int) -> FlowerMessage:
 
 
 def _refuse_absurd_objects(contents: dict[str, bytes], max_bytes: int) -> None:
-    """Refuse descriptions that are large or deeply nested, and arrays that name their chunks again and again."""
+    """Refuse large or deeply nested descriptions, and arrays that repeat their chunks."""
     from flwr.supercore.inflatable.inflatable_object import (
         get_object_head_values_from_object_content,
     )
 
-    joined = 0
-    described = 0
+    array_bytes = 0
+    description_bytes = 0
     for content in contents.values():
         kind, children, _ = get_object_head_values_from_object_content(content)
         if kind == "ArrayChunk":
             continue
-        described += len(content)
-        if described > MAX_DESCRIPTION_BYTES:
+        description_bytes += len(content)
+        if description_bytes > MAX_DESCRIPTION_BYTES:
             raise Refused(
                 f"its reply has more than {MAX_DESCRIPTION_BYTES} bytes beside its arrays"
             )
@@ -197,6 +208,6 @@ def _refuse_absurd_objects(contents: dict[str, bytes], max_bytes: int) -> None:
         description = parse_json(body, "the description of its reply", Refused)
         if kind == "Array":
             chunks = [children[place] for place in description["arraychunk_ids"]]
-            joined += sum(len(contents[chunk]) for chunk in chunks)
-            if joined > max_bytes:
+            array_bytes += sum(len(contents[chunk]) for chunk in chunks)
+            if array_bytes > max_bytes:
                 raise Refused(f"its reply has more than {max_bytes} bytes of arrays")

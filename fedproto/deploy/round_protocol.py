@@ -1,161 +1,189 @@
-"""The rounds of a deployed federation: ask who is there, hear what comes in time, keep what is sound."""
+"""The rounds of a deployed federation: send requests, wait for replies, keep what is believed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fedproto.deploy.error_codes import describe_code
 from fedproto.deploy.messages import Message
 from fedproto.deploy.server_state import ServerState
-from fedproto.deploy.validation import Expected
 from fedproto.errors import Refused, RunFolderError, TrainingError
 
 Say = Callable[[str], None]
-LONGEST_PAUSE = 60.0  # seconds between two attempts
+FIRST_PAUSE_SECONDS = 0.5
+MAX_PAUSE_SECONDS = 60.0
+
+
+class Reply(NamedTuple):
+    """What came back from a member."""
+
+    member: str
+    content: Message | str  # a message, or the reason why it cannot be believed
+    bytes: int
 
 
 class Transport(Protocol):
     """How messages get to members and back."""
 
-    def present(self) -> list[str]:
-        """The members that can be reached now."""
+    def find_members(self) -> list[str]:
+        """Return the members that can be reached now."""
 
-    def exchange(
-        self, kind: str, parcels: dict[str, Message], timeout: float
-    ) -> Iterator[tuple[str, Message | str, int]]:
-        """Send, and give each answer until all have come or time is up: from whom, what it says (or why it cannot be
-        believed), its bytes. Who could not answer says an `error`, one of the codes of `codes.py`."""
+    def exchange(self, kind: str, requests: dict[str, Message], timeout: float) -> Iterator[Reply]:
+        """Send requests, and yield each reply until all have come or `timeout` seconds are over.
 
-    def sent(self) -> dict[str, int]:
-        """The bytes that went to each member in the last exchange."""
+        `kind` is "train" or "evaluate". A member that could not reply sends a message with an
+        `error`, one of the codes of error_codes.py.
+        """
 
-
-def serve(hall: ServerState, post: Transport, say: Say) -> None:
-    """All rounds from where the hall stands, and the last accuracies."""
-    if not hall.path.exists():
-        _save(hall, say)  # now: members will remember which federation asked them
-    say(f"round {hall.round} of {hall.settings.rounds} is done; state in {hall.path}")
-    while hall.round < hall.settings.rounds:
-        _round(hall, post, say)
-    _last_words(hall, post, say)
+    def sent_bytes(self) -> dict[str, int]:
+        """Return how many bytes each member was sent in the last exchange."""
 
 
-def _save(hall: ServerState, say: Say) -> None:
-    """Write the server's file, trying again while `patience` lasts: a disk that is full now may not stay so."""
-    ends = time.monotonic() + hall.settings.patience
-    for pause in _pauses():
+def serve(state: ServerState, transport: Transport, say: Say) -> None:
+    """Run all remaining rounds, and then ask every member for its accuracy."""
+    if not state.path.exists():
+        _save(state, say)  # before the first request: members remember which federation sent it
+    say(f"round {state.round} of {state.settings.rounds} is done; the state is in {state.path}")
+    while state.round < state.settings.rounds:
+        _run_round(state, transport, say)
+    _evaluate_members(state, transport, say)
+
+
+def _save(state: ServerState, say: Say) -> None:
+    """Write the server's file; if that fails, try again for `patience` seconds.
+
+    A disk that is full may soon have space again.
+    """
+    deadline = time.monotonic() + state.settings.patience
+    for pause in _iterate_pauses():
         try:
-            hall.save()
-            break
+            state.save()
+            return
         except RunFolderError as error:
-            if time.monotonic() > ends:
+            if time.monotonic() > deadline:
                 raise
-            say(f"{error}; nothing is lost, and it is tried again in {pause:g} s")
+            say(f"{error}; nothing is lost, and the next attempt is in {pause:g} s")
             time.sleep(pause)
 
 
-def _pauses() -> Iterator[float]:
-    """Seconds to wait before each new attempt: twice as long every time, up to a limit."""
-    pause = 0.5
+def _iterate_pauses() -> Iterator[float]:
+    """Yield the seconds to wait before each new attempt: twice as long each time, up to a limit."""
+    pause = FIRST_PAUSE_SECONDS
     while True:
         yield pause
-        pause = min(2 * pause, LONGEST_PAUSE)
+        pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
 
-def _quorum(hall: ServerState, post: Transport) -> list[str]:
-    """The members that are there or have answered, once there are enough of them."""
-    ends = time.monotonic() + hall.settings.patience
+def _wait_for_quorum(state: ServerState, transport: Transport) -> list[str]:
+    """Return the members that are present or have replied, once there are enough of them."""
+    quorum = state.settings.quorum
+    deadline = time.monotonic() + state.settings.patience
     while True:
-        there = sorted(filter(hall.admits, set(post.present()) | set(hall.answers)))
-        if len(there) >= hall.settings.quorum:
-            return there
-        if time.monotonic() > ends:
+        candidates = set(transport.find_members()) | set(state.replies)
+        present = sorted(name for name in candidates if state.admits(name))
+        if len(present) >= quorum:
+            return present
+        if time.monotonic() > deadline:
             raise TrainingError(
-                f"round {hall.round + 1}: {len(there)} members are there, and {hall.settings.quorum} are wanted; start "
-                "them, and this again: it goes on where it stopped"
+                f"round {state.round + 1}: {len(present)} members are present, but {quorum} are "
+                "needed; start more members and run this again: it continues where it stopped"
             )
         time.sleep(0.5)
 
 
-def _round(hall: ServerState, post: Transport, say: Say) -> None:
-    """Ask until a quorum of answers counts, then close the round.
+def _run_round(state: ServerState, transport: Transport, say: Say) -> None:
+    """Send requests until a quorum of replies is accepted, then close the round.
 
-    Whose answer counts is not asked again; who had trained the round answers from its file. A round that stays without
-    a quorum for `patience` after the first attempt is not closed.
+    A member whose reply was accepted is not asked again; one that has trained the round before
+    replies from its file. If there is no quorum for `patience` seconds after the first attempt,
+    the round stays open, and TrainingError is raised.
     """
-    number, quorum = hall.round + 1, hall.settings.quorum
-    ends: float | None = None
-    for pause in _pauses():
-        there = _quorum(hall, post)
-        silent = _ask(hall, post, [name for name in there if name not in hall.answers], say)
-        missing = f"; {', '.join(sorted(silent))} did not answer" if silent else ""
-        counted = len(hall.answers)
-        if counted >= quorum:
+    number = state.round + 1
+    quorum = state.settings.quorum
+    deadline: float | None = None
+    for pause in _iterate_pauses():
+        present = _wait_for_quorum(state, transport)
+        unheard = [name for name in present if name not in state.replies]
+        silent = _request_training(state, transport, unheard, say)
+        missing = f"; {', '.join(sorted(silent))} did not reply" if silent else ""
+        accepted = len(state.replies)
+        if accepted >= quorum:
             break
-        _save(hall, say)  # who was refused, and why
-        too_few = f"round {number}: {counted} answers counted{missing}, and {quorum} are wanted"
-        ends = ends or time.monotonic() + hall.settings.patience
-        if time.monotonic() + pause > ends:
-            raise TrainingError(f"{too_few}; start this again: it goes on with the same round")
-        say(f"{too_few}; the others are asked again in {pause:g} s")
+        _save(state, say)  # with the refusals and their reasons
+        too_few = f"round {number}: {accepted} replies accepted{missing}, but {quorum} are needed"
+        if deadline is None:
+            deadline = time.monotonic() + state.settings.patience
+        if time.monotonic() + pause > deadline:
+            raise TrainingError(f"{too_few}; run this again: it continues with the same round")
+        say(f"{too_few}; the other members are asked again in {pause:g} s")
         time.sleep(pause)
-    hall.close_round()
-    _save(hall, say)
-    say(f"round {number}: {counted} of {len(there)} answers counted{missing}")
+    state.close_round()
+    _save(state, say)
+    say(f"round {number}: {accepted} of {len(present)} replies accepted{missing}")
 
 
-def _ask(hall: ServerState, post: Transport, names: list[str], say: Say) -> set[str]:
-    """Send the round to these members and take what they answer; gives those who said nothing."""
+def _request_training(
+    state: ServerState, transport: Transport, names: list[str], say: Say
+) -> set[str]:
+    """Ask members to train, handle their replies, and return those that did not reply."""
     silent = set(names)
-    invitations = {name: hall.invite(name) for name in names}
-    for name, found, size in post.exchange("train", invitations, hall.settings.timeout):
-        reason = _heard(hall, name, found, size, hall.expected(frozenset(silent)))
-        silent.discard(name)
-        if reason:
-            say(f"round {hall.round + 1}: {name} {reason}")
-    for name, reason in hall.judge().items():
-        say(f"round {hall.round + 1}: {name} was refused: {reason}")
-    for name, sent in post.sent().items():
-        if name in invitations:
-            payload = len(invitations[name].payload())
-            hall.sent(name, payload, max(0, sent - payload))
+    requests = {name: state.make_request(name) for name in names}
+    for reply in transport.exchange("train", requests, state.settings.timeout):
+        problem = _handle_reply(state, reply, frozenset(silent))
+        silent.discard(reply.member)
+        if problem is not None:
+            say(f"round {state.round + 1}: {reply.member} {problem}")
+    for name, reason in state.refuse_outliers().items():
+        say(f"round {state.round + 1}: {name} was refused: {reason}")
+    for name, sent_bytes in transport.sent_bytes().items():
+        if name in requests:
+            payload_bytes = len(requests[name].payload())
+            state.members[name].note_sent(payload_bytes, max(0, sent_bytes - payload_bytes))
     return silent
 
 
-def _heard(
-    hall: ServerState, name: str, found: Message | str, size: int, expected: Expected
-) -> str:
-    """Why an answer does not count; empty where it does."""
-    if name not in hall.seats:
-        return "was refused: it is no member"
-    payload = len(found.payload()) if isinstance(found, Message) else 0
-    hall.heard(name, payload, max(0, size - payload))
-    if isinstance(found, str):
-        hall.refuse(name, found)
-        return f"was refused: {found}"
-    if "error" in found.header:
-        hall.fail(name, describe_code(found.header["error"]))
-        return f"failed: {hall.seats[name].reason}"
+def _handle_reply(state: ServerState, reply: Reply, pending: frozenset[str]) -> str | None:
+    """Accept a reply, or return why it does not count."""
+    name = reply.member
+    content = reply.content
+    if name not in state.members:
+        return "was refused: it is not a member"
+    member = state.members[name]
+    payload_bytes = len(content.payload()) if isinstance(content, Message) else 0
+    member.note_received(payload_bytes, max(0, reply.bytes - payload_bytes))
+    if isinstance(content, str):
+        member.note_refusal(content)
+        return f"was refused: {content}"
+    if "error" in content.header:
+        member.note_failure(describe_code(content.header["error"]))
+        return f"failed: {member.reason}"
     try:
-        hall.take(name, found, expected)
+        state.accept_reply(name, content, state.expect_replies(pending))
     except Refused as error:
         return f"was refused: {error}"
-    return ""
+    return None
 
 
-def _last_words(hall: ServerState, post: Transport, say: Say) -> None:
-    """Everybody's accuracy with the server's last state; who is silent keeps the one before."""
-    there = sorted(name for name in set(post.present()) if name in hall.seats and hall.admits(name))
-    invitations = {name: hall.invite(name, whole=True) for name in there}
-    for name, found, size in post.exchange("evaluate", invitations, hall.settings.timeout):
-        if name in invitations:
-            hall.heard(name, 0, size)
-        if name in invitations and isinstance(found, Message):
-            hall.note_accuracy(name, found)
-    for name, sent in post.sent().items():
-        if name in invitations:
-            hall.sent(name, 0, sent)
-    _save(hall, say)
-    say(f"{hall.round} rounds are done; `fedproto deploy status {hall.path.parent}` shows them")
+def _evaluate_members(state: ServerState, transport: Transport, say: Say) -> None:
+    """Ask every member for its accuracy with the server's last state.
+
+    A member that does not reply keeps the accuracy it reported before.
+    """
+    present = set(transport.find_members())
+    names = sorted(name for name in present if name in state.members and state.admits(name))
+    requests = {name: state.make_request(name, all_classes=True) for name in names}
+    for reply in transport.exchange("evaluate", requests, state.settings.timeout):
+        if reply.member not in requests:
+            continue
+        member = state.members[reply.member]
+        member.note_received(0, reply.bytes)
+        if isinstance(reply.content, Message):
+            member.note_accuracy(reply.content)
+    for name, sent_bytes in transport.sent_bytes().items():
+        if name in requests:
+            state.members[name].note_sent(0, sent_bytes)
+    _save(state, say)
+    folder = state.path.parent
+    say(f"{state.round} rounds are done; `fedproto deploy status {folder}` shows the members")

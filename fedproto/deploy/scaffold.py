@@ -1,70 +1,120 @@
-"""`fedproto deploy init`: a folder from which a federation is started."""
+"""`fedproto deploy init`: write a folder from which a federation is started.
+
+Files of the folder `template` are copied; words such as `@NAMES@` in them are replaced.
+"""
 
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from pathlib import Path
 
 from fedproto.errors import ConfigError
 from fedproto.runs.folder import is_taken, whole_folder
 
 TEMPLATE = Path(__file__).parent / "template"
+_MEMBER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: Files that keys.py writes beside the members' keys.
+_KEY_FILES = ("ca.crt", "server.key", "server.pem")
 
 
 def init(folder: Path, members: list[str], data: str, classes: list[str]) -> None:
-    """Write it, or nothing; each member starts with a share of the classes, to be changed in its file."""
-    for name in members:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-            raise ConfigError(
-                f"a member's name is of letters, digits, '.', '_' and '-', not {name!r}"
-            )
-        if name in ("ca.crt", "server.key", "server.pem") or name.endswith(".pub"):
-            raise ConfigError(f"a member cannot be called {name!r}, as files of keys are")
-    odd = [each for each in (*classes, data, str(folder)) if re.search(r'["\\,\n]', each)]
-    if odd:
-        raise ConfigError(
-            f"{odd[0]!r} holds a comma, a quote, a backslash or a line's end, which the files cannot hold"
-        )
-    if len(set(members)) < max(2, len(members)):
-        raise ConfigError("a federation needs two members or more, of different names")
+    """Write the folder, or nothing if something is wrong with these values (ConfigError).
+
+    Each member starts with some of the classes, which its file can change.
+    """
+    _check_names(members)
+    _check_texts([*classes, data, str(folder)])
     if is_taken(folder):
         raise ConfigError(f"{folder} is not empty: name another folder")
+    target = folder.absolute()
     try:
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with whole_folder(folder.absolute()) as made:
-            _fill(made, folder.absolute(), members, data, classes)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with whole_folder(target) as temporary:
+            _write_shared_files(temporary, target, members, classes)
+            for number, name in enumerate(members):
+                own = _choose_classes(classes, number, len(members))
+                values = {"NAME": name, "DATA": data, "CLASSES": ",".join(own)}
+                _copy(TEMPLATE / "member.toml", temporary / f"{name}.toml", values)
     except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be made: {error.strerror or error}; name another folder"
-        ) from error
+        reason = error.strerror or error
+        raise ConfigError(f"{folder} cannot be created: {reason}; name another folder") from error
 
 
-def _fill(made: Path, folder: Path, members: list[str], data: str, classes: list[str]) -> None:
-    words = {
+def _check_names(members: list[str]) -> None:
+    for name in members:
+        if not _MEMBER_NAME.fullmatch(name):
+            raise ConfigError(
+                "a member's name consists of letters, digits, '.', '_' and '-', "
+                f"which {name!r} does not"
+            )
+        if name in _KEY_FILES or name.endswith(".pub"):
+            raise ConfigError(
+                f"a member cannot be called {name!r}, which is the name of a key file"
+            )
+    if len(members) < 2 or len(set(members)) < len(members):
+        raise ConfigError("a federation needs at least two members, with different names")
+
+
+def _check_texts(texts: list[str]) -> None:
+    for text in texts:
+        if re.search(r'["\\,\n]', text):
+            raise ConfigError(
+                f"{text!r} has a comma, a quote, a backslash or a line break, "
+                "which the files cannot hold"
+            )
+
+
+def _choose_classes(classes: list[str], member: int, members: int) -> list[str]:
+    """Return the classes that a member starts with: all but every (members + 1)-th one."""
+    chosen = []
+    for number, name in enumerate(classes):
+        if number % (members + 1) != member:
+            chosen.append(name)
+    return chosen or classes
+
+
+def _write_shared_files(
+    temporary: Path, target: Path, members: list[str], classes: list[str]
+) -> None:
+    """Write all files but the members' own."""
+    values = {
         "NAMES": " ".join(members),
         "FIRST": members[0],
         "SECOND": members[1],
         "MEMBERS": ",".join(members),
+        "CLASSES": ",".join(classes),
+        "STATE": str(target / "server"),
+        "DOCUMENTATION": _describe_documentation(),
     }
-    common = words | {"STATE": str(folder / "server"), "CLASSES": ",".join(classes)}
-    for file in (*TEMPLATE.glob("*.sh"), TEMPLATE / "keys.py", TEMPLATE / "pyproject.toml"):
-        _write(made / file.name, file, common)
-    _write(made / ".gitignore", TEMPLATE / "gitignore", {})
-    _write(made / "README.md", TEMPLATE / "guide.md", common | {"STATE": "server"})
-    for place, name in enumerate(members):
-        own = [
-            each for number, each in enumerate(classes) if number % (len(members) + 1) != place
-        ] or classes
-        _write(
-            made / f"{name}.toml",
-            TEMPLATE / "member.toml",
-            {"NAME": name, "DATA": data, "CLASSES": ",".join(own)},
-        )
+    for name in ("keys.py", "pyproject.toml"):
+        _copy(TEMPLATE / name, temporary / name, values)
+    for script in TEMPLATE.glob("*.sh"):
+        _copy(script, temporary / script.name, values)
+    _copy(TEMPLATE / "gitignore", temporary / ".gitignore", {})
+    _copy(TEMPLATE / "guide.md", temporary / "README.md", values)
 
 
-def _write(path: Path, template: Path, words: dict[str, str]) -> None:
+def _describe_documentation() -> str:
+    """Return a sentence with the project's address, if the installed package states one."""
+    try:
+        entries = metadata.metadata("fedproto").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        return ""
+    addresses = {}
+    for entry in entries:
+        label, _, address = entry.partition(",")
+        addresses[label.strip().lower()] = address.strip()
+    for label in ("documentation", "homepage", "repository", "source"):
+        if label in addresses:
+            return f"More about all of this: {addresses[label]}"
+    return ""
+
+
+def _copy(template: Path, path: Path, values: dict[str, str]) -> None:
+    """Write a template with its words replaced, and with its permissions."""
     text = template.read_text()
-    for word, value in words.items():
+    for word, value in values.items():
         text = text.replace(f"@{word}@", value)
-    path.write_text(text)
+    path.write_text(text.rstrip() + "\n")
     path.chmod(template.stat().st_mode & 0o777)

@@ -1,410 +1,352 @@
-"""What the server keeps: round, classes, members, prototypes or weights, everybody's last upload, and what it refused.
+"""What the server keeps: round, classes, members, prototypes or weights, and the latest uploads.
 
-All of it is one file, replaced atomically after every round, from which a killed server goes on.
+All of it is one file, replaced atomically after every round, from which a killed server continues.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from fedproto.config.choices import complete, parse_choice
-from fedproto.config.options import PositiveInt, convert, words
+from fedproto.config.options import words
 from fedproto.core.class_names import merge_names
-from fedproto.core.files import TensorFormat, hold_lock, read_tensors, write_tensors
-from fedproto.core.tensors import flatten_groups, pad_rows, split_groups, stack_uploads
-from fedproto.core.types import Algorithm, Batch, Step, Task, Tree, Upload, nothing
-from fedproto.deploy.messages import Message, of_server, over, printable, to_upload
-from fedproto.deploy.settings import ServerSettings, TrainingTerms
-from fedproto.deploy.validation import (
-    Amounts,
-    Expected,
-    Limits,
-    accuracies,
-    check,
-    check_new_classes,
-    find_outliers,
-    shapes_of,
+from fedproto.core.files import (
+    TensorFormat,
+    explain_write_errors,
+    hold_lock,
+    read_tensors,
+    write_tensors,
 )
-from fedproto.errors import ConfigError, Refused, RunFolderError
-from fedproto.models import Fit
-from fedproto.runs.client_modules import copy_state, draw_model
+from fedproto.core.tensors import flatten_groups, pad_rows, select_rows, split_groups
+from fedproto.core.types import Tree, Upload
+from fedproto.core.uploads import LatestUploads
+from fedproto.deploy.member_record import MemberRecord
+from fedproto.deploy.messages import Message, pack_download, place_rows, unpack_upload
+from fedproto.deploy.outliers import Amounts, find_outliers
+from fedproto.deploy.server_start import start_server
+from fedproto.deploy.settings import ServerSettings, TrainingTerms
+from fedproto.deploy.validation import ExpectedReply, check_new_classes, check_reply
+from fedproto.errors import Refused, RunFolderError
 
-STATE = "server.safetensors"
-FORMAT = TensorFormat("server state", 1)
-
-
-@dataclass
-class MemberRecord:
-    """One member, as the server knows it."""
-
-    number: int  # by which its shuffles are drawn
-    last_round: int = 0  # in which its answer counted
-    last_seen: float = 0.0
-    spoken: list[str] = field(default_factory=list)
-    brought: list[str] = field(default_factory=list)  # classes of which it was the first to speak
-    bytes_up: int = 0  # of payload, as the simulator's ledger counts them
-    bytes_down: int = 0
-    beside_up: int = 0  # of headers, of what Flower adds, and of messages that no round needs
-    beside_down: int = 0
-    refused: int = 0  # answers that the rules did not let pass
-    failed: int = 0  # rounds it could not answer, by its own word or Flower's
-    reason: str = ""  # of the last of either, until an answer counts
-    accuracy: dict[str, float] = field(default_factory=dict)
+STATE_FILE = "server.safetensors"
+STATE_FORMAT = TensorFormat("server state", 1)
 
 
-class Answer(NamedTuple):
-    """What a member said in the round that is not closed yet."""
+class AcceptedReply(NamedTuple):
+    """A reply that passed the checks, in the round that is not closed yet."""
 
     upload: Upload
-    spoken: list[str]  # the classes of its rows; none where weights travel
+    spoken: list[str]  # the classes of its rows; empty where weights travel
     brought: list[str]  # those of them that the federation did not have
 
 
 class ServerState:
+    """The state of a deployed federation's server, and what one round does to it.
+
+    In a round, `make_request` is called for each member, `accept_reply` for each reply, then
+    `refuse_outliers`, `close_round` and `save`.
+    """
+
     def __init__(self, settings: ServerSettings, terms: TrainingTerms) -> None:
-        self.settings, self.terms = settings, terms
+        self.settings = settings
+        self.terms = terms
         self.algorithm = terms.build()
-        self.id = token_hex(
-            8
-        )  # tells this federation from another that the same members take part in
+        self.path = Path(settings.state) / STATE_FILE
+        self.id = token_hex(8)  # distinguishes federations with the same members
         self.round = 0
         self.classes, _ = merge_names(words(settings.classes), "the server's settings name a class")
-        self.seats: dict[str, MemberRecord] = {}
-        self.registered: set[str] = set()  # names of keys: who has none cannot say them
-        self.uploads: dict[
-            str, Upload
-        ] = {}  # as they were sent; rows are of the seat's `spoken` classes
-        self.answers: dict[str, Answer] = {}  # of the round that is not closed yet
-        self.path = Path(settings.state) / STATE
-        self.server, self.shapes = _beginning(self.algorithm, terms, settings, self.classes)
+        self.members: dict[str, MemberRecord] = {}
+        self.registered: set[str] = set()  # names of keys, which a member without a key cannot use
+        self.uploads = LatestUploads(0)  # by the members' numbers
+        self.replies: dict[str, AcceptedReply] = {}  # of the round that is not closed yet
+        self.server, self.layout = start_server(self.algorithm, terms, settings, self.classes)
 
     # --- a round
 
-    def invite(self, name: str, whole: bool = False) -> Message:
-        """What a member is sent: where the federation stands, and by what it trains.
+    def make_request(self, name: str, all_classes: bool = False) -> Message:
+        """Return what a member is sent: how far the federation is, and how to train.
 
-        To train it gets what the algorithm sends to a client of its classes. Of a member that has not been heard yet
-        the classes are not known: it gets everything, as does who is to measure over all classes (`whole`).
+        To train, a member receives what the algorithm sends to a client with its classes. It
+        receives everything if its classes are not known yet, or to be evaluated over `all_classes`.
         """
-        seat = self.seats.setdefault(name, MemberRecord(len(self.seats)))
-        own = [float(whole or not seat.spoken or each in seat.spoken) for each in self.classes]
-        state = of_server(self.algorithm.send(self.server, torch.tensor(own)), self.classes)
-        told = {"refused": seat.reason} if seat.reason else {}
+        member = self.members.setdefault(name, MemberRecord(len(self.members)))
+        send_all = all_classes or not member.spoken
+        own = [float(send_all or each in member.spoken) for each in self.classes]
+        received = self.algorithm.send(self.server, torch.tensor(own))
+        download = pack_download(received, self.classes)
         header = {
+            "federation": self.id,
             "round": self.round + 1,
-            "number": seat.number,
-            "classes": list(self.classes),
+            "number": member.number,
             "member": name,
+            "classes": list(self.classes),
+            **vars(self.terms),
+            **download.header,
         }
-        header |= {"federation": self.id}
-        return Message({**header, **vars(self.terms), **state.header, **told}, state.arrays)
+        if member.reason:
+            header["refused"] = member.reason
+        return Message(header, download.arrays)
 
-    def expected(self, asked: frozenset[str]) -> Expected:
-        once = self.terms.part().options.get("weighting") == "uniform"
-        return Expected(self.round + 1, asked, self.classes, *self.shapes, self._limits(), once)
-
-    def _limits(self) -> Limits:
-        s = self.settings
-        return Limits(
-            bytes=s.max_bytes,
-            classes=s.max_classes,
-            classes_of_one=s.max_new_classes,
-            count=s.max_count,
-            norm=s.max_norm,
-            new_classes=s.new_classes,
-            norm_ratio=s.max_norm_ratio,
-            count_ratio=s.max_count_ratio,
+    def expect_replies(self, pending: frozenset[str]) -> ExpectedReply:
+        """Return what a reply of this round must look like; `pending` are who may still reply."""
+        return ExpectedReply(
+            round=self.round + 1,
+            members=pending,
+            classes=self.classes,
+            layout=self.layout,
+            limits=self.settings,
+            uniform=self.terms.part().options.get("weighting") == "uniform",
         )
 
-    def take(self, name: str, parcel: Message, expected: Expected) -> None:
-        """Keep a member's answer until the round is closed, or say in its seat why not, and raise that."""
+    def accept_reply(self, name: str, reply: Message, expected: ExpectedReply) -> None:
+        """Keep a member's reply until the round is closed.
+
+        Raises Refused if it fails a check; its member is told the reason with the next request.
+        """
         try:
-            check(name, parcel, expected)
-            spoken = list(parcel.header["spoken"]) if expected.by_class else []
+            check_reply(name, reply, expected)
+            spoken = list(reply.header["spoken"]) if expected.layout.by_class else []
             brought = check_new_classes(
-                spoken, self._known(), set(self.seats[name].brought), expected.limits
+                spoken, self._classes_with_new(), set(self.members[name].brought), self.settings
             )
         except Refused as error:
-            self.refuse(name, str(error))
+            if name in self.members:
+                self.members[name].note_refusal(str(error))
             raise
-        self.answers[name] = Answer(to_upload(parcel), spoken, brought)
-        self.seats[name].reason = ""
-        self.note_accuracy(name, parcel)
+        self.replies[name] = AcceptedReply(unpack_upload(reply), spoken, brought)
+        self.members[name].reason = ""
+        self.members[name].note_accuracy(reply)
 
-    def judge(self) -> dict[str, str]:
-        """Refuse the answers of this round that are out of line with the others'; gives who that is, and why."""
-        answers = {
-            name: Amounts.of(answer.upload, answer.spoken) for name, answer in self.answers.items()
-        }
-        before = {
-            name: upload
-            for name, upload in self.uploads.items()
-            if name not in answers and self.admits(name)
-        }
-        remembered = {
-            name: Amounts.of(upload, self.seats[name].spoken) for name, upload in before.items()
-        }
-        reasons = find_outliers(answers, remembered, self._limits())
+    def _classes_with_new(self) -> set[str]:
+        """Return the federation's classes and those that accepted replies bring."""
+        classes = set(self.classes)
+        for reply in self.replies.values():
+            classes.update(reply.brought)
+        return classes
+
+    def refuse_outliers(self) -> dict[str, str]:
+        """Refuse replies that are too large beside the others; return their senders and reasons."""
+        amounts = {}
+        for name, reply in self.replies.items():
+            amounts[name] = Amounts.measure(reply.upload, reply.spoken)
+        remembered = {}
+        for name in self.members_with_upload():
+            if name not in amounts and self.admits(name):
+                spoken = self.members[name].spoken
+                remembered[name] = Amounts.measure(self._spoken_rows(name), spoken)
+        reasons = find_outliers(amounts, remembered, self.settings)
         for name, reason in reasons.items():
-            del self.answers[name]
-            self.refuse(name, reason)
+            del self.replies[name]
+            self.members[name].note_refusal(reason)
         return reasons
 
-    def _known(self) -> set[str]:
-        """The federation's classes, with those that answers of this round bring."""
-        coming = {name for answer in self.answers.values() for name in answer.brought}
-        return coming.union(self.classes)
+    def close_round(self) -> None:
+        """Compute the server's new state from the accepted replies; `save` writes it."""
+        self.round += 1
+        self._store_replies()
+        self._remove_leavers()
+        uploads = self.uploads.recall(None if self.algorithm.remembers else self.round)
+        if uploads is not None and uploads.sums:
+            self.server = self.algorithm.aggregate(self._state_before(uploads), uploads)
 
-    def heard(self, name: str, payload: int, beside: int) -> None:
-        """Note that a member answered, with so many bytes of payload and beside it."""
-        seat = self.seats[name]
-        seat.last_seen = time.time()
-        seat.bytes_up += payload
-        seat.beside_up += beside
+    def _store_replies(self) -> None:
+        """Make the accepted replies the latest uploads, in the order of the members' numbers."""
+        self.uploads.add_clients(len(self.members))
+        for name in sorted(self.replies, key=lambda each: self.members[each].number):
+            reply = self.replies[name]
+            member = self.members[name]
+            member.last_round = self.round
+            member.spoken = reply.spoken
+            member.brought += reply.brought
+            upload = reply.upload
+            if self.layout.by_class:
+                self.classes = tuple(dict.fromkeys((*self.classes, *reply.spoken)))
+                self.uploads.widen(len(self.classes))
+                upload = place_rows(upload, reply.spoken, self.classes)
+            self.uploads.store_one(member.number, upload, self.round)
+        self.replies = {}
 
-    def sent(self, name: str, payload: int, beside: int) -> None:
-        """Note what was sent to a member."""
-        seat = self.seats[name]
-        seat.bytes_down += payload
-        seat.beside_down += beside
+    def _remove_leavers(self) -> None:
+        """Forget the uploads of former members, and the classes that only they had.
 
-    def note_accuracy(self, name: str, parcel: Message) -> None:
-        self.seats[name].accuracy = accuracies(parcel.header) or self.seats[name].accuracy
+        Their records stay, so that nobody else gets their numbers. So do the settings' classes.
+        """
+        of_leavers: set[str] = set()
+        kept = set(words(self.settings.classes))
+        for name, member in self.members.items():
+            if self.admits(name):
+                kept.update(member.spoken)
+                continue
+            of_leavers.update(member.spoken, member.brought)
+            member.spoken = []
+            member.brought = []
+            self.uploads.remove(member.number)
+        self._keep_classes([name not in of_leavers or name in kept for name in self.classes])
 
-    def refuse(self, name: str, reason: str) -> None:
-        if name in self.seats:
-            self.seats[name].refused += 1
-            self.seats[name].reason = printable(reason)
+    def _keep_classes(self, stays: list[bool]) -> None:
+        """Shorten the list of classes, and everything that has a row for each of them."""
+        if all(stays):
+            return
+        names = [name for name, stay in zip(self.classes, stays, strict=True) if stay]
+        self.classes = tuple(names)
+        places = torch.tensor(stays).nonzero().flatten()
+        if self.layout.by_class:
+            self.uploads.keep_classes(places)
+        if "known" in self.server:  # the server has no rows yet for classes of this round
+            old_places = places[places < len(self.server["known"])]
+            self.server = {name: value[old_places] for name, value in self.server.items()}
 
-    def fail(self, name: str, reason: str) -> None:
-        self.seats[name].failed += 1
-        self.seats[name].reason = printable(reason)
+    def _state_before(self, uploads: Upload) -> Tree:
+        """Return the server's state over today's classes; zeros where it has no value yet."""
+        weight = uploads.weights["weight"]
+        state = {name: torch.zeros_like(value[0]) for name, value in uploads.sums.items()}
+        if self.layout.by_class:
+            state["known"] = torch.zeros_like(weight[0])
+        if self.algorithm.remembers:
+            return state  # the uploads are all that the server's state is made of
+        for name, zeros in state.items():
+            if name in self.server:
+                state[name] = _pad_like(self.server[name], zeros)
+        return state
+
+    # --- the members
 
     def admits(self, name: str) -> bool:
-        """Whether somebody is a member; where nobody is listed, whoever Flower lets in."""
+        """Return whether somebody is a member; if none are listed, everybody Flower lets in is."""
         listed = words(self.settings.members)
         return not listed or name in listed
 
-    def close_round(self) -> None:
-        """Make the server's new state of what was said; `save` keeps it."""
-        self.round += 1
-        for name in sorted(self.answers, key=self._number):  # in whatever order they came
-            seat, answer = self.seats[name], self.answers[name]
-            seat.last_round = self.round
-            seat.spoken = answer.spoken
-            seat.brought += answer.brought
-            self.classes = tuple(dict.fromkeys((*self.classes, *answer.spoken)))
-            self.uploads[name] = answer.upload
-        self.answers = {}
-        self._strike_leavers()
-        spoke = set(self.uploads)
-        counts = (
-            spoke
-            if self.algorithm.remembers
-            else {n for n in spoke if self.seats[n].last_round == self.round}
-        )
-        uploads = [self._placed(n) for n in sorted(counts, key=self._number)]
-        if uploads and uploads[0].sums:
-            together = stack_uploads(uploads)
-            self.server = self.algorithm.aggregate(self._before(together), together)
+    def members_with_upload(self) -> list[str]:
+        """Return the members whose latest upload is kept."""
+        with_upload = set(self.uploads.clients())
+        return [name for name, member in self.members.items() if member.number in with_upload]
 
-    def _number(self, name: str) -> int:
-        return self.seats[name].number
+    def upload_of(self, name: str) -> Upload:
+        """Return a member's latest upload; where prototypes travel, with a row for each class."""
+        return self.uploads.get(self.members[name].number)
 
-    def _strike_leavers(self) -> None:
-        """Drop what those said who are no members any more, and the classes that were only theirs.
-
-        Their seats stay, so that nobody else gets their numbers. Classes that the settings name stay, too.
-        """
-        gone: set[str] = set()
-        held = set(words(self.settings.classes))
-        for name, seat in self.seats.items():
-            if self.admits(name):
-                held.update(seat.spoken)
-                continue
-            gone.update(seat.spoken, seat.brought)
-            seat.spoken, seat.brought = [], []
-            self.uploads.pop(name, None)
-        stays = [name not in gone - held for name in self.classes]
-        if "known" in self.server:
-            rows = torch.tensor(stays[: len(self.server["known"])]).nonzero().flatten()
-            self.server = {name: value[rows] for name, value in self.server.items()}
-        self.classes = tuple(name for name, stay in zip(self.classes, stays, strict=True) if stay)
-
-    def _placed(self, name: str) -> Upload:
-        upload = self.uploads[name]
-        return (
-            over(upload, self.seats[name].spoken, self.classes)
-            if self.seats[name].spoken
-            else upload
-        )
-
-    def _before(self, uploads: Upload) -> Tree:
-        """The server's state over the classes there are now; zeros where it has none yet."""
-        weight = uploads.weights["weight"]
-        fresh = {name: torch.zeros_like(value[0]) for name, value in uploads.sums.items()}
-        if weight.dim() > 1:
-            fresh["known"] = torch.zeros_like(weight[0])
-        if (
-            self.algorithm.remembers
-        ):  # all that anybody who is still a member ever said is in the uploads
-            return fresh
-        return {name: self._kept(name, value) for name, value in fresh.items()}
-
-    def _kept(self, name: str, fresh: torch.Tensor) -> torch.Tensor:
-        if name not in self.server:
-            return fresh
-        return pad_rows(self.server[name], len(fresh)) if fresh.dim() else self.server[name]
+    def _spoken_rows(self, name: str) -> Upload:
+        """Return a member's latest upload as it was sent, with the rows of its classes only."""
+        upload = self.upload_of(name)
+        if not self.layout.by_class:
+            return upload
+        places = [self.classes.index(each) for each in self.members[name].spoken]
+        return select_rows(upload, torch.tensor(places))
 
     # --- on disk
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """While nobody else works on this state: Flower may start a second run when the first one is not quite dead."""
+    def hold_folder(self) -> Iterator[None]:
+        """Be the only process that uses this state; wait for another one up to `patience`.
+
+        Flower may start a second run before the first one has ended.
+        """
         folder = self.path.parent
-        with ExitStack() as stack:
-            try:
-                self._make_folder()
-                stack.enter_context(hold_lock(folder, wait_seconds=self.settings.patience))
-            except OSError as error:
-                raise RunFolderError(
-                    f"{folder} cannot be written: {error.strerror or error}"
-                ) from error
+        with explain_write_errors(folder):
+            self._make_folder()
+        with hold_lock(folder, wait_seconds=self.settings.patience):
             yield
 
-    def save(self) -> None:
-        """Replace the file, or raise a sentence that names it; what was there before then stays as it was.
+    def _make_folder(self) -> None:
+        """Create the folder for its owner only; an existing one keeps its permissions."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-        What people and `fedproto deploy status` read is in the file's header.
+    def save(self) -> None:
+        """Replace the file, whose header `fedproto deploy status` reads.
+
+        Raises WriteError if that fails; the earlier file is unchanged then.
         """
-        remembered = self.uploads if self.algorithm.remembers else {}  # else nobody asks for them
-        uploads = {
-            str(self.seats[name].number): flatten_groups(upload._asdict())
-            for name, upload in remembered.items()
-        }
-        tensors = flatten_groups({"server": self.server} | uploads)
+        tensors = flatten_groups({"server": self.server})
+        if self.algorithm.remembers:
+            tensors |= self.uploads.export()
         header = {
             "id": self.id,
             "round": self.round,
             "classes": list(self.classes),
             "algorithm": str(self.terms.part()),
             "registered": sorted(self.registered),
-            "seats": {name: vars(seat) for name, seat in self.seats.items()},
+            "members": {name: vars(member) for name, member in self.members.items()},
         }
-        try:
+        with explain_write_errors(self.path):
             self._make_folder()
-            write_tensors(self.path, tensors, FORMAT, header, private=True)
-        except OSError as error:
-            raise RunFolderError(
-                f"{self.path} cannot be written: {error.strerror or error}"
-            ) from error
-
-    def _make_folder(self) -> None:
-        """Make the state's folder, for its owner only; one that is there keeps the permissions it has."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def _refuse_other(self, server: Tree) -> None:
-        """A state of other prototypes or another architecture than the settings speak of."""
-        by_class = "known" in self.server
-        mine, theirs = (
-            {n: _row(v, by_class) for n, v in tree.items()} for tree in (self.server, server)
-        )
-        if mine != theirs:
-            odd = next(
-                n for n in sorted(mine.keys() | theirs.keys()) if mine.get(n) != theirs.get(n)
-            )
-            raise RunFolderError(
-                f"{self.path} holds a state of another dim, model, shape or number of classes ({odd})"
-            )
+            write_tensors(self.path, tensors, STATE_FORMAT, header, private=True)
 
     def load(self) -> None:
-        """Go on from what was kept, if anything was."""
+        """Continue from the file, if there is one.
+
+        Raises RunFolderError if it is corrupted or belongs to other settings.
+        """
         if not self.path.exists():
             return
-        tensors, of = read_state(self.path)
-        if of["algorithm"] != str(self.terms.part()):
+        tensors, header = read_state(self.path)
+        stored_algorithm = header["algorithm"]
+        if stored_algorithm != str(self.terms.part()):
             raise RunFolderError(
-                f"{self.path} is of {of['algorithm']}, not of {self.terms.part()}: name another state"
+                f"{self.path} belongs to {stored_algorithm}, not to {self.terms.part()}: "
+                "name another state"
             )
-        parts = split_groups(tensors)
-        server = parts.get("server", {})
+        server = split_groups(tensors).get("server", {})
         try:
-            self.id, self.round = str(of["id"]), int(of["round"])
-            self.classes = tuple(dict.fromkeys((*of["classes"], *self.classes)))
-            self.registered |= set(of["registered"])
-            self.seats = {name: MemberRecord(**seat) for name, seat in of["seats"].items()}
-            stored = {
-                name: parts[str(seat.number)]
-                for name, seat in self.seats.items()
-                if str(seat.number) in parts
-            }
-            self.uploads = {name: Upload(**split_groups(tree)) for name, tree in stored.items()}
+            self._read_header(header)
+            if self.algorithm.remembers:
+                self.uploads = LatestUploads.restore(tensors)
+                self._fit_uploads(len(header["classes"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunFolderError(f"{self.path} is damaged: {error}") from error
-        self._refuse_other(server)
-        if "known" in server:  # of classes that the settings name since, there is no prototype yet
+            raise RunFolderError(f"{self.path} is corrupted: {error}") from error
+        self._refuse_other_layout(server)
+        if "known" in server:  # classes that the settings have named since have no prototype yet
             server = {name: pad_rows(value, len(self.classes)) for name, value in server.items()}
         self.server = server
 
+    def _fit_uploads(self, stored_classes: int) -> None:
+        """Widen restored uploads to classes that the settings have named since."""
+        stored = self.uploads.uploads
+        if stored is None or not self.layout.by_class:
+            return
+        if stored.weights["weight"].shape[1:] != (stored_classes,):
+            raise ValueError("its uploads are not those of its classes")
+        self.uploads.widen(len(self.classes))
 
-def _beginning(
-    algorithm: Algorithm, terms: TrainingTerms, settings: ServerSettings, classes: tuple[str, ...]
-) -> tuple[Tree, tuple[dict[str, tuple[int, ...]], bool]]:
-    """The server's state before anybody spoke, and what an answer looks like."""
-    if algorithm.shared is nothing:
-        if not terms.dim:
-            raise ConfigError(
-                "dim, the number of values of a prototype, must be set: the server takes nobody's word for it"
-            )
-        task, params = Task(max(1, len(classes)), terms.dim, 1, terms.seed), {"any": torch.zeros(1)}
-    else:
-        task = Task(len(classes), terms.dim, 1, terms.seed)
-        params = _architecture(terms, settings, len(classes))
-    server = algorithm.init(params, task)
-    seen = torch.zeros(1, task.dim)
-    batch = Batch(torch.empty(0), torch.zeros(1, dtype=torch.long), torch.ones(1))
-    upload = algorithm.upload(
-        Step(params, seen, seen, batch, algorithm.send(server, torch.ones(task.classes)))
-    )
-    if not upload.sums:
-        raise ConfigError(f"{algorithm.name} sends nothing, so there is nothing to deploy")
-    return {
-        name: value[: len(classes)] if "known" in server else value
-        for name, value in server.items()
-    }, shapes_of(upload)
+    def _read_header(self, header: dict[str, Any]) -> None:
+        self.id = str(header["id"])
+        self.round = int(header["round"])
+        self.classes = tuple(dict.fromkeys((*header["classes"], *self.classes)))
+        self.registered |= set(header["registered"])
+        records = {name: MemberRecord(**record) for name, record in header["members"].items()}
+        self.members = dict(sorted(records.items(), key=lambda member: member[1].number))
 
-
-def _architecture(terms: TrainingTerms, settings: ServerSettings, classes: int) -> Tree:
-    """The initial weights that all members have drawn, where weights travel."""
-    if not settings.model or not settings.shape:
-        raise ConfigError(
-            f"{terms.algorithm} averages weights: the server must know `model` and `shape`, such as '1,28,28'"
-        )
-    part = parse_choice("model", settings.model)
-    shape = tuple(convert("shape", settings.shape, tuple[PositiveInt, ...]))
-    return copy_state(
-        draw_model(
-            complete("model", part, {}, {}), Fit(shape, classes, terms.dim or None), terms.seed
-        )
-    )
+    def _refuse_other_layout(self, stored: Tree) -> None:
+        """Refuse a state of other prototypes, or of another architecture than the settings'."""
+        by_class = "known" in self.server
+        expected_shapes = {name: _row_shape(value, by_class) for name, value in self.server.items()}
+        stored_shapes = {name: _row_shape(value, by_class) for name, value in stored.items()}
+        for name in sorted(expected_shapes.keys() | stored_shapes.keys()):
+            if expected_shapes.get(name) != stored_shapes.get(name):
+                raise RunFolderError(
+                    f"{self.path} holds a state of another dim, model, shape or number of classes "
+                    f"({name})"
+                )
 
 
 def read_state(path: Path) -> tuple[Tree, dict[str, Any]]:
-    """The tensors and the header of a server's file, checked."""
-    tensors, header = read_tensors(path, FORMAT)
-    missing = {"id", "round", "classes", "algorithm", "registered", "seats"} - header.keys()
+    """Return the checked tensors and header of a server's file."""
+    tensors, header = read_tensors(path, STATE_FORMAT)
+    missing = {"id", "round", "classes", "algorithm", "registered", "members"} - header.keys()
     if missing:
         raise RunFolderError(f"{path} is not a server's state: it lacks {min(missing)!r}")
     return tensors, header
 
 
-def _row(value: torch.Tensor, by_class: bool) -> torch.Size:
+def _row_shape(value: Tensor, by_class: bool) -> torch.Size:
     return value.shape[1:] if by_class and value.dim() else value.shape
+
+
+def _pad_like(value: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor with rows of zeros appended, as many rows as another tensor has."""
+    return pad_rows(value, len(like)) if like.dim() else value

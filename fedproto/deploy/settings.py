@@ -1,11 +1,14 @@
-"""What the server and each member are told: one small TOML file on each machine, and the run's settings by message."""
+"""The settings of the server and of each member: a small TOML file on each machine.
+
+What all members train by is in the server's file, and travels in every request.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,15 +33,18 @@ from fedproto.core.local_training import Training
 from fedproto.core.types import Algorithm
 from fedproto.errors import ConfigError, unknown
 
-SENDS = ("prototypes", "weights", "counts")  # what can leave a member, beside names and accuracies
+#: What can leave a member, beside names and accuracies.
+SENDS = ("prototypes", "weights", "counts")
+#: Settings of a member that are paths, relative to the folder of its file.
+_MEMBER_PATHS = ("state", "weights", "data_dir")
 
 
 @dataclass(frozen=True)
 class TrainingTerms:
-    """What all members of a federation train by; the server states it in every message."""
+    """How all members of a federation train; the server states it in every request."""
 
     algorithm: str = "fedproto"
-    dim: Annotated[int, Bounds(0, 10**6)] = 50  # values of a prototype; 0: the models' own
+    dim: Annotated[int, Bounds(0, 10**6)] = 50  # values of a prototype; 0: that of the models
     batch: Samples = 8
     lr: PositiveFloat = 0.01
     momentum: Fraction = 0.5
@@ -47,126 +53,139 @@ class TrainingTerms:
     seed: Seed = 0
 
     def training(self) -> Training:
+        """Return the settings of local training."""
         return Training(self.batch, self.lr, self.momentum, self.epochs, self.last_batch, self.seed)
 
     def part(self) -> Part:
+        """Return the algorithm's name with all its options."""
         return complete("algorithm", parse_choice("algorithm", self.algorithm), {}, {})
 
     def build(self) -> Algorithm:
+        """Return the algorithm; ConfigError if it cannot be deployed."""
         if self.part().options.get("fixed"):
             raise ConfigError(
-                "fixed prototypes are for a newcomer in the simulator: a server makes its own"
+                "the option fixed is for newcomers in the simulator: "
+                "a deployed server makes its own prototypes"
             )
         algorithm = plugins.build("algorithm", self.part())
-        if not (algorithm.additive or algorithm.remembers):
+        if not algorithm.additive and not algorithm.remembers:
             raise ConfigError(
-                f"{algorithm.name} seeds its server from all members at once: it runs in the simulator only"
+                f"{algorithm.name} starts its server from the uploads of all members at once: "
+                "it runs in the simulator only"
             )
         return algorithm
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The server's `[tool.flwr.app.config]`, and what `flwr run --run-config` changes of it."""
+    """The server's `[tool.flwr.app.config]`, possibly changed by `flwr run --run-config`.
 
-    state: File = "server"  # the folder in which it keeps all it knows
+    Names are separated by commas.
+    """
+
+    state: File = "server"  # the folder of everything the server keeps
     rounds: Rounds = 100
-    model: str = (
-        ""  # and the inputs' shape, where weights travel: the server takes no member's word for it
-    )
+    #: The architecture and the shape of its inputs, needed where weights travel: the server does
+    #: not take them from a member.
+    model: str = ""
     shape: str = ""
-    classes: str = ""  # names, with commas; more may come where new-classes is true
-    members: str = ""  # names, with commas; empty: whoever Flower lets in
-    quorum: PositiveInt = (
-        2  # members without whom no round is begun, and answers without which none is closed
-    )
-    timeout: PositiveFloat = 600.0  # seconds a round waits for answers
+    classes: str = ""  # more may come if new_classes is true
+    members: str = ""  # empty: everybody whom Flower lets in
+    quorum: PositiveInt = 2  # members needed to begin a round, and replies needed to close it
+    timeout: PositiveFloat = 600.0  # seconds that a round waits for replies
     patience: PositiveFloat = 600.0  # seconds to wait for a quorum
     new_classes: bool = False
-    max_bytes: PositiveInt = 64 * 2**20
-    max_count: PositiveFloat = 1e7
-    max_norm: PositiveFloat = 1e4
-    max_count_ratio: PositiveFloat = (
-        100.0  # count and norm of a class beside the median of the other members'
-    )
+    max_bytes: PositiveInt = 64 * 2**20  # of one reply's arrays
+    max_count: PositiveFloat = 1e7  # weight of a class, or of a member
+    max_norm: PositiveFloat = 1e4  # root mean square of a prototype, or of one tensor of weights
+    #: Weight and root mean square of a class, divided by the median of the other members'.
+    max_count_ratio: PositiveFloat = 100.0
     max_norm_ratio: PositiveFloat = 5.0
     max_classes: PositiveInt = 1000  # of the federation
-    max_new_classes: PositiveInt = 100  # that one member may bring, in all rounds together
-    trust_plugins: bool = (
-        False  # whether the server may run the code of the plug-ins that its settings name
-    )
+    max_new_classes: PositiveInt = 100  # brought by one member, in all rounds together
+    trust_plugins: bool = False  # whether code that these settings name may run at the server
 
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """A member's own TOML file; nothing in it leaves its machine but the names of its classes."""
+    """A member's own TOML file; of it, only the names of its classes leave its machine.
+
+    Names are separated by commas.
+    """
 
     name: str
     data: str  # any source: folder:scans, csv:PATH, ...
-    state: File  # the folder in which its model and round live
+    state: File  # the folder of the member's model and round
     model: str = "auto"
-    classes: str = ""  # those it takes part with, with commas; empty: all of its data
+    classes: str = ""  # those it takes part with; empty: all classes of its data
     weights: File | None = None
     data_dir: File | None = None
     device: Literal["auto", "cpu", "cuda"] = "cpu"
     threads: Threads = 1
     tell_accuracy: bool = True
-    trust_plugins: bool = False  # whether the code of the plug-ins that this file names may run
-    algorithms: str = ""  # those it takes part in, with commas; empty: any that `sends` allows
-    sends: str = "prototypes,counts"  # what may leave it, with commas: prototypes, weights, counts
+    trust_plugins: bool = False  # whether code that this file names may run at the member
+    algorithms: str = ""  # those it takes part in; empty: all that `sends` allows
+    sends: str = "prototypes,counts"  # what may leave it: prototypes, weights, counts
 
     def fingerprint(self) -> str:
-        """Tells whether the member is still the one whose state was kept."""
-        kept = (self.name, self.data, self.model, self.classes)
-        return hashlib.sha256("\0".join(kept).encode()).hexdigest()[:16]
+        """Return a short hash that changes if a saved state is no longer this member's."""
+        identity = (self.name, self.data, self.model, self.classes)
+        return hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
 
 
-def checked(kind: type, given: Mapping[str, Any], where: str) -> Any:
-    """An instance of one of these out of what somebody wrote; `new-classes` is `new_classes`."""
+def parse_settings(kind: type, given: Mapping[str, Any], where: str) -> Any:
+    """Return an instance of one of these classes, with checked values.
+
+    Keys may be spelled with hyphens. Raises ConfigError about unknown or missing keys and wrong
+    values; `where` names the place they come from.
+    """
     hints = typing.get_type_hints(kind, include_extras=True)
-    values = {key.replace("-", "_"): value for key, value in given.items()}
-    for key in values:
+    given = _with_underscores(given)
+    values = {}
+    for key, value in given.items():
         if key not in hints:
             raise unknown(f"key in {where}", key, hints)
-    needed = {
-        field.name for field in fields(kind) if field.default is field.default_factory
-    }  # both are MISSING
-    for key in needed - set(values):
-        raise ConfigError(f"{where} lacks {key!r}")
-    return kind(**{key: convert(key, value, hints[key]) for key, value in values.items()})
+        values[key] = convert(key, value, hints[key])
+    for field in fields(kind):
+        is_required = field.default is MISSING and field.default_factory is MISSING
+        if is_required and field.name not in values:
+            raise ConfigError(f"{where} lacks {field.name!r}")
+    return kind(**values)
+
+
+def _with_underscores(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("-", "_"): value for key, value in given.items()}
 
 
 def read_member(path: Path, operated: bool = False) -> MemberSettings:
-    """A member's file; paths in it are seen from the folder it lies in.
+    """Return the settings in a member's file; paths in it are relative to the file's folder.
 
-    `operated`: its operator started the member with it. Only then does its key `trust-plugins` count: a file that
-    somebody sent cannot vouch for itself.
+    With `operated`, the member's operator started it with this file. Only then does its key
+    `trust-plugins` count: a file that somebody sent cannot vouch for itself.
     """
-    tables = {key.replace("-", "_"): value for key, value in read_tables(path).items()}
-    settings: MemberSettings = checked(MemberSettings, tables, str(path))
+    given = _with_underscores(read_tables(path))
+    settings: MemberSettings = parse_settings(MemberSettings, given, str(path))
     if not settings.name.strip():
         raise ConfigError(f"{path} gives the member no name")
     chosen = {"dataset": settings.data, "model": settings.model}
     if operated:
-        _trust_if_told(chosen, settings.trust_plugins, str(path))
+        _trust_if_allowed(chosen, settings.trust_plugins, str(path))
     else:
         plugins.refuse_plugins(chosen, path)
-    _refuse_unknown(words(settings.algorithms), plugins.names("algorithm"), f"algorithm in {path}")
-    _refuse_unknown(words(settings.sends), SENDS, f"word after `sends` in {path}")
-    here = path.absolute().parent
-    moved = {
-        key: str(here / tables[key]) for key in ("state", "weights", "data_dir") if key in tables
-    }
-    return checked(
-        MemberSettings,
-        vars(settings) | moved | {"data": _seen_from(here, settings.data)},
-        str(path),
-    )
+    algorithms = plugins.names("algorithm")
+    _refuse_unknown(words(settings.algorithms), algorithms, f"algorithm in {path}")
+    _refuse_unknown(words(settings.sends), SENDS, f"word in `sends` in {path}")
+    folder = path.absolute().parent
+    located: dict[str, Any] = {"data": _locate_data(folder, settings.data)}
+    for key in _MEMBER_PATHS:
+        if getattr(settings, key) is not None:
+            located[key] = str(folder / given[key])
+    return replace(settings, **located)
 
 
-def _trust_if_told(chosen: Mapping[str, str], told: bool, where: str) -> None:
-    """Trust the plug-ins that an operator's own settings name, or refuse them with the key that is missing."""
-    if told:
+def _trust_if_allowed(chosen: Mapping[str, str], allowed: bool, where: str) -> None:
+    """Trust the plug-ins that an operator's own settings name, or say which key is missing."""
+    if allowed:
         plugins.trust_chosen(chosen)
     plugins.refuse_plugins(chosen, where, "write trust-plugins = true there")
 
@@ -177,23 +196,26 @@ def _refuse_unknown(names: list[str], known: Iterable[str], what: str) -> None:
             raise unknown(what, name, known)
 
 
-def _seen_from(here: Path, data: str) -> str:
-    """`csv:scans.csv` as a path from the member's folder, if there is such a file; a name stays as it is."""
-    base, colon, rest = data.partition(":")
-    return (
-        f"{base}:{here / rest}"
-        if colon and not Path(rest).is_absolute() and (here / rest).exists()
-        else data
-    )
+def _locate_data(folder: Path, data: str) -> str:
+    """Return a source such as `csv:scans.csv` with its path in the folder, if it exists there."""
+    kind, colon, path = data.partition(":")
+    if colon and not Path(path).is_absolute() and (folder / path).exists():
+        return f"{kind}:{folder / path}"
+    return data
 
 
-def divided(config: Mapping[str, Any], where: str) -> tuple[ServerSettings, TrainingTerms]:
-    """Flower's one table of settings as the server's own and those it states to members."""
-    terms = {field.name for field in fields(TrainingTerms)}
-    mine = {key: value for key, value in config.items() if key.replace("-", "_") not in terms}
-    theirs = {key: value for key, value in config.items() if key.replace("-", "_") in terms}
-    settings, stated = checked(ServerSettings, mine, where), checked(TrainingTerms, theirs, where)
-    _trust_if_told(
-        {"algorithm": stated.algorithm, "model": settings.model}, settings.trust_plugins, where
-    )
-    return settings, stated
+def split_run_config(config: Mapping[str, Any], where: str) -> tuple[ServerSettings, TrainingTerms]:
+    """Return Flower's one table of settings as the server's own and those it states to members."""
+    term_names = {field.name for field in fields(TrainingTerms)}
+    for_server = {}
+    for_members = {}
+    for key, value in _with_underscores(config).items():
+        if key in term_names:
+            for_members[key] = value
+        else:
+            for_server[key] = value
+    settings = parse_settings(ServerSettings, for_server, where)
+    terms = parse_settings(TrainingTerms, for_members, where)
+    chosen = {"algorithm": terms.algorithm, "model": settings.model}
+    _trust_if_allowed(chosen, settings.trust_plugins, where)
+    return settings, terms

@@ -1,4 +1,7 @@
-"""What the server's file says about its members, for people and scripts; no counts of images, which are theirs."""
+"""What the server's file says about its members, for people and scripts.
+
+It says nothing about numbers of samples, which are the members' own.
+"""
 
 from __future__ import annotations
 
@@ -6,59 +9,72 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedproto.deploy.server_state import STATE, read_state
+from fedproto.deploy.server_state import STATE_FILE, read_state
 from fedproto.errors import RunFolderError
+
+#: Units of time and their seconds, the longest first.
+_UNITS = (("days", 86400), ("h", 3600), ("min", 60))
 
 
 def read_status(path: Path) -> dict[str, Any]:
-    places = [path, path / STATE, path / "server" / STATE]
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
+    """Return a federation's round, algorithm, classes and members.
+
+    `path` is the server's file, its folder, or the folder that `deploy init` made.
+    """
+    candidates = [path, path / STATE_FILE, path / "server" / STATE_FILE]
+    files = [candidate for candidate in candidates if candidate.is_file()]
+    if not files:
         raise RunFolderError(
-            f"{path} holds no {STATE}: the server keeps one from its first round on"
+            f"{path} holds no {STATE_FILE}, which the server writes before its first round"
         )
-    _, of = read_state(file)
-    members = {
-        name: {key: value for key, value in seat.items() if key != "number"}
-        for name, seat in of["seats"].items()
-    }
+    _, header = read_state(files[0])
+    members = {}
+    for name, record in header["members"].items():
+        members[name] = {key: value for key, value in record.items() if key != "number"}
     return {
-        "round": of["round"],
-        "algorithm": of["algorithm"],
-        "classes": of["classes"],
+        "round": header["round"],
+        "algorithm": header["algorithm"],
+        "classes": header["classes"],
         "members": members,
     }
 
 
-def rows(status: dict[str, Any]) -> list[list[str]]:
-    return [[name, *_row(seat)] for name, seat in status["members"].items()]
+def make_rows(status: dict[str, Any]) -> list[list[str]]:
+    """Return the cells of a table with a row for each member."""
+    return [[name, *_describe_member(record)] for name, record in status["members"].items()]
 
 
-def _row(seat: dict[str, Any]) -> list[str]:
-    told = seat["accuracy"]
-    shown = {
-        name: value
-        for name, value in told.items()
-        if name.removesuffix("_own") not in told or "own" not in name
-    }
-    accuracy = ", ".join(f"{name} {value:.1%}" for name, value in shown.items())
-    beside = seat["beside_up"] + seat["beside_down"]
-    traffic = (f"{seat['bytes_up']:,}", f"{seat['bytes_down']:,}", f"{beside:,}")
-    heard = _ago(time.time() - seat["last_seen"]) if seat["last_seen"] else "never"
+def _describe_member(record: dict[str, Any]) -> list[str]:
+    last_heard = "never"
+    if record["last_seen"]:
+        last_heard = _describe_age(time.time() - record["last_seen"])
+    other_bytes = record["beside_up"] + record["beside_down"]
     return [
-        heard,
-        str(seat["last_round"]),
-        ", ".join(seat["spoken"]),
-        accuracy,
-        *traffic,
-        str(seat["refused"]),
-        str(seat["failed"]),
-        seat["reason"],
+        last_heard,
+        str(record["last_round"]),
+        ", ".join(record["spoken"]),
+        _describe_accuracy(record["accuracy"]),
+        f"{record['bytes_up']:,}",
+        f"{record['bytes_down']:,}",
+        f"{other_bytes:,}",
+        str(record["refused"]),
+        str(record["failed"]),
+        record["reason"],
     ]
 
 
-def _ago(seconds: float) -> str:
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit} ago"
+def _describe_accuracy(accuracy: dict[str, float]) -> str:
+    """Return accuracies over all classes; one over own classes only if the other is missing."""
+    texts = []
+    for name, value in accuracy.items():
+        is_second = name.endswith("_own") and name.removesuffix("_own") in accuracy
+        if not is_second:
+            texts.append(f"{name} {value:.1%}")
+    return ", ".join(texts)
+
+
+def _describe_age(seconds: float) -> str:
+    for unit, length in _UNITS:
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"

@@ -1,291 +1,199 @@
-"""Whom and what the server believes: every answer is checked before it can reach a sum."""
+"""What the server believes: every reply is checked before it can reach a sum.
+
+A reply is checked alone by `check_reply`; `outliers.py` compares it with those of other members.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
-import torch
 
-from fedproto.algorithms import trainable
 from fedproto.core.class_names import is_plain
 from fedproto.core.codec import upload_parts
-from fedproto.core.metrics import ACCURACIES
 from fedproto.core.types import Upload
-from fedproto.deploy.messages import Header, Message
+from fedproto.deploy.messages import Message
+from fedproto.deploy.settings import ServerSettings
 from fedproto.errors import Refused, shown
 
-WORD = 200  # letters of a name at most
-WEIGHT, ROWS = "extra.weight", "extra.rows"  # as in the messages of `wire`
-WITNESSES = 2  # others at least by whom somebody is judged: a median of one is that one's word
+MAX_NAME_CHARACTERS = 200
+#: Names of arrays in the messages of `core.codec`.
+WEIGHT = "extra.weight"
+ROWS = "extra.rows"
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What the server accepts of one answer."""
+class UploadLayout:
+    """The arrays of an upload's message."""
 
-    bytes: int = 64 * 2**20
-    classes: int = 1000  # of the federation, and so of one answer
-    classes_of_one: int = 100  # that one member may bring, in all rounds together
-    count: float = 1e7  # weight of a class, or of a member
-    norm: float = 1e4  # of one prototype, or of one tensor of weights, by root mean square
-    new_classes: bool = False
-    norm_ratio: float = 5.0  # of a class's mean to the median of the other members'
-    count_ratio: float = 100.0  # likewise
+    shapes: dict[str, tuple[int, ...]]  # by name; with `by_class`, the shape of one class's row
+    by_class: bool  # whether there is one weight per class, rather than one per member
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What an answer of this round must look like."""
+class ExpectedReply:
+    """What a reply of this round must look like."""
 
     round: int
-    members: frozenset[str]  # who was asked and has not answered
+    members: frozenset[str]  # sampled, and without an accepted reply
     classes: tuple[str, ...]
-    shapes: dict[str, tuple[int, ...]]  # of each array: of one class where `by_class`, else whole
-    by_class: bool
-    limits: Limits
-    once: bool = False  # every member counts once, whatever it has
+    layout: UploadLayout
+    limits: ServerSettings
+    uniform: bool = False  # every member counts once, however many samples it has
 
 
-def check(member: str, parcel: Message, expected: Expected) -> None:
-    """Refuse with the reason."""
-    _check_sender(member, parcel, expected)
-    size = sum(value.nbytes for value in parcel.arrays.values())
-    if size > expected.limits.bytes:
-        raise Refused(f"it has {size} bytes, and {expected.limits.bytes} are accepted")
-    rows = _check_names(parcel, expected) if expected.by_class else None
-    _check_arrays(parcel, expected, rows)
-    _check_amounts(parcel, expected)
+def check_reply(member: str, reply: Message, expected: ExpectedReply) -> None:
+    """Raise Refused, with the reason, unless the reply can be believed."""
+    _check_sender(member, reply, expected)
+    size = sum(value.nbytes for value in reply.arrays.values())
+    if size > expected.limits.max_bytes:
+        raise Refused(f"it has {size} bytes; at most {expected.limits.max_bytes} are accepted")
+    rows = None
+    if expected.layout.by_class:
+        _check_class_names(reply, expected)
+        rows = len(reply.header["spoken"])
+    _check_arrays(reply, expected.layout, rows)
+    _check_weights(reply, expected)
+    _check_values(reply, expected)
 
 
-def _check_sender(member: str, parcel: Message, expected: Expected) -> None:
-    if parcel.header.get("member") != member:
-        raise Refused(
-            f"it says it is of {_word(parcel.header.get('member'))}, but {member} sent it"
-        )
-    if parcel.header.get("round") != expected.round:
-        raise Refused(
-            f"it is of round {_word(parcel.header.get('round'))}, and this is round {expected.round}"
-        )
+def _check_sender(member: str, reply: Message, expected: ExpectedReply) -> None:
+    stated_member = reply.header.get("member")
+    if stated_member != member:
+        raise Refused(f"it claims to be from {_quote(stated_member)}, but {member} sent it")
+    stated_round = reply.header.get("round")
+    if stated_round != expected.round:
+        raise Refused(f"it is of round {_quote(stated_round)}, but this is round {expected.round}")
     if member not in expected.members:
         raise Refused(
-            "it was not asked for: its sender is no member of this round, or has answered already"
+            "unexpected reply: the sender was not sampled this round or has already replied"
         )
 
 
-def _check_names(parcel: Message, expected: Expected) -> int:
-    """The number of classes it speaks of."""
-    names = parcel.header.get("spoken")
-    if (
-        not isinstance(names, list)
-        or not names
-        or not all(isinstance(name, str) and name.strip() for name in names)
-    ):
-        raise Refused("it does not name the classes it speaks of")
-    if len(names) > expected.limits.classes:
-        raise Refused(
-            f"it speaks of {len(names)} classes, and {expected.limits.classes} are accepted"
-        )
-    if len(set(names)) < len(names) or any(
-        len(name) > WORD or not is_plain(name) for name in names
-    ):
-        raise Refused(
-            f"it names a class twice, or with more than {WORD} letters, or in letters that are not plain"
-        )
-    new = [name for name in names if name not in expected.classes]
-    if new and not expected.limits.new_classes:
-        raise Refused(
-            f"it speaks of {_word(new[0])}, which is no class of this federation, and new ones are not accepted"
-        )
-    return len(names)
+def _check_class_names(reply: Message, expected: ExpectedReply) -> None:
+    """Refuse a reply whose `spoken` are not usable names of classes that are accepted."""
+    names = reply.header.get("spoken")
+    if not isinstance(names, list) or not names:
+        raise Refused("it does not name its classes")
+    if not all(isinstance(name, str) and name.strip() for name in names):
+        raise Refused("it does not name its classes")
+    max_classes = expected.limits.max_classes
+    if len(names) > max_classes:
+        raise Refused(f"it has {len(names)} classes; at most {max_classes} are accepted")
+    if len(set(names)) < len(names):
+        raise Refused("it names a class twice")
+    for name in names:
+        if len(name) > MAX_NAME_CHARACTERS or not is_plain(name):
+            raise Refused(
+                f"it names the class {_quote(name)}, which has more than {MAX_NAME_CHARACTERS} "
+                "characters or is not plain text"
+            )
+    if expected.limits.new_classes:
+        return
+    for name in names:
+        if name not in expected.classes:
+            raise Refused(
+                f"it has the class {_quote(name)}, which is not a class of this federation, "
+                "and new classes are not accepted"
+            )
 
 
 def check_new_classes(
-    spoken: list[str], known: set[str], brought: set[str], limits: Limits
+    spoken: list[str], known: set[str], brought: set[str], limits: ServerSettings
 ) -> list[str]:
-    """The classes that an answer would bring to those `known`, or refuse them with the reason.
+    """Return the classes of a reply that the federation does not have yet.
 
-    `brought` are those that its member has brought already, in other rounds.
+    `known` are those it has, and `brought` those that the sender brought in earlier rounds. Raises
+    Refused if there would be too many.
     """
     new = [name for name in spoken if name not in known]
-    in_all = len(brought.union(new))
-    if new and in_all > limits.classes_of_one:
+    if not new:
+        return []
+    brought_in_all = len(brought.union(new))
+    if brought_in_all > limits.max_new_classes:
         raise Refused(
-            f"with it its sender would have brought {in_all} classes, and {limits.classes_of_one} are accepted"
+            f"with it, the sender would have brought {brought_in_all} classes; "
+            f"at most {limits.max_new_classes} are accepted"
         )
-    if new and len(known) + len(new) > limits.classes:
+    classes_in_all = len(known) + len(new)
+    if classes_in_all > limits.max_classes:
         raise Refused(
-            f"with it the federation would have {len(known) + len(new)} classes, and {limits.classes} are accepted"
+            f"with it, the federation would have {classes_in_all} classes; "
+            f"at most {limits.max_classes} are accepted"
         )
     return new
 
 
-def _check_arrays(parcel: Message, expected: Expected, rows: int | None) -> None:
-    if set(parcel.arrays) != set(expected.shapes):
-        odd = sorted(set(parcel.arrays) ^ set(expected.shapes))[0]
-        raise Refused(
-            f"its arrays are not those of this method: {_word(odd)} is missing or too many"
-        )
-    for name, value in parcel.arrays.items():
-        wanted = expected.shapes[name] if rows is None else (rows, *expected.shapes[name])
+def _check_arrays(reply: Message, layout: UploadLayout, rows: int | None) -> None:
+    """Refuse arrays with other names, shapes or types, or with values that are not finite."""
+    unexpected = sorted(reply.arrays.keys() ^ layout.shapes.keys())
+    if unexpected:
+        name = _quote(unexpected[0])
+        raise Refused(f"its arrays are not those of this algorithm: {name} is missing or unknown")
+    for name, value in reply.arrays.items():
+        shape = layout.shapes[name]
+        if rows is not None:
+            shape = (rows, *shape)
         kind = np.int32 if name == ROWS else np.float32
-        if value.shape != wanted or value.dtype != kind:
+        if value.shape != shape or value.dtype != kind:
             raise Refused(
-                f"{name} is {value.dtype} of shape {value.shape}, and {kind.__name__} of shape {wanted} is wanted"
+                f"{name} is {value.dtype} of shape {value.shape} instead of "
+                f"{kind.__name__} of shape {shape}"
             )
-        if name == ROWS and (len(set(value.tolist())) < len(value) or value.min(initial=0) < 0):
-            raise Refused("it names a row twice, or one below 0")
+        if name == ROWS:
+            _check_row_numbers(value)
         if not np.isfinite(value).all():
-            raise Refused(f"{name} holds a value that is not a finite number")
+            raise Refused(f"{name} has a value that is not a finite number")
 
 
-def _check_amounts(parcel: Message, expected: Expected) -> None:
-    """Weights within bounds, and values, which are sums over weights, too."""
-    weight = parcel.arrays[WEIGHT].astype(np.float64)
-    if not ((weight > 0) & (weight <= expected.limits.count)).all():
-        raise Refused(f"it has a weight that is not above 0 and at most {expected.limits.count:g}")
-    for name, value in parcel.arrays.items():
-        ones = name.startswith("extra.") and name != ROWS and (expected.once or name != WEIGHT)
-        if ones and not (value == 1).all():
-            raise Refused(f"{name} is not 1, by which every member counts once")
-    for name, value in parcel.arrays.items():
-        if name.startswith("value.") and value.size:
-            mean = value.astype(np.float64) / weight.reshape(
-                weight.shape + (1,) * (value.ndim - weight.ndim)
+def _check_row_numbers(rows: np.ndarray) -> None:
+    distinct = set(rows.tolist())
+    if len(distinct) < len(rows) or rows.min(initial=0) < 0:
+        raise Refused("it names a row twice, or a row below 0")
+
+
+def _check_weights(reply: Message, expected: ExpectedReply) -> None:
+    """Refuse weights out of bounds, and counts other than 1 where every member counts once."""
+    max_count = expected.limits.max_count
+    weight = reply.arrays[WEIGHT]
+    accepted = (weight > 0) & (weight.astype(np.float64) <= max_count)
+    if not accepted.all():
+        raise Refused(f"it has a weight that is not above 0 and at most {max_count:g}")
+    for name, value in reply.arrays.items():
+        is_count = name.startswith("extra.") and name not in (ROWS, WEIGHT)
+        counts_once = is_count or (name == WEIGHT and expected.uniform)
+        if counts_once and not (value == 1).all():
+            raise Refused(f"{name} is not 1, although every member counts once")
+
+
+def _check_values(reply: Message, expected: ExpectedReply) -> None:
+    """Refuse values that are too large once they are divided by their weight."""
+    weight = reply.arrays[WEIGHT].astype(np.float64)
+    max_norm = expected.limits.max_norm
+    for name, value in reply.arrays.items():
+        if not name.startswith("value.") or not value.size:
+            continue
+        missing_axes = value.ndim - weight.ndim
+        divisor = weight.reshape(weight.shape + (1,) * missing_axes)
+        mean = value.astype(np.float64) / divisor
+        axes = tuple(range(weight.ndim, value.ndim))
+        with np.errstate(over="ignore"):
+            root_mean_squares = np.sqrt((mean**2).mean(axes))
+        largest = float(root_mean_squares.max())
+        if not largest <= max_norm:
+            raise Refused(
+                f"{name} has a root mean square of {largest:.3g}; at most {max_norm:g} is accepted"
             )
-            axes = tuple(range(weight.ndim, value.ndim))
-            with np.errstate(over="ignore"):
-                largest = float(np.sqrt((mean**2).mean(axes)).max())
-            if not largest <= expected.limits.norm:
-                raise Refused(
-                    f"{name} has a root mean square of {largest:.3g}, and {expected.limits.norm:g} is accepted"
-                )
 
 
-@dataclass(frozen=True)
-class Amounts:
-    """How large an upload is: by class, or by the empty name where weights travel."""
-
-    norms: dict[str, float]  # root mean square of what is said, without its weight
-    counts: dict[str, float]  # the weight by which it is said
-
-    @classmethod
-    def of(cls, upload: Upload, spoken: list[str]) -> Amounts:
-        weight = upload.weights["weight"].double().reshape(-1)
-        values = list(
-            trainable(upload.sums).values()
-        )  # running statistics are in the units of each member's data
-        rows = (
-            torch.cat([value.double().reshape(len(weight), -1) for value in values], 1)
-            / weight[:, None]
-        )
-        norms = rows.square().mean(1).sqrt()
-        names = spoken or [""]
-        return cls(
-            dict(zip(names, norms.tolist(), strict=True)),
-            dict(zip(names, weight.tolist(), strict=True)),
-        )
-
-
-def find_outliers(
-    answers: Mapping[str, Amounts], remembered: Mapping[str, Amounts], limits: Limits
-) -> dict[str, str]:
-    """Whose answers of a round are too large beside the others', and why; all are judged together.
-
-    The one that is most out of line goes first, and the rest are judged without it, so that it makes nobody else look
-    odd. What members said who did not answer this time, `remembered`, is compared with, but not judged.
-    """
-    present = {**remembered, **answers}
-    reasons: dict[str, str] = {}
-    while True:
-        found = _most_out_of_line(present, answers.keys() - reasons.keys(), limits)
-        if found is None:
-            return reasons
-        name, reasons[name] = found
-        del present[name]
-
-
-def _most_out_of_line(
-    present: Mapping[str, Amounts], judged: set[str], limits: Limits
-) -> tuple[str, str] | None:
-    """Who is further beyond a limit than anybody else, and the sentence about it."""
-    norms = _ratios({name: amounts.norms for name, amounts in present.items()}, rare_is_odd=True)
-    counts = _ratios({name: amounts.counts for name, amounts in present.items()}, rare_is_odd=False)
-    candidates = []
-    for ratios, limit, what in (
-        (norms, limits.norm_ratio, "norm"),
-        (counts, limits.count_ratio, "count"),
-    ):
-        for name in judged:
-            about, ratio = max(ratios[name].items(), key=lambda item: item[1])
-            whose = f"of class {_word(about)}" if about else "of its weights"
-            rounded = float(f"{ratio:.1g}")  # more digits would tell what the others have
-            sentence = (
-                f"the {what} {whose} is about {rounded:g} times the median of the other members', "
-                f"and {limit:g} times is accepted (max-{what}-ratio)"
-            )
-            candidates.append((ratio / limit, name, sentence))
-    excess, name, sentence = max(candidates, default=(0.0, "", ""))
-    return (name, sentence) if excess > 1 else None
-
-
-def _ratios(
-    amounts: Mapping[str, Mapping[str, float]], rare_is_odd: bool
-) -> dict[str, dict[str, float]]:
-    """Each member's amount of each class over the median of the others'.
-
-    Where too few others speak of a class, its amount is compared with that of their usual class instead. With
-    `rare_is_odd` false it always may be: who has many images of a class that is rare elsewhere is no liar.
-    """
-    usual = _medians_of_others({name: median(mine.values()) for name, mine in amounts.items()})
-    classes = {about for mine in amounts.values() for about in mine}
-    by_class = {
-        about: _medians_of_others(
-            {name: mine[about] for name, mine in amounts.items() if about in mine}
-        )
-        for about in classes
-    }
-    ratios: dict[str, dict[str, float]] = {name: {} for name in amounts}
-    for name, mine in amounts.items():
-        for about, amount in mine.items():
-            beside = by_class[about].get(name, 0.0)
-            if not beside or not rare_is_odd:
-                beside = max(beside, usual.get(name, 0.0))
-            ratios[name][about] = amount / beside if beside else 0.0  # nobody to compare with
-    return ratios
-
-
-def _medians_of_others(values: Mapping[str, float]) -> dict[str, float]:
-    """For each member the median of the others' values; nothing where there are too few others."""
-    others = len(values) - 1
-    if others < WITNESSES:
-        return {}
-    ordered = sorted(values.values())
-    medians = {}
-    for name, value in values.items():
-        own = bisect_left(ordered, value)
-        middle = [place if place < own else place + 1 for place in ((others - 1) // 2, others // 2)]
-        medians[name] = (ordered[middle[0]] + ordered[middle[1]]) / 2
-    return medians
-
-
-def shapes_of(upload: Upload) -> tuple[dict[str, tuple[int, ...]], bool]:
-    """What a member's answer looks like: each array's shape, without the classes' axis where there is one."""
+def describe_upload(upload: Upload) -> UploadLayout:
+    """Return what the message of such an upload looks like."""
     by_class = upload.weights["weight"].dim() > 0
-    parts = upload_parts(upload)
-    return {
-        name: tuple(value.shape[1:] if by_class else value.shape) for name, value in parts.items()
-    }, by_class
+    shapes = {}
+    for name, value in upload_parts(upload).items():
+        shapes[name] = tuple(value.shape[1:] if by_class else value.shape)
+    return UploadLayout(shapes, by_class)
 
 
-def accuracies(header: Header) -> dict[str, float]:
-    """Those a member tells of: a share each, by the names that we know."""
-    told = {way: header.get(f"accuracy.{way}") for way in ACCURACIES}
-    return {way: float(v) for way, v in told.items() if isinstance(v, (int, float)) and 0 <= v <= 1}
-
-
-def _word(value: object) -> str:
+def _quote(value: object) -> str:
     return shown(value, 60)

@@ -1,4 +1,7 @@
-"""A trained federation goes on with its newcomers: everybody with the model it has, beside the prototypes of all."""
+"""Continue a trained federation together with its newcomers.
+
+Every member keeps the model it has; the server starts from the prototypes of all members.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from fedproto.core.federation import rearrange_head
 from fedproto.core.tensors import flatten_groups
 from fedproto.core.types import Tree
 from fedproto.data import Source
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.contribution import Contribution
+from fedproto.membership.membership import Membership
 from fedproto.partitions.file import hash_partition
 from fedproto.runs.assemble import deal
 from fedproto.runs.experiment import Experiment, reopen
@@ -25,12 +29,12 @@ from fedproto.runs.from_settings import merge_equal_neighbours
 from fedproto.runs.prototype_files import START, Prototypes, write_prototypes
 
 
-class _Person(NamedTuple):
-    """A member on its way from one federation to the next."""
+class _TrainedMember(NamedTuple):
+    """A member as a finished run left it."""
 
     dataset: Part
     model: Part
-    portion: dict[str, Any]  # its entry in partition.json
+    rows: dict[str, Any]  # its entry in partition.json
     state: Tree
     classes: tuple[str, ...]  # of its head
 
@@ -38,89 +42,97 @@ class _Person(NamedTuple):
 def extend(
     run: Path, newcomers: Sequence[Path], out: Path, rounds: int
 ) -> tuple[Experiment, RunFolder]:
-    """A federation and its newcomers about to train `rounds` more rounds together, and their run folder.
+    """Return a federation and its newcomers, ready to train `rounds` more rounds, and their folder.
 
-    The server starts from the prototypes of all who are members, the newcomers folded in. A head that lacks classes
-    somebody brought gets rows for them, as drawn.
+    The server starts from the prototypes of all members, the newcomers included. A head that lacks
+    classes which others brought gets rows for them, with initial weights.
     """
     RunFolder.refuse_used(out)
-    folder, loaded = RunFolder.open(run), dict[str, Source]()
-    bank = Membership.of(folder)
-    gone = {change["member"] for change in bank.changes if change["did"] == "left"}
-    config, people = _people(folder, gone, loaded)
+    loaded: dict[str, Source] = {}
+    folder = RunFolder.open(run)
+    membership = Membership.of(folder)
+    left = {change["member"] for change in membership.changes if change["did"] == "left"}
+    config, members = _read_members(folder, left, loaded)
     for path in newcomers:
         contribution = Contribution.load(path)
-        bank = bank if contribution.member in bank.members else bank.with_member(contribution)
-        people += _people(RunFolder.open(path), set(), loaded)[1]
-    experiment = _prepared(config, people, bank.prototypes(), rounds, out, loaded)
-    states = _states(people, experiment)
-    engine_states = {str(number): state for number, state in enumerate(states)}
-    experiment.engine.restore(experiment.place, flatten_groups(engine_states))
+        if contribution.member not in membership.members:
+            membership = membership.with_member(contribution)
+        _, joined = _read_members(RunFolder.open(path), set(), loaded)
+        members += joined
+    experiment = _prepare(config, members, membership.prototypes(), rounds, out, loaded)
+    states = _align_states(members, experiment)
+    states_by_client = {str(number): state for number, state in enumerate(states)}
+    experiment.engine.restore(experiment.place, flatten_groups(states_by_client))
     return experiment, experiment.new_folder(out, given=states)
 
 
-def _people(
-    folder: RunFolder, gone: set[str], loaded: dict[str, Source]
-) -> tuple[Config, list[_Person]]:
-    """The members of a run that have not left, as it left them, and its configuration."""
+def _read_members(
+    folder: RunFolder, left: set[str], loaded: dict[str, Source]
+) -> tuple[Config, list[_TrainedMember]]:
+    """Return a run's configuration and its members, except those that have left."""
     experiment, _ = reopen(folder, loaded)
     with closing(experiment.engine):
         states = experiment.client_states()
-    config, federation = experiment.config, experiment.federation
-    datasets, models = (
-        deal(config.dataset, config.clients, "dataset"),
-        deal(config.model, config.clients, "model"),
-    )
-    rows = zip(datasets, models, federation.partition["clients"], states, strict=True)
-    people = [
-        _Person(*row, federation.classes)
-        for number, row in enumerate(rows)
-        if str(number) not in gone
-    ]
-    return config, people
+    config = experiment.config
+    federation = experiment.federation
+    datasets = deal(config.dataset, config.clients, "dataset")
+    models = deal(config.model, config.clients, "model")
+    rows = federation.partition["clients"]
+    members = []
+    for number, state in enumerate(states):
+        if str(number) in left:
+            continue
+        member = _TrainedMember(
+            datasets[number], models[number], rows[number], state, federation.classes
+        )
+        members.append(member)
+    return config, members
 
 
-def _prepared(
+def _prepare(
     config: Config,
-    people: list[_Person],
-    shared: Prototypes,
+    members: list[_TrainedMember],
+    prototypes: Prototypes,
     rounds: int,
     out: Path,
     loaded: dict[str, Source],
 ) -> Experiment:
-    """The federation of these people, by the settings of the one they come from."""
-    content: dict[str, Any] = {"version": 1, "clients": [person.portion for person in people]}
-    with tempfile.TemporaryDirectory() as folder:
-        partition, start = Path(folder) / "partition.json", Path(folder) / START
-        partition.write_text(json.dumps(content | {"sha256": hash_partition(content)}))
-        write_prototypes(
-            start, {"prototypes": shared.values, "known": shared.known}, shared.classes
-        )
-        settings: dict[str, Any] = {
-            "clients": len(people),
-            "dataset": tuple(merge_equal_neighbours([person.dataset for person in people])),
-            "model": tuple(merge_equal_neighbours([person.model for person in people])),
-            "rounds": rounds,
-            "dim": None,
-            "checkpoint_every": config.checkpoint_every or rounds,
-        }
-        there: dict[str, Any] = {"partition": Part(f"file:{partition}"), "prototypes": str(start)}
-        experiment = Experiment.prepare(replace(config, **settings, **there), loaded=loaded)
-    own = out.absolute()
-    experiment.config = replace(
-        experiment.config,
-        partition=Part(f"file:{own / 'partition.json'}"),
-        prototypes=str(own / START),
+    """Return the federation of these members, with the settings of the one they come from."""
+    content: dict[str, Any] = {"version": 1, "clients": [member.rows for member in members]}
+    content["sha256"] = hash_partition(content)
+    start = {"prototypes": prototypes.values, "known": prototypes.known}
+    datasets = [member.dataset for member in members]
+    models = [member.model for member in members]
+    config = replace(
+        config,
+        clients=len(members),
+        dataset=tuple(merge_equal_neighbours(datasets)),
+        model=tuple(merge_equal_neighbours(models)),
+        rounds=rounds,
+        dim=None,
+        checkpoint_every=config.checkpoint_every or rounds,
     )
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "partition.json").write_text(json.dumps(content))
+        write_prototypes(folder / START, start, prototypes.classes)
+        experiment = Experiment.prepare(_with_files(config, folder), loaded=loaded)
+    # The run folder will hold the same files.
+    experiment.config = _with_files(experiment.config, out.absolute())
     return experiment
 
 
-def _states(people: list[_Person], experiment: Experiment) -> list[Tree]:
-    """Everybody's state over the classes of all."""
+def _with_files(config: Config, folder: Path) -> Config:
+    """Return a configuration that reads partition and first prototypes from a folder."""
+    partition = Part(f"file:{folder / 'partition.json'}")
+    return replace(config, partition=partition, prototypes=str(folder / START))
+
+
+def _align_states(members: list[_TrainedMember], experiment: Experiment) -> list[Tree]:
+    """Return the members' states with heads over the classes of the new federation."""
+    classes = experiment.federation.classes
     states: list[Tree] = []
-    for member, person in zip(experiment.federation.members, people, strict=True):
-        own = {name: value.to(member.initial[name]) for name, value in person.state.items()}
-        states.append(
-            rearrange_head(own, member.initial, person.classes, experiment.federation.classes)
-        )
+    for client, member in zip(experiment.federation.members, members, strict=True):
+        own = {name: value.to(client.initial[name]) for name, value in member.state.items()}
+        states.append(rearrange_head(own, client.initial, member.classes, classes))
     return states

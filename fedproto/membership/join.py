@@ -1,4 +1,8 @@
-"""A newcomer joins a trained federation: it learns beside the federation's prototypes, which stay as they are."""
+"""A newcomer joins a trained federation.
+
+It trains with the federation's prototypes, which do not change. To show what joining is worth, the
+same newcomer is trained alone, too.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ from fedproto.config.options import Part
 from fedproto.config.settings import configure
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.rounds import RoundResult
-from fedproto.core.tensors import take_one
+from fedproto.core.types import Tree
 from fedproto.data import Source
 from fedproto.errors import ConfigError
-from fedproto.membership.membership import Contribution
+from fedproto.membership.contribution import Contribution
 from fedproto.runs.experiment import Experiment, OnRound, hold_all
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import UPLOAD, read_prototypes
@@ -24,24 +28,28 @@ from fedproto.runs.result import Result
 
 Accuracies = dict[str, float]
 
-#: Settings that are a newcomer's by being one.
-SETTLED = {
+#: Settings that are fixed for a newcomer, which is a single client of fedproto.
+FIXED_SETTINGS = {
     "absent",
     "algorithm",
     "clients",
     "dataset",
-    "lost_uploads",
     "eval_every",
     "fixed",
     "initial",
+    "lost_uploads",
     "model",
+    "participation",
+    "profile",
+    "prototypes",
+    "rounds",
+    "stragglers",
 }
-SETTLED |= {"participation", "profile", "prototypes", "rounds", "stragglers"}
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Test accuracies after an epoch; epoch 0 is before any training."""
+    """Test accuracies after an epoch; epoch 0 is before training."""
 
     epoch: int
     joined: Accuracies
@@ -50,7 +58,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Joined:
-    """What a newcomer found: `result` is its run's; `upload` is what a server can fold in."""
+    """The outcome of joining: the newcomer's run, its accuracies, and what a server can add."""
 
     result: Result
     epochs: list[Epoch]
@@ -68,34 +76,41 @@ def prepare(
     epochs: int,
     options: Mapping[str, Any],
 ) -> tuple[Experiment, Experiment]:
-    """The newcomer about to join, and the same one about to train alone, from the same start."""
+    """Return the newcomer ready to join, and the same one ready to train alone.
+
+    Both start from the same weights. The parameters are those of `join`.
+    """
     for key in options:
-        if key.removeprefix("algorithm.") in SETTLED or key.partition(".")[0] == "partition":
+        is_fixed = key.removeprefix("algorithm.") in FIXED_SETTINGS
+        if is_fixed or key.partition(".")[0] == "partition":
             raise ConfigError(
-                f"{key!r} has no meaning for one who joins: a newcomer is one client of fedproto's"
+                f"{key!r} cannot be set for a newcomer, which is a single client of fedproto"
             )
-    weighting = read_prototypes(Path(prototypes)).weighting
+    partition_options = {}
+    if classes or shots:
+        partition_options = {"names": classes, "shots": shots}
     settings = {
         "dataset": dataset,
         "model": model,
-        "partition": str(
-            Part("classes", {"names": classes, "shots": shots} if classes or shots else {})
-        ),
+        "partition": str(Part("classes", partition_options)),
         "clients": 1,
         "rounds": epochs,
         "eval_every": 1,
-        "start": "own",  # a newcomer does not know what weights the others began with, which would align it by itself
+        # A newcomer does not know the weights that the others started from. With these, its
+        # embeddings would agree with theirs from the beginning.
+        "start": "own",
         "prototypes": str(prototypes),
         "initial": None if weights is None else str(weights),
         "algorithm": "fedproto",
         "algorithm.fixed": True,
-        "algorithm.weighting": weighting,
+        "algorithm.weighting": read_prototypes(Path(prototypes)).weighting,
     }
     settings |= options
     plugins.trust_chosen(settings)
     loaded: dict[str, Source] = {}
-    joined, alone = (configure(settings | extra)[0] for extra in ({}, {"algorithm.lam": 0}))
-    return Experiment.prepare(joined, loaded=loaded), Experiment.prepare(alone, loaded=loaded)
+    joining = configure(settings)[0]
+    alone = configure(settings | {"algorithm.lam": 0})[0]
+    return Experiment.prepare(joining, loaded=loaded), Experiment.prepare(alone, loaded=loaded)
 
 
 def join(
@@ -111,11 +126,17 @@ def join(
     name: str = "newcomer",
     **options: Any,
 ) -> Joined:
-    """Let a newcomer join a trained federation, and train it alone from the same start beside that.
+    """Let a newcomer join a trained federation; also train it alone, for comparison.
 
-    `prototypes` is a run folder, or a file that one holds; `dataset` the newcomer's own data, of which it has the
-    `classes` (`"cat,dog"`; all) and `shots` images of each (all); `weights` a file for the body of its model.
-    `options` are those of `fedproto.run`. With `out`, the newcomer becomes a run folder with its upload in it.
+    prototypes  a run folder, or a file of prototypes
+    dataset     the newcomer's own data
+    model       its architecture; None: the one that the data set names
+    weights     a file of weights for the body of its model
+    classes     those it has, such as `"cat,dog"`; empty: all
+    shots       training samples per class; None: all
+    out         a folder for the newcomer's run and upload; None: nothing is written
+    name        of the newcomer among the federation's members
+    options     as for `fedproto.run`
     """
     prepared = prepare(
         prototypes,
@@ -130,83 +151,84 @@ def join(
     return proceed(prepared, None if out is None else Path(out), name)
 
 
+def _ignore_round(result: RoundResult) -> None:
+    """Do nothing after a round."""
+
+
+def _watch_nothing(label: str) -> AbstractContextManager[OnRound]:
+    return nullcontext(_ignore_round)
+
+
 def proceed(
     experiments: tuple[Experiment, Experiment],
     out: Path | None,
     name: str,
-    watched: Callable[[str], AbstractContextManager[OnRound]] = lambda who: nullcontext(_nobody),
+    watch: Callable[[str], AbstractContextManager[OnRound]] = _watch_nothing,
 ) -> Joined:
-    """Train, first alone and then beside the prototypes.
+    """Train the two experiments of `prepare`: first the one alone, then the one that joins.
 
-    FedProto with the global prototypes held fixed, Eq. 7; alone is the same with λ = 0. Epoch 0 is the nearest global
-    prototype with the body as it comes: of use where that was trained before.
+    Joining is FedProto with fixed global prototypes (Eq. 7); alone is the same with λ = 0. Epoch 0
+    classifies by the nearest global prototype with the body as it is, which is useful if the body
+    was trained before. `watch("alone")` and `watch("joined")` give what is called after each round.
     """
     joining, alone = experiments
     if out is not None:
         RunFolder.refuse_used(out)
-    with watched("alone") as on_round:
-        _, without = _train(alone, None, on_round)
+    with watch("alone") as on_round:
+        _, accuracies_alone = _train(alone, None, on_round)
     folder = None if out is None else joining.new_folder(out)
     with hold_all([folder]):
-        with watched("joined") as on_round:
-            result, beside = _train(joining, folder, on_round)
-        epochs = [
-            Epoch(number, *both) for number, both in enumerate(zip(beside, without, strict=True))
-        ]
-        upload = _contribution(joining, name)
+        with watch("joined") as on_round:
+            result, accuracies_joined = _train(joining, folder, on_round)
+        pairs = zip(accuracies_joined, accuracies_alone, strict=True)
+        epochs = [Epoch(number, *pair) for number, pair in enumerate(pairs)]
+        upload = Contribution.of(
+            name, joining.federation.classes, joining.progress.latest_uploads.get(0)
+        )
         if folder is not None:
             upload.save(folder.path / UPLOAD)
-            folder.write_json(
-                "join.json", {"member": name, "epochs": [vars(epoch) for epoch in epochs]}
-            )
+            lines = [vars(epoch) for epoch in epochs]
+            folder.write_json("join.json", {"member": name, "epochs": lines})
     return Joined(result, epochs, upload)
 
 
 def new_classes(experiment: Experiment) -> list[str]:
-    """Those of the newcomer's classes of which the federation has no prototype."""
-    known, member = experiment.progress.server["known"], experiment.federation.members[0]
-    return [experiment.federation.classes[label] for label in member.classes if not known[label]]
+    """Return the newcomer's classes for which the federation has no prototype."""
+    known = experiment.progress.server["known"]
+    newcomer = experiment.federation.members[0]
+    return [experiment.federation.classes[label] for label in newcomer.classes if not known[label]]
 
 
 def notices(experiment: Experiment) -> list[str]:
-    """What a newcomer should know before it trains: classes nobody had may be misspelt."""
-    new, member = new_classes(experiment), experiment.federation.members[0]
-    it = "it" if len(new) == 1 else "them"
-    said = (
-        [f"nobody in the federation has {', '.join(map(repr, new))}: the newcomer brings {it}"]
-        if new
-        else []
-    )
-    if len(new) == len(member.classes):
-        said.append(
-            "none of the newcomer's classes is known to the federation, so there is nothing to join"
+    """Return what a newcomer should know before it trains: new classes may be misspelt."""
+    sentences = describe_similar_names(experiment.federation.classes)
+    new = new_classes(experiment)
+    if new:
+        listed = ", ".join(repr(name) for name in new)
+        pronoun = "it" if len(new) == 1 else "them"
+        sentences.append(f"nobody in the federation has {listed}: the newcomer brings {pronoun}")
+    if len(new) == len(experiment.federation.members[0].classes):
+        sentences.append(
+            "the federation knows none of the newcomer's classes, so there is nothing to join"
         )
-    return describe_similar_names(experiment.federation.classes) + said
+    return sentences
 
 
 def _train(
     experiment: Experiment, folder: RunFolder | None, on_round: OnRound
 ) -> tuple[Result, list[Accuracies]]:
-    """To the last epoch; the accuracies before the first and after each."""
-    found = [experiment.engine.evaluate([experiment.progress.server])[0]]
+    """Train to the last epoch; return the accuracies before the first one and after each."""
+    evaluations = [experiment.engine.evaluate([experiment.progress.server])[0]]
 
     def note(result: RoundResult) -> None:
         assert result.clients is not None, "every epoch is evaluated"
-        found.append(result.clients)
+        evaluations.append(result.clients)
         on_round(result)
 
     result = experiment.execute(folder, note)
-    return result, [
-        {name: float(values[0]) for name, values in clients.items()} for clients in found
-    ]
+    return result, [_take_newcomer(accuracies) for accuracies in evaluations]
 
 
-def _nobody(result: RoundResult) -> None:
-    """Nobody watches."""
-
-
-def _contribution(experiment: Experiment, name: str) -> Contribution:
-    """The newcomer's last upload, by class name."""
-    uploads = experiment.progress.latest_uploads.uploads
-    assert uploads is not None, "fedproto remembers its members' last uploads"
-    return Contribution.of(name, experiment.federation.classes, take_one(uploads, 0))
+def _take_newcomer(accuracies: Tree) -> Accuracies:
+    """Return the accuracies of the only client."""
+    return {name: float(values[0]) for name, values in accuracies.items()}

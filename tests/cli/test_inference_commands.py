@@ -16,7 +16,8 @@ from fedproto.config.options import Part
 from fedproto.core.types import Upload
 from fedproto.data import DataFolders
 from fedproto.inference.open_set import measure_rejections
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.contribution import Contribution
+from fedproto.membership.membership import Membership
 from fedproto.runs.folder import RunFolder
 
 

@@ -13,7 +13,8 @@ from helpers.trained_runs import NEWCOMER, cells, fail, succeed
 
 import fedproto
 from fedproto.core.types import Upload
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.contribution import Contribution
+from fedproto.membership.membership import Membership
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import read_prototypes
 

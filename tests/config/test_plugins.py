@@ -22,8 +22,8 @@ from fedproto.config import plugin_trust, plugins
 from fedproto.config.options import Part
 from fedproto.data import DataFolders
 from fedproto.data.digits import digits
-from fedproto.deploy.member import trained
-from fedproto.deploy.settings import divided, read_member
+from fedproto.deploy.member import load_trained_member
+from fedproto.deploy.settings import read_member, split_run_config
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.inference.export.read import read_exported
 from fedproto.runs.experiment import reopen
@@ -415,7 +415,7 @@ def test_an_operator_allows_plug_ins_in_the_members_own_file(chosen: str, trace:
         read_member(path, operated=True)
     path.write_text(MEMBER + chosen + "trust-plugins = true\n")
     with pytest.raises(RunFolderError, match="has not trained yet"):
-        trained(read_member(path, operated=True))
+        load_trained_member(read_member(path, operated=True))
 
 
 @pytest.mark.parametrize("settings", [{"algorithm": "sent:method"}, {"model": "sent:net"}])
@@ -425,9 +425,9 @@ def test_a_server_runs_plug_ins_where_its_operator_says_so(
     with pytest.raises(
         ConfigError, match=r"^its table names the .* write trust-plugins = true there$"
     ):
-        divided(settings, "its table")
+        split_run_config(settings, "its table")
     assert not trace.exists()
-    _, terms = divided(settings | {"trust-plugins": True}, "its table")
+    _, terms = split_run_config(settings | {"trust-plugins": True}, "its table")
     assert terms.build().name in ("method", "fedproto")
 
 

@@ -26,7 +26,7 @@ from fedproto.data.shared.feature_encoding import (
 )
 from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.data.text import text
-from fedproto.deploy.member import _source
+from fedproto.deploy.member_data import load_source
 from fedproto.deploy.settings import MemberSettings
 from fedproto.errors import DataError, RunFolderError
 from fedproto.inference.export.read import read_exported
@@ -371,10 +371,10 @@ def test_members_of_different_tables_that_agree_on_an_encoding_can_average_weigh
 def test_a_deployed_members_columns_keep_their_meaning_while_its_table_grows(folder, tmp_path):
     table = shutil.copy(folder / "animals.csv", tmp_path / "mine.csv")
     own = MemberSettings("a", f"csv:{table}", state=str(tmp_path / "state"))
-    before = _source(own)
+    before = load_source(own)
     with table.open("a") as file:
         file.write("".join(f"{number}.5,boat,0,cat\n" for number in range(20)))
-    after = _source(own)
+    after = load_source(own)
     assert len(after.train.y) == len(before.train.y) + 16 and after.encoding == before.encoding
     assert csv(DataFolders(), str(table)).encoding != before.encoding
 

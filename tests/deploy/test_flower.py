@@ -1,4 +1,4 @@
-"""A deployed federation, in real processes with TLS and keys, does what the simulator does, whatever happens to it."""
+"""Deployed federations in real processes, with TLS and keys, against the simulator."""
 
 import contextlib
 import subprocess
@@ -30,7 +30,7 @@ from helpers.flower import (
 import fedproto
 from fedproto.core.files import read_tensors
 from fedproto.core.types import Tree
-from fedproto.deploy.member import FORMAT
+from fedproto.deploy.member_checkpoint import STATE_FORMAT
 from fedproto.deploy.messages import Message
 from fedproto.deploy.server_state import ServerState
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
@@ -77,7 +77,7 @@ class Setup(NamedTuple):
     arrays: list[tuple[np.ndarray, ...]]
 
     def fresh(self, tag: str, **changed: dict[str, str]) -> dict[str, Any]:
-        """New states for the server and its members: a federation of its own, in the same processes."""
+        """Start a new federation in the same processes, with new states for all."""
         for name, own in self.files.items():
             self.federation.write_member(
                 name, **(own | {"state": f"{tag}/{name}"} | changed.get(name, {}))
@@ -124,7 +124,9 @@ def assert_like_the_simulator(
 
 
 def state_of(setup: Setup, tag: str, name: str) -> Tree:
-    tensors, _ = read_tensors(setup.federation.folder / tag / name / "member.safetensors", FORMAT)
+    tensors, _ = read_tensors(
+        setup.federation.folder / tag / name / "member.safetensors", STATE_FORMAT
+    )
     return {
         key.removeprefix("state."): value
         for key, value in tensors.items()
@@ -135,7 +137,7 @@ def state_of(setup: Setup, tag: str, name: str) -> Tree:
 def test_a_deployed_federation_equals_the_simulator_in_every_round(setup: Setup) -> None:
     run = setup.federation.run(rounds=4, quorum=3, **setup.fresh("fedproto"))
     assert_like_the_simulator(run, setup.arrays, range(1, 5))
-    expected, seats = simulated(setup.arrays, 4), run.rounds[4][1]["seats"]
+    expected, seats = simulated(setup.arrays, 4), run.rounds[4][1]["members"]
     for place, (name, seat) in enumerate(seats.items()):
         assert (seat["last_round"], seat["refused"], seat["reason"]) == (4, 0, ""), name
         assert seat["accuracy"] == pytest.approx(expected.clients[place]["accuracy"]), name
@@ -145,8 +147,12 @@ def test_a_deployed_federation_equals_the_simulator_in_every_round(setup: Setup)
 
 @pytest.mark.parametrize("odd", [*TYPES, *HEADERS])
 def test_no_answer_ends_the_server(odd: str, tmp_path: Path) -> None:
-    hall = ServerState(ServerSettings(state=str(tmp_path), classes="0,1"), TrainingTerms(dim=4))
-    expected = [hall.invite(name) for name in "ab"] and hall.expected(frozenset("ab"))
+    server_state = ServerState(
+        ServerSettings(state=str(tmp_path), classes="0,1"), TrainingTerms(dim=4)
+    )
+    expected = [server_state.make_request(name) for name in "ab"] and server_state.expect_replies(
+        frozenset("ab")
+    )
     arrays = {
         "value.prototypes": np.ones((1, 4), np.float32),
         "extra.weight": np.ones(1, np.float32),
@@ -160,16 +166,16 @@ def test_no_answer_ends_the_server(odd: str, tmp_path: Path) -> None:
     }
     changed = arrays | odd_types
     with contextlib.suppress(Refused):
-        hall.take("a", Message(header | HEADERS.get(odd, {}), changed), expected)
-    hall.take("b", Message(header | {"member": "b"}, arrays), expected)
-    hall.close_round()
-    hall.save()
-    assert hall.server["prototypes"].dtype == torch.float32
-    assert hall.server["prototypes"].tolist() == [[1.0] * 4, [0.0] * 4]
-    assert len(hall.seats["a"].accuracy) <= 4, "there are four kinds of accuracy"
-    again = ServerState(hall.settings, hall.terms)
+        server_state.accept_reply("a", Message(header | HEADERS.get(odd, {}), changed), expected)
+    server_state.accept_reply("b", Message(header | {"member": "b"}, arrays), expected)
+    server_state.close_round()
+    server_state.save()
+    assert server_state.server["prototypes"].dtype == torch.float32
+    assert server_state.server["prototypes"].tolist() == [[1.0] * 4, [0.0] * 4]
+    assert len(server_state.members["a"].accuracy) <= 4, "there are four kinds of accuracy"
+    again = ServerState(server_state.settings, server_state.terms)
     again.load()
-    assert same(again.server, hall.server)
+    assert same(again.server, server_state.server)
 
 
 @pytest.mark.slow
@@ -179,10 +185,10 @@ def test_weights_travel_as_in_the_simulator(setup: Setup) -> None:
     run = setup.federation.run(**config, **setup.fresh("fedavg", **alike))
     assert run.status == "finished:completed", run.log
     files = {name: own | alike[name] for name, own in setup.files.items()}
-    hall = replayed(setup.federation, files, ["abc"] * 3, **config)
-    assert same(server_of(run.rounds[3][0]), hall.server)
+    server_state = replayed(setup.federation, files, ["abc"] * 3, **config)
+    assert same(server_of(run.rounds[3][0]), server_state.server)
     expected = simulated(setup.arrays, 3, algorithm="fedavg", model="mlp")
-    for place, (name, seat) in enumerate(run.rounds[3][1]["seats"].items()):
+    for place, (name, seat) in enumerate(run.rounds[3][1]["members"].items()):
         assert seat["accuracy"] == pytest.approx(expected.clients[place]["accuracy"]), name
         assert same(state_of(setup, "fedavg", name), expected.states[place]), name
 
@@ -205,12 +211,12 @@ def test_a_member_killed_in_a_round_is_gone_without_and_returns_with_its_model(
     run = federation.run(in_the_middle, rounds=3, **config)
     assert run.status == "finished:completed", run.log
     assert run.rounds[3][1]["round"] == 3
-    assert {name: seat["last_round"] for name, seat in run.rounds[3][1]["seats"].items()} == {
+    assert {name: seat["last_round"] for name, seat in run.rounds[3][1]["members"].items()} == {
         "a": 3,
         "b": 3,
         "c": 1,
     }
-    assert "round 2: 2 of 3 answers counted" in run.log
+    assert "round 2: 2 of 3 replies accepted" in run.log
     assert federation.member_round("c") == 1
 
     (odd / "hold").unlink()
@@ -218,11 +224,11 @@ def test_a_member_killed_in_a_round_is_gone_without_and_returns_with_its_model(
     run = federation.run(rounds=5, **config | {"quorum": 3})
     assert run.status == "finished:completed", run.log
     assert {
-        name: seat["last_round"] for name, seat in run.rounds[5][1]["seats"].items()
+        name: seat["last_round"] for name, seat in run.rounds[5][1]["members"].items()
     } == dict.fromkeys("abc", 5)
     assert {federation.member_round(name) for name in "abc"} == {5}
-    hall = replayed(federation, setup.files, ["abc", "ab", "ab", "abc", "abc"])
-    assert same(server_of(run.rounds[5][0]), hall.server)
+    server_state = replayed(federation, setup.files, ["abc", "ab", "ab", "abc", "abc"])
+    assert same(server_of(run.rounds[5][0]), server_state.server)
 
 
 @pytest.mark.slow
@@ -233,20 +239,20 @@ def test_a_member_that_cannot_train_says_why_and_others_go_on(setup: Setup) -> N
     assert same(
         server_of(run.rounds[2][0]), replayed(setup.federation, setup.files, ["ab", "ab"]).server
     )
-    seat = run.rounds[2][1]["seats"]["c"]
+    seat = run.rounds[2][1]["members"]["c"]
     assert (seat["failed"], seat["refused"], seat["last_round"]) == (2, 0, 0)
     assert seat["reason"] == "data-unusable: its data cannot be used"
     assert "c failed: data-unusable" in run.log and "nowhere" not in run.log
     told = setup.federation.log("c")
     assert "/nowhere/at/all.npz" in told
-    assert "This member cannot answer" in told and "The last answer did not count" in told
+    assert "This member cannot reply" in told and "The last reply did not count" in told
 
 
 @pytest.mark.slow
 def test_a_server_killed_in_a_round_loses_none_and_counts_none_twice(setup: Setup) -> None:
     federation, odd = setup.federation, setup.odd("c")
     config = setup.fresh("restarted") | {"quorum": 3}
-    state = Path(config["state"]) / flower.STATE
+    state = Path(config["state"]) / flower.STATE_FILE
     (odd / "hold").write_text("2")
     first = federation.submit(rounds=4, **config)
     until(
@@ -268,7 +274,7 @@ def test_a_server_killed_in_a_round_loses_none_and_counts_none_twice(setup: Setu
     run.rounds.pop(1, None)  # the file as the first run left it
     assert_like_the_simulator(run, setup.arrays, range(2, 5))
     assert {
-        name: seat["last_round"] for name, seat in run.rounds[4][1]["seats"].items()
+        name: seat["last_round"] for name, seat in run.rounds[4][1]["members"].items()
     } == dict.fromkeys("abc", 4)
     assert {federation.member_round(name) for name in "abc"} == {4}
     expected = simulated(setup.arrays, 4)
@@ -312,7 +318,7 @@ def test_strangers_are_refused(setup: Setup, tmp_path: Path) -> None:
     assert "authentication is enabled" in federation.log("nokey")
     assert "Failed to activate SuperNode" in federation.log("key")
     until(
-        lambda: "stranger goes on trying" in federation.log("stranger"),
+        lambda: "stranger keeps trying" in federation.log("stranger"),
         "the script says that it was refused",
     )
     assert "Failed to activate SuperNode" in federation.log("stranger")
@@ -336,14 +342,14 @@ def test_hostile_answers_reach_no_sum(setup: Setup) -> None:
     honest = {number: state for number, state in run.rounds.items() if number < last}
     assert_like_the_simulator(run._replace(rounds=honest), arrays[:3], range(1, last))
     for number, (trick, reason) in enumerate(TRICKS.items(), 1):
-        seat = run.rounds[number][1]["seats"]["d"]
+        seat = run.rounds[number][1]["members"]["d"]
         assert (seat["refused"] + seat["failed"], seat["last_round"]) == (number, 0), trick
         assert reason in seat["reason"], trick
         assert len(seat["reason"]) < 500, trick
         assert f"round {number}: d {'failed' if trick == 'raise' else 'was refused'}" in run.log, (
             trick
         )
-    seat = run.rounds[last][1]["seats"]["d"]
+    seat = run.rounds[last][1]["members"]["d"]
     counts = seat["refused"], seat["failed"], seat["last_round"]
     assert (*counts, seat["reason"]) == (len(TRICKS) - 1, 1, last, ""), "now it behaves"
     assert run.rounds[last][1]["classes"] == list(CLASSES)
@@ -353,13 +359,13 @@ def test_hostile_answers_reach_no_sum(setup: Setup) -> None:
 def test_the_script_tells_how_a_run_ended(setup: Setup) -> None:
     config = setup.fresh("script")
     done = setup.federation.call("./run.sh", f'rounds=1 quorum=3 state="{config["state"]}"')
-    assert done.returncode == 0 and "round 1: 3 of 3 answers counted" in done.stdout, (
+    assert done.returncode == 0 and "round 1: 3 of 3 replies accepted" in done.stdout, (
         done.stdout + done.stderr
     )
     done = setup.federation.call(
         "./run.sh", f'rounds=2 quorum=9 patience=1.0 state="{config["state"]}"'
     )
-    assert done.returncode == 1 and "9 are wanted" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1 and "9 are needed" in done.stdout, done.stdout + done.stderr
     done = setup.federation.call("./run.sh", "no-such-setting=1")
     assert done.returncode == 1 and "Invalid run configuration" in done.stdout + done.stderr, (
         done.stdout + done.stderr
@@ -368,21 +374,21 @@ def test_the_script_tells_how_a_run_ended(setup: Setup) -> None:
 
 @pytest.mark.slow
 def test_malformed_flower_objects_cost_their_sender_the_round_and_nobody_else(setup: Setup) -> None:
-    """One member's processes send objects that Flower's own decoder stumbles over, or repeat one chunk endlessly."""
+    """One member sends objects that Flower's decoder fails on, or repeats one chunk endlessly."""
     odd = setup.odd("c")
     (odd / "objects").write_text("json repeat deep")
     config = setup.fresh("objects") | {"quorum": 3}
     run = setup.federation.run(rounds=4, **config)
     assert run.status == "finished:completed", run.log
-    hall = replayed(setup.federation, setup.files, ["ab", "ab", "ab"])
-    assert same(server_of(run.rounds[3][0]), hall.server), "as if c had not answered"
-    reasons = {number: run.rounds[number][1]["seats"]["c"]["reason"] for number in range(1, 5)}
+    server_state = replayed(setup.federation, setup.files, ["ab", "ab", "ab"])
+    assert same(server_of(run.rounds[3][0]), server_state.server), "as if c had not answered"
+    reasons = {number: run.rounds[number][1]["members"]["c"]["reason"] for number in range(1, 5)}
     assert (
         "JSON" in reasons[1]
         and "bytes of arrays" in reasons[2]
         and "nested" in reasons[3]
         and not reasons[4]
     )
-    last = run.rounds[4][1]["seats"]["c"]
+    last = run.rounds[4][1]["members"]["c"]
     assert (last["refused"], last["last_round"]) == (3, 4), "then it behaves, and counts"
     assert "Traceback" not in run.log

@@ -1,4 +1,4 @@
-"""The server's mail: a reply counts only if it repeats the random word of the message it answers."""
+"""Messages as Flower's records, the names of nodes, and the nonce that a reply must repeat."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,71 +9,264 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedproto.deploy.flower_transport import FlowerTransport, to_record
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.deployment import (
+    make_flower_transport,
+    pretend_task,
+    small_state,
+)
+from safetensors.torch import save as save_tensors
+
+from fedproto.core import codec
+from fedproto.deploy.flower_transport import FlowerTransport, _Answer, to_record
 from fedproto.deploy.messages import Message
-
-Said = Callable[
-    [dict[str, Any]], dict[str, Any]
-]  # the header that was sent -> the header of the reply
+from fedproto.errors import Refused
 
 
-class RepliesOf(FlowerTransport):
-    """A server whose one node replies with a header that is made of the one it was sent."""
+@pytest.fixture(autouse=True)
+def _pretend_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_task(monkeypatch)
 
-    def __init__(self, said: Said) -> None:
+
+#: Makes the header of a reply out of the request's.
+ReplyHeader = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class OneNodeTransport(FlowerTransport):
+    """A transport whose one node replies with a header made out of the request's."""
+
+    def __init__(self, reply_header: ReplyHeader) -> None:
         node = SimpleNamespace(node_id=7, name="", status="online")
         self.grid = SimpleNamespace(get_nodes=lambda: [node])  # type: ignore[assignment]
-        self.said = said
+        self.reply_header = reply_header
         self.names = {}
         self.registered = set()
-        self._sent = {}
+        self._sent_bytes = {}
 
-    def _replies(
-        self, parcels: dict[int, Message], kind: str, timeout: float
-    ) -> Iterator[tuple[int, Message, Any]]:
-        for node, parcel in parcels.items():
-            sent = replace(parcel, header=parcel.header | {"nonce": "the word of this message"})
-            content = to_record(Message(self.said(sent.header), {}))
-            yield (
-                node,
-                sent,
-                SimpleNamespace(content=content, has_content=lambda: True, has_error=lambda: False),
+    def _send_and_pull(
+        self, requests: dict[int, Message], kind: str, timeout: float
+    ) -> Iterator[_Answer]:
+        for node, request in requests.items():
+            header = request.header | {"nonce": "the nonce of this request"}
+            sent = replace(request, header=header)
+            content = to_record(Message(self.reply_header(header), {}))
+            reply: Any = SimpleNamespace(
+                content=content, has_content=lambda: True, has_error=lambda: False
             )
+            yield _Answer(node, sent, reply)
 
 
-def honest(sent: dict[str, Any]) -> dict[str, Any]:
+def repeat_nonce(sent: dict[str, Any]) -> dict[str, Any]:
     return {"member": "a", "nonce": sent["nonce"]}
 
 
-WRONG_WORDS: dict[str, Said] = {
-    "another word": lambda sent: honest(sent) | {"nonce": "the word of another message"},
-    "no word": lambda sent: {"member": "a"},
-    "nothing": lambda sent: honest(sent) | {"nonce": None},
-    "part of it": lambda sent: honest(sent) | {"nonce": sent["nonce"][:-1]},
-    "a list of it": lambda sent: honest(sent) | {"nonce": [sent["nonce"]]},
+WRONG_NONCES: dict[str, ReplyHeader] = {
+    "another nonce": lambda sent: {"member": "a", "nonce": "the nonce of another request"},
+    "no nonce": lambda sent: {"member": "a"},
+    "null": lambda sent: {"member": "a", "nonce": None},
+    "a part of it": lambda sent: {"member": "a", "nonce": sent["nonce"][:-1]},
+    "a list of it": lambda sent: {"member": "a", "nonce": [sent["nonce"]]},
 }
 
 
-def test_a_reply_that_repeats_the_word_is_believed() -> None:
-    post = RepliesOf(honest)
-    assert post.present() == ["a"]
-    ((name, reply, size),) = post.exchange("train", {"a": Message({"round": 3}, {})}, 1)
-    assert name == "a" and isinstance(reply, Message) and reply.header["member"] == "a" and size > 0
+def test_a_reply_that_repeats_the_nonce_is_believed() -> None:
+    transport = OneNodeTransport(repeat_nonce)
+    assert transport.find_members() == ["a"]
+    (reply,) = transport.exchange("train", {"a": Message({"round": 3}, {})}, 1)
+    assert reply.member == "a"
+    assert isinstance(reply.content, Message)
+    assert reply.content.header["member"] == "a"
+    assert reply.bytes > 0
 
 
-@pytest.mark.parametrize("said", WRONG_WORDS.values(), ids=list(WRONG_WORDS))
-def test_a_reply_with_another_word_is_refused(said: Said) -> None:
-    """Flower does not hold a reply to its sender's key: anybody could have sent it."""
-    post = RepliesOf(said)
-    post.names = {7: "a"}
-    ((name, reply, _),) = post.exchange("train", {"a": Message({"round": 3}, {})}, 1)
+@pytest.mark.parametrize("reply_header", WRONG_NONCES.values(), ids=list(WRONG_NONCES))
+def test_a_reply_with_another_nonce_is_refused(reply_header: ReplyHeader) -> None:
+    """Flower does not check that a reply comes from the node's key: anybody could have sent it."""
+    transport = OneNodeTransport(reply_header)
+    transport.names = {7: "a"}
+    (reply,) = transport.exchange("train", {"a": Message({"round": 3}, {})}, 1)
+    assert reply.member == "a"
+    assert isinstance(reply.content, str)
+    assert "does not answer the request that was sent" in reply.content
+
+
+@pytest.mark.parametrize("reply_header", WRONG_NONCES.values(), ids=list(WRONG_NONCES))
+def test_a_reply_with_another_nonce_states_no_name(reply_header: ReplyHeader) -> None:
+    assert OneNodeTransport(reply_header).find_members() == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        Message({}, {}),
+        Message(
+            {"known": [], "n": 1, "x": 1.5, "word": "Äß\n", "none": None, "yes": True},
+            {"empty": np.zeros((0, 4), np.float32)},
+        ),
+        Message(
+            {"spoken": ["a", ""]},
+            {"one": np.array(3.0, np.float32), "f8": np.ones((2, 3)), "f2": np.ones(2, "f2")},
+        ),
+    ],
+)
+def test_records_carry_messages(sent: Message) -> None:
+    from fedproto.deploy.flower_transport import count_bytes, from_record, to_record
+
+    back = from_record(to_record(sent))
+    assert back.header == sent.header and set(back.arrays) == set(sent.arrays)
+    for name, value in sent.arrays.items():
+        assert back.arrays[name].dtype == value.dtype and back.arrays[name].shape == value.shape
+        assert np.array_equal(back.arrays[name], value)
+    assert count_bytes(to_record(sent)) >= sum(value.nbytes for value in sent.arrays.values())
+
+
+def hostile_records() -> dict[str, Any]:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    from fedproto.deploy.flower_transport import MAX_HEADER_CHARACTERS
+
+    def record(text: Any = "{}", arrays: Any = None) -> Any:
+        found = {"header": ConfigRecord({"json": text})} if text is not None else {}
+        return RecordDict(found | {"arrays": ArrayRecord() if arrays is None else arrays})
+
+    def array(data: bytes, kind: str = "safetensors") -> Any:
+        return ArrayRecord({"payload": Array("uint8", (len(data),), kind, data)})
+
+    good = codec.encode({"x": np.ones(4, np.float32)})
+    half = save_tensors({"x": torch.ones(4, dtype=torch.bfloat16)})
+    pickled = io.BytesIO()
+    np.save(pickled, np.array([{}], dtype=object), allow_pickle=True)
+    long = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}' + b" " * 2**20 + b"}"
+    one = Array("uint8", (len(good),), "safetensors", good)
+    return {
+        "no header": record(None),
+        "nothing": RecordDict({}),
+        "no arrays": RecordDict({"header": ConfigRecord({"json": "{}"})}),
+        "header of another name": RecordDict(
+            {"header": ConfigRecord({"text": "{}"}), "arrays": ArrayRecord()}
+        ),
+        "header as arrays": RecordDict({"header": ArrayRecord(), "arrays": ArrayRecord()}),
+        "arrays as header": RecordDict(
+            {"header": ConfigRecord({"json": "{}"}), "arrays": ConfigRecord({"x": 1})}
+        ),
+        "no JSON": record("{"),
+        "a list": record("[]"),
+        "a number": record("1"),
+        "bytes": record(b"{}"),
+        "a number for a text": record(1),
+        "huge": record('{"x": "' + "w" * MAX_HEADER_CHARACTERS + '"}'),
+        "deep": record('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}"),
+        "a number of many digits": record('{"x": 1' + "0" * 5000 + "}"),
+        "no array": record(arrays=array(b"")),
+        "noise": record(arrays=array(b"\x00" * 100)),
+        "cut off": record(arrays=array(good[:-4])),
+        "more than it says": record(arrays=array(good + b"1234")),
+        "half floats": record(arrays=array(half)),
+        "a long description": record(
+            arrays=array(len(long).to_bytes(8, "little") + long + b"1234")
+        ),
+        "a description without end": record(arrays=array(b"\xff" * 8 + good[8:])),
+        "pickled": record(arrays=array(pickled.getvalue())),
+        "two payloads": record(arrays=ArrayRecord({"payload": one, "more": one})),
+        "another name": record(arrays=ArrayRecord({"x": one})),
+        "another kind": record(arrays=array(good, "numpy.ndarray")),
+    }
+
+
+def test_hostile_records_are_refused() -> None:
+    from fedproto.deploy.flower_transport import from_record
+
+    believed, raised = [], {}
+    for name, record in hostile_records().items():
+        try:
+            from_record(record)
+            believed.append(name)
+        except Refused:
+            pass
+        except BaseException as error:
+            raised[name] = repr(error)
+    assert (believed, raised) == ([], {})
+
+
+def test_members_have_their_registered_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = make_flower_transport(
+        {1: ("a", "liar"), 2: ("", "b"), 3: ("", "a"), 4: ("", "b"), 5: ("", "")}
+    )
+    assert sorted(transport.find_members()) == ["a", "b"]
+    found = {
+        name: reply.header["x"]
+        for name, reply, _ in transport.exchange(
+            "train", {n: Message({"x": n}, {}) for n in "ab"}, 1
+        )
+    }
     assert (
-        name == "a"
-        and isinstance(reply, str)
-        and "does not answer the message that was sent" in reply
+        found == {"a": "a", "b": "b"}
+        and set(transport.sent_bytes()) == {"a", "b"}
+        and min(transport.sent_bytes().values()) > 0
     )
 
 
-@pytest.mark.parametrize("said", WRONG_WORDS.values(), ids=list(WRONG_WORDS))
-def test_nobody_is_introduced_by_a_reply_with_another_word(said: Said) -> None:
-    assert RepliesOf(said).present() == []
+def test_a_restarted_member_without_a_key_keeps_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flower gives it another number; the one it had is gone."""
+    nodes = {1: ("", "a"), 2: ("", "b")}
+    transport = make_flower_transport(nodes)
+    assert sorted(transport.find_members()) == ["a", "b"]
+    del nodes[1]
+    assert transport.find_members() == ["b"]
+    nodes[9] = ("", "a")
+    assert sorted(transport.find_members()) == ["a", "b"]
+    assert [name for name, _, _ in transport.exchange("train", {"a": Message({}, {})}, 1)] == ["a"]
+
+
+def test_a_node_cannot_state_a_registered_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node 1 is registered as a; node 2 states that name while node 1 is online, and after."""
+    nodes = {1: ("a", "a"), 2: ("", "a"), 3: ("", "b")}
+    state = small_state(tmp_path)
+    transport = make_flower_transport(nodes, state.registered)
+    assert sorted(transport.find_members()) == ["a", "b"] and transport.names == {1: "a", 3: "b"}
+    del nodes[1]
+    assert transport.find_members() == ["b"], "a is away, and its name is not free"
+    state.save()
+    restarted = small_state(tmp_path)
+    restarted.load()
+    assert make_flower_transport(nodes, restarted.registered).find_members() == ["b"], (
+        "nor after a restart of the server"
+    )
+
+
+def test_a_registered_node_gets_its_name_back_from_a_node_that_stated_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = {2: ("", "a"), 3: ("", "b")}
+    transport = make_flower_transport(nodes)
+    assert sorted(transport.find_members()) == ["a", "b"]
+    nodes[7] = ("a", "a")
+    assert sorted(transport.find_members()) == ["a", "b"] and transport.names == {3: "b", 7: "a"}
+    answers = list(transport.exchange("train", {"a": Message({}, {})}, 1))
+    assert [name for name, _, _ in answers] == ["a"] and transport.names[7] == "a"
+
+
+def test_a_name_stated_twice_stays_with_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {5: ("", "a")}
+    transport = make_flower_transport(nodes)
+    transport.find_members()
+    nodes.clear()
+    nodes.update({1: ("", "a"), 5: ("", "a"), 9: ("", "a")})
+    assert transport.find_members() == ["a"] and transport.names == {5: "a"}
+    twice = make_flower_transport({1: ("a", "a"), 2: ("a", "a")})
+    assert twice.find_members() == ["a"] and twice.names == {1: "a"}
+
+
+def test_a_node_that_is_not_a_member_gets_no_record(make_deployment: Any) -> None:
+    deployment = make_deployment(names="abcd", members="a,b,c", rounds=1)
+    state = deployment.serve()
+    assert set(state.members) == set("abc") and state.round == 1

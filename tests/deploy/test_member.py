@@ -1,4 +1,4 @@
-"""What leaves a member and what stays: error codes, its own restrictions, its private state, one writer at a time."""
+"""What leaves a member: error codes, restrictions, private state, one writer at a time."""
 
 import errno
 import json
@@ -24,11 +24,12 @@ from PIL import Image
 
 from fedproto.core import files
 from fedproto.data.shared.feature_encoding import ENCODING
-from fedproto.deploy import member
-from fedproto.deploy.error_codes import SENTENCES, code_of, describe_code
-from fedproto.deploy.member import FORMAT, STATE, MemberCheckpoint, answer, scored
+from fedproto.deploy import member, member_checkpoint
+from fedproto.deploy.error_codes import SENTENCES, choose_code, describe_code
+from fedproto.deploy.member import evaluate_member, train_round
+from fedproto.deploy.member_checkpoint import STATE_FILE, STATE_FORMAT, MemberCheckpoint
 from fedproto.deploy.messages import Message
-from fedproto.deploy.round_protocol import serve
+from fedproto.deploy.round_protocol import Reply, serve
 from fedproto.deploy.server_state import ServerState
 from fedproto.deploy.settings import MemberSettings, ServerSettings, TrainingTerms, read_member
 from fedproto.errors import (
@@ -59,7 +60,7 @@ def own(tmp_path: Path) -> MemberSettings:
     return MemberSettings("a", write_data(tmp_path), str(tmp_path / "state"), "mlp(hidden=3)")
 
 
-def make_hall(folder: Path, algorithm: str = "fedproto", **options: Any) -> ServerState:
+def make_state(folder: Path, algorithm: str = "fedproto", **options: Any) -> ServerState:
     given: dict[str, Any] = {
         "state": str(folder / "server"),
         "classes": "x,y",
@@ -68,12 +69,12 @@ def make_hall(folder: Path, algorithm: str = "fedproto", **options: Any) -> Serv
     return ServerState(ServerSettings(**given), TrainingTerms(algorithm=algorithm, dim=DIM))
 
 
-def weights_hall(folder: Path) -> ServerState:
-    return make_hall(folder, "fedavg", model="mlp(hidden=3)", shape="1,8,8")
+def make_weights_state(folder: Path) -> ServerState:
+    return make_state(folder, "fedavg", model="mlp(hidden=3)", shape="1,8,8")
 
 
 def state_file(own: MemberSettings) -> Path:
-    return Path(own.state) / STATE
+    return Path(own.state) / STATE_FILE
 
 
 def same_reply(one: Message, other: Message) -> bool:
@@ -87,7 +88,7 @@ def same_reply(one: Message, other: Message) -> bool:
 
 @pytest.fixture
 def reply_to(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bytes, Message]]:
-    """Calls the ClientApp, and gives everything that its reply consists of as bytes, and what it says."""
+    """Call the ClientApp; return all bytes of its reply, and the message."""
     pytest.importorskip("flwr")
     from flwr.app import Context, RecordDict
     from flwr.app import Message as FlowerMessage
@@ -166,7 +167,7 @@ SOURCES = [folder_with_a_damaged_image, table_with_a_bad_cell, missing_file, for
 
 @pytest.mark.parametrize("patient", PATIENTS)
 @pytest.mark.parametrize("make", SOURCES, ids=lambda make: make.__name__)
-def test_nothing_of_the_data_leaves_with_an_error(
+def test_errors_carry_nothing_of_the_data(
     make: Callable[[Path, str], str],
     patient: str,
     reply_to: Any,
@@ -174,7 +175,7 @@ def test_nothing_of_the_data_leaves_with_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = write_own_file(tmp_path, make(tmp_path, patient))
-    asked = make_hall(tmp_path).invite("a")
+    asked = make_state(tmp_path).make_request("a")
     with caplog.at_level(logging.ERROR, logger="flwr"):
         sent, reply = reply_to("train", asked, {"member": str(path)})
     assert set(reply.header) == {"error", "nonce"} and not reply.arrays
@@ -185,11 +186,11 @@ def test_nothing_of_the_data_leaves_with_an_error(
     for secret in (patient, *names, tmp_path.name, "scans", "ages", "weight", ".png", ".csv"):
         assert secret.encode() not in sent
         assert json.dumps(secret)[1:-1].encode() not in sent
-    assert "This member cannot answer" in caplog.text
+    assert "This member cannot reply" in caplog.text
 
 
 @pytest.mark.parametrize("patient", PATIENTS)
-def test_a_value_that_came_into_the_table_later_does_not_leave(
+def test_a_value_added_to_the_table_later_does_not_leave(
     patient: str, reply_to: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The sentence is "column 'size' holds 'SMITH John', but the training rows hold numbers"."""
@@ -197,12 +198,12 @@ def test_a_value_that_came_into_the_table_later_does_not_leave(
     table = tmp_path / "ages.csv"
     table.write_text("\n".join(["length,size,label", *rows]))
     path = write_own_file(tmp_path, f"csv:{table}")
-    hall = make_hall(tmp_path)
-    _, reply = reply_to("train", hall.invite("a"), {"member": str(path)})
+    state = make_state(tmp_path)
+    _, reply = reply_to("train", state.make_request("a"), {"member": str(path)})
     assert reply.header["spoken"] == ["x", "y"]
     table.write_text("\n".join(["length,size,label", *rows, *[f'3,"{patient}",x'] * 20]))
     with caplog.at_level(logging.ERROR, logger="flwr"):
-        sent, reply = reply_to("evaluate", hall.invite("a"), {"member": str(path)})
+        sent, reply = reply_to("evaluate", state.make_request("a"), {"member": str(path)})
     assert reply.header == {"error": "data-unusable", "nonce": None}
     assert "column 'size' holds" in caplog.text
     for secret in (patient, "size", "length", "ages"):
@@ -224,11 +225,11 @@ def test_a_value_that_came_into_the_table_later_does_not_leave(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_is_raised_only_a_code_leaves(
+def test_of_any_exception_only_a_code_leaves(
     error: Exception, kind: str, reply_to: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower itself sends `str(type(error))` and `str(error)` to the server."""
-    for name in ("fedproto.deploy.member.answer", "fedproto.deploy.member.scored"):
+    for name in ("fedproto.deploy.member.train_round", "fedproto.deploy.member.evaluate_member"):
         monkeypatch.setattr(name, lambda asked, own: (_ for _ in ()).throw(error))
     if kind == "query":
         monkeypatch.setattr(
@@ -251,12 +252,12 @@ def test_a_supernode_without_a_file_says_so_in_its_log(
     assert reply.header["error"] == "config-unusable" and "--node-config" in caplog.text
 
 
-def test_an_answer_holds_what_the_documentation_lists(
+def test_a_reply_holds_what_the_documentation_lists(
     reply_to: Any, own: MemberSettings, tmp_path: Path
 ) -> None:
     path = write_own_file(tmp_path, own.data, tell_accuracy="false")
-    hall = make_hall(tmp_path)
-    sent, reply = reply_to("train", hall.invite("a"), {"member": str(path)})
+    state = make_state(tmp_path)
+    sent, reply = reply_to("train", state.make_request("a"), {"member": str(path)})
     assert set(reply.header) == {"member", "round", "federation", "spoken", "nonce"}
     assert set(reply.arrays) == {"value.prototypes", "extra.weight", "extra.rows"}
     assert b"data.npz" not in sent and str(tmp_path).encode() not in sent
@@ -264,17 +265,17 @@ def test_an_answer_holds_what_the_documentation_lists(
     assert reply.header == {"member": "a", "nonce": None}
 
 
-def test_every_error_for_people_has_a_code_of_the_table() -> None:
+def test_every_error_class_has_a_code() -> None:
     def subclasses(kind: type[Exception]) -> list[type[Exception]]:
         return [kind, *(each for child in kind.__subclasses__() for each in subclasses(child))]
 
     for kind in subclasses(FedProtoError):
         error = kind.__new__(kind, Exception("secret"))  # some take more than a sentence
-        assert code_of(error) in SENTENCES, kind
-    assert code_of(ValueError("secret")) == "internal-error"
-    assert code_of(TrainingError("x")) == "training-failed"
-    assert code_of(ConfigError("x")) == "config-unusable"
-    assert code_of(RunFolderError("x")) == "state-unusable"
+        assert choose_code(error) in SENTENCES, kind
+    assert choose_code(ValueError("secret")) == "internal-error"
+    assert choose_code(TrainingError("x")) == "training-failed"
+    assert choose_code(ConfigError("x")) == "config-unusable"
+    assert choose_code(RunFolderError("x")) == "state-unusable"
 
 
 @given(
@@ -294,34 +295,35 @@ def test_the_server_never_repeats_an_unknown_code(code: Any) -> None:
 
 def test_the_server_shows_a_known_code_with_its_sentence(tmp_path: Path) -> None:
     assert describe_code("disk-full") == "disk-full: its disk is full"
-    hall = make_hall(tmp_path, rounds=1, patience=0.01)
+    state = make_state(tmp_path, rounds=1, patience=0.01)
     told = {"a": "disk-full", "b": "<script>alert('Smith')</script>", "c": None}
     said: list[str] = []
 
     class Transport:
-        def present(self) -> list[str]:
+        def find_members(self) -> list[str]:
             return ["a", "b", "c", "d"]
 
-        def sent(self) -> dict[str, int]:
+        def sent_bytes(self) -> dict[str, int]:
             return {}
 
-        def exchange(self, kind: str, parcels: dict[str, Message], timeout: float) -> Any:
-            for name, parcel in parcels.items():
+        def exchange(self, kind: str, requests: dict[str, Message], timeout: float) -> Any:
+            for name, request in requests.items():
                 rows = {
                     "value.prototypes": np.ones((2, DIM), np.float32),
                     "extra.weight": np.ones(2, np.float32),
                     "extra.rows": np.arange(2, dtype=np.int32),
                 }
-                good = Message(
-                    {"member": "d", "round": parcel.header["round"], "spoken": ["x", "y"]}, rows
-                )
-                yield name, Message({"error": told[name]}, {}) if name in told else good, 1
+                header = {"member": "d", "round": request.header["round"], "spoken": ["x", "y"]}
+                reply = Message(header, rows)
+                if name in told:
+                    reply = Message({"error": told[name]}, {})
+                yield Reply(name, reply, 1)
 
-    serve(hall, Transport(), said.append)
-    assert hall.seats["a"].reason == "disk-full: its disk is full"
+    serve(state, Transport(), said.append)
+    assert state.members["a"].reason == "disk-full: its disk is full"
     assert (
-        hall.seats["b"].reason
-        == hall.seats["c"].reason
+        state.members["b"].reason
+        == state.members["c"].reason
         == "it reported an error with an unknown code"
     )
     assert "round 1: a failed: disk-full: its disk is full" in said
@@ -348,11 +350,11 @@ def test_the_server_shows_a_known_code_with_its_sentence(tmp_path: Path) -> None
 def test_a_member_refuses_what_its_file_does_not_allow(
     algorithm: str, allowed: dict[str, str], own: MemberSettings, tmp_path: Path
 ) -> None:
-    asked = make_hall(tmp_path, algorithm, model="mlp(hidden=3)", shape="1,8,8").invite("a")
-    for act in (answer, scored):
+    asked = make_state(tmp_path, algorithm, model="mlp(hidden=3)", shape="1,8,8").make_request("a")
+    for act in (train_round, evaluate_member):
         with pytest.raises(RefusedByMember, match=r"this member's `(algorithms|sends)`") as refused:
             act(asked, replace(own, **allowed))
-    assert code_of(refused.value) == "refused-by-member"
+    assert choose_code(refused.value) == "refused-by-member"
     assert not state_file(own).exists()
 
 
@@ -369,8 +371,8 @@ def test_a_member_refuses_what_its_file_does_not_allow(
 def test_a_member_takes_part_in_what_its_file_allows(
     algorithm: str, allowed: dict[str, str], own: MemberSettings, tmp_path: Path
 ) -> None:
-    asked = make_hall(tmp_path, algorithm, model="mlp(hidden=3)", shape="1,8,8").invite("a")
-    reply = answer(asked, replace(own, **allowed))
+    asked = make_state(tmp_path, algorithm, model="mlp(hidden=3)", shape="1,8,8").make_request("a")
+    reply = train_round(asked, replace(own, **allowed))
     assert reply.arrays
     if "counts" not in words_of(allowed.get("sends", "counts")):
         assert (reply.arrays["extra.weight"] == 1).all(), "no count leaves"
@@ -384,27 +386,29 @@ def words_of(text: str) -> list[str]:
     "line",
     ['algorithms = "fedprot"', 'sends = "images"', 'algorithms = "mine:method"', "sends = 3"],
 )
-def test_restrictions_that_mean_nothing_are_refused(line: str, tmp_path: Path) -> None:
+def test_unknown_restrictions_are_refused(line: str, tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text(f'name = "a"\ndata = "digits"\nstate = "s"\n{line}\n')
     with pytest.raises(ConfigError, match=r"algorithm|sends"):
         read_member(path)
 
 
-def test_a_name_that_nobody_configured_does_not_leave(own: MemberSettings, tmp_path: Path) -> None:
+def test_a_class_name_that_nobody_listed_does_not_leave(
+    own: MemberSettings, tmp_path: Path
+) -> None:
     """The data has x and y; the federation has x. Listed, y may travel; unlisted, it stays."""
-    asked = make_hall(tmp_path, classes="x", new_classes=True).invite("a")
+    asked = make_state(tmp_path, classes="x", new_classes=True).make_request("a")
     with pytest.raises(RefusedByMember, match=r"'y'.*`classes`"):
-        answer(asked, own)
-    assert answer(asked, replace(own, classes="x")).header["spoken"] == ["x"]
+        train_round(asked, own)
+    assert train_round(asked, replace(own, classes="x")).header["spoken"] == ["x"]
     elsewhere = replace(own, classes="x,y", state=str(tmp_path / "other"))
-    assert answer(asked, elsewhere).header["spoken"] == ["x", "y"]
+    assert train_round(asked, elsewhere).header["spoken"] == ["x", "y"]
 
 
 # --- its state
 
 
-def test_a_members_files_are_its_owners_only(tmp_path: Path) -> None:
+def test_only_its_owner_can_read_a_members_files(tmp_path: Path) -> None:
     rows = [
         f"{number},{'red' if number % 3 else 'blue'},{'xy'[number % 2]}" for number in range(30)
     ]
@@ -414,15 +418,15 @@ def test_a_members_files_are_its_owners_only(tmp_path: Path) -> None:
     )
     before = os.umask(0o022)
     try:
-        answer(make_hall(tmp_path).invite("a"), table)
+        train_round(make_state(tmp_path).make_request("a"), table)
     finally:
         os.umask(before)
     assert stat.S_IMODE(Path(table.state).stat().st_mode) == 0o700
-    for name in (STATE, ENCODING):
+    for name in (STATE_FILE, ENCODING):
         assert stat.S_IMODE((Path(table.state) / name).stat().st_mode) == 0o600, name
 
 
-def test_keys_are_their_owners_only(tmp_path: Path) -> None:
+def test_only_their_owner_can_read_keys(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     template = Path(member.__file__).parent / "template" / "keys.py"
     (tmp_path / "keys.py").write_bytes(template.read_bytes())
@@ -438,7 +442,10 @@ def test_keys_are_their_owners_only(tmp_path: Path) -> None:
 def test_a_flipped_bit_in_a_members_state_is_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / "flipped.safetensors"
+    folder = tmp_path_factory.getbasetemp() / "flipped"
+    folder.mkdir(exist_ok=True)
+    own = MemberSettings("a", "digits", str(folder))
+    path = state_file(own)
     kept = MemberCheckpoint(
         3,
         ("x", "y"),
@@ -446,44 +453,46 @@ def test_a_flipped_bit_in_a_members_state_is_refused(
         {},
         Message({"round": 3}, {"sums": np.ones(2, np.float32)}),
     )
-    kept.save(path, "me")
+    kept.save(own)
     content = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
     content[place] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(bytes(content))
     with pytest.raises(RunFolderError, match=path.name):
-        MemberCheckpoint.load(path, "me")
+        MemberCheckpoint.load(own)
 
 
 @pytest.mark.parametrize("what", ["cut", "foreign", "older", "incomplete"])
-def test_a_state_that_is_not_a_members_is_refused_by_name(
+def test_a_state_that_is_not_a_members_is_refused(
     what: str, own: MemberSettings, tmp_path: Path
 ) -> None:
-    asked = make_hall(tmp_path).invite("a")
-    answer(asked, own)
+    asked = make_state(tmp_path).make_request("a")
+    train_round(asked, own)
     path = state_file(own)
     if what == "cut":
         path.write_bytes(path.read_bytes()[:-5])
     if what == "foreign":
         files.write_tensors(
-            path, {}, replace(FORMAT, name="server state"), {"member": own.fingerprint()}
+            path, {}, replace(STATE_FORMAT, name="server state"), {"member": own.fingerprint()}
         )
     if what == "older":
-        files.write_tensors(path, {}, replace(FORMAT, version=0), {"member": own.fingerprint()})
+        files.write_tensors(
+            path, {}, replace(STATE_FORMAT, version=0), {"member": own.fingerprint()}
+        )
     if what == "incomplete":
-        files.write_tensors(path, {}, FORMAT, {"member": own.fingerprint()})
-    with pytest.raises(RunFolderError, match=STATE) as refused:
-        answer(asked, own)
-    assert code_of(refused.value) == "state-unusable"
+        files.write_tensors(path, {}, STATE_FORMAT, {"member": own.fingerprint()})
+    with pytest.raises(RunFolderError, match=STATE_FILE) as refused:
+        train_round(asked, own)
+    assert choose_code(refused.value) == "state-unusable"
 
 
 # --- asked twice at once
 
 
-def test_whoever_asks_at_once_is_answered_once_trained(
+def test_simultaneous_requests_are_trained_once(
     own: MemberSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hall = make_hall(tmp_path)
+    state = make_state(tmp_path)
     trained: list[int] = []
     train = member.train
     at_once = threading.Barrier(24)
@@ -494,45 +503,47 @@ def test_whoever_asks_at_once_is_answered_once_trained(
 
     def ask(number: int) -> Message:
         at_once.wait()
-        return answer(hall.invite("a"), own)
+        return train_round(state.make_request("a"), own)
 
     monkeypatch.setattr(member, "train", counted)
     with ThreadPoolExecutor(24) as pool:
         replies = list(pool.map(ask, range(24)))
     assert len(trained) == 1
     assert all(same_reply(replies[0], each) for each in replies)
-    kept = MemberCheckpoint.load(state_file(own), own.fingerprint())
+    kept = MemberCheckpoint.load(own)
     assert kept is not None and kept.round == 1 and same_reply(kept.reply, replies[0])
-    leftovers = {path.name for path in Path(own.state).iterdir()} - {STATE, files.LOCK_NAME}
+    leftovers = {path.name for path in Path(own.state).iterdir()} - {STATE_FILE, files.LOCK_NAME}
     assert not leftovers
 
 
-def test_scoring_while_a_round_is_trained_does_not_turn_it_back(
+def test_evaluation_during_a_round_does_not_undo_it(
     own: MemberSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scoring reads the state of round 1, and writes it back after round 2 was kept, unless one waits for the other."""
-    hall = make_hall(tmp_path)
-    hall.take("a", answer(hall.invite("a"), own), hall.expected(frozenset("a")))
-    hall.close_round()
-    second = hall.invite("a")
+    """Without a lock, evaluation would write the state of round 1 back after round 2 was saved."""
+    state = make_state(tmp_path)
+    state.accept_reply(
+        "a", train_round(state.make_request("a"), own), state.expect_replies(frozenset("a"))
+    )
+    state.close_round()
+    second = state.make_request("a")
     scoring = threading.Event()
-    seated = member._seated
+    seated = member._prepare
 
-    def slow(parcel: Message, settings: MemberSettings, terms: TrainingTerms, kept: Any) -> Any:
-        found = seated(parcel, settings, terms, kept)
+    def slow(request: Message, settings: MemberSettings, terms: TrainingTerms, kept: Any) -> Any:
+        found = seated(request, settings, terms, kept)
         if threading.current_thread().name == "scorer":
             scoring.set()
             asker.join(0.5)  # long enough for the round, were it not waiting
         return found
 
-    monkeypatch.setattr(member, "_seated", slow)
-    asker = threading.Thread(target=lambda: scoring.wait(10) and answer(second, own))
-    scorer = threading.Thread(target=lambda: scored(second, own), name="scorer")
+    monkeypatch.setattr(member, "_prepare", slow)
+    asker = threading.Thread(target=lambda: scoring.wait(10) and train_round(second, own))
+    scorer = threading.Thread(target=lambda: evaluate_member(second, own), name="scorer")
     asker.start()
     scorer.start()
     scorer.join()
     asker.join()
-    kept = MemberCheckpoint.load(state_file(own), own.fingerprint())
+    kept = MemberCheckpoint.load(own)
     assert kept is not None and kept.round == 2
 
 
@@ -541,24 +552,24 @@ import sys
 from pathlib import Path
 import numpy as np
 from fedproto.deploy.server_state import ServerState
-from fedproto.deploy.member import answer
+from fedproto.deploy.member import train_round
 from fedproto.deploy.settings import MemberSettings, ServerSettings, TrainingTerms
-data, state, server, count = sys.argv[1:]
-hall = ServerState(ServerSettings(state=server, classes="x,y", quorum=1), TrainingTerms(dim=4))
-hall.load()
-own = MemberSettings("a", data, state, "mlp(hidden=3)")
+data, folder, server, count = sys.argv[1:]
+state = ServerState(ServerSettings(state=server, classes="x,y", quorum=1), TrainingTerms(dim=4))
+state.load()
+own = MemberSettings("a", data, folder, "mlp(hidden=3)")
 for _ in range(int(count)):
-    reply = answer(hall.invite("a"), own)
+    reply = train_round(state.make_request("a"), own)
     print(reply.arrays["value.prototypes"].tobytes().hex())
 """
 
 
 @pytest.mark.slow
-def test_processes_that_ask_at_once_all_get_the_same_answer(
+def test_simultaneous_requests_of_processes_get_the_same_reply(
     own: MemberSettings, tmp_path: Path
 ) -> None:
-    hall = make_hall(tmp_path)
-    hall.save()
+    state = make_state(tmp_path)
+    state.save()
     command = [sys.executable, "-c", PROCESS, own.data, own.state, str(tmp_path / "server"), "6"]
     asking = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     lines = [line for process in asking for line in process.communicate()[0].split()]
@@ -573,7 +584,7 @@ def test_processes_that_ask_at_once_all_get_the_same_answer(
     ("number", "code"), [(errno.ENOSPC, "disk-full"), (errno.EDQUOT, "disk-full")]
 )
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_is_one_sentence_and_loses_nothing(
+def test_a_full_disk_gives_one_sentence_and_loses_nothing(
     call: str,
     number: int,
     code: str,
@@ -586,7 +597,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO])
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_disk_that_cannot_be_written_is_one_sentence_and_loses_nothing(
+def test_an_unwritable_disk_of_a_member_gives_one_sentence_and_loses_nothing(
     call: str, number: int, own: MemberSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_disk(call, number, "state-unwritable", own, tmp_path, monkeypatch)
@@ -601,9 +612,11 @@ def check_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first round is kept; in the second the disk fails; then it works again."""
-    hall = make_hall(folder)
-    hall.take("a", answer(hall.invite("a"), own), hall.expected(frozenset("a")))
-    hall.close_round()
+    state = make_state(folder)
+    state.accept_reply(
+        "a", train_round(state.make_request("a"), own), state.expect_replies(frozenset("a"))
+    )
+    state.close_round()
     before = state_file(own).read_bytes()
 
     def fail(*given: Any) -> None:
@@ -617,34 +630,34 @@ def check_disk(
         with monkeypatch.context() as patched:
             if only_the_state:  # the lock's own small file can still be written
                 patched.setattr(os, call, getattr(os, call))  # so that it is restored
-                patched.setattr(member, "write_tensors", fail_from_here_on)
+                patched.setattr(member_checkpoint, "write_tensors", fail_from_here_on)
             else:
                 patched.setattr(os, call, fail)
             with pytest.raises(WriteError) as failed:
-                answer(hall.invite("a"), own)
+                train_round(state.make_request("a"), own)
         assert own.state in str(failed.value) and os.strerror(number) in str(failed.value)
         assert "\n" not in str(failed.value)
-        assert code_of(failed.value) == code
+        assert choose_code(failed.value) == code
         assert state_file(own).read_bytes() == before
         assert not list(Path(own.state).glob(".*.new"))
-    assert answer(hall.invite("a"), own).header["round"] == 2
+    assert train_round(state.make_request("a"), own).header["round"] == 2
 
 
-def test_a_state_folder_that_cannot_be_made_is_one_sentence(
+def test_a_state_folder_that_cannot_be_created_gives_one_sentence(
     own: MemberSettings, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     elsewhere = replace(own, state=str(tmp_path / "file" / "state"))
     with pytest.raises(WriteError, match="file/state cannot be written: Not a directory") as failed:
-        answer(make_hall(tmp_path).invite("a"), elsewhere)
-    assert code_of(failed.value) == "state-unwritable"
+        train_round(make_state(tmp_path).make_request("a"), elsewhere)
+    assert choose_code(failed.value) == "state-unwritable"
 
 
 # --- the server's app
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_fails_the_server_is_one_sentence_without_a_traceback(
+def test_a_disk_error_at_the_server_gives_one_sentence_without_a_traceback(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("flwr")

@@ -1,4 +1,4 @@
-"""The server's mail: no member's reply can spoil another's, and none is decoded before its size is known."""
+"""No reply can spoil another, and none is decoded before its size is known."""
 
 import json
 import tracemalloc
@@ -29,7 +29,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedproto.deploy import flower_transport as posting
 from fedproto.deploy import reply_pulling
-from fedproto.deploy.flower_transport import PAYLOAD, FlowerTransport, from_record, to_record
+from fedproto.deploy.flower_transport import PAYLOAD_TYPE, FlowerTransport, from_record, to_record
 from fedproto.deploy.messages import Message
 from fedproto.errors import Refused
 
@@ -42,7 +42,7 @@ def _as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower makes messages only where it has started the app."""
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(f"flwr.supercore.task_identity.TaskIdentity.{name}", 1)
-    monkeypatch.setattr(posting, "POLL", 0.0)
+    monkeypatch.setattr(posting, "POLL_SECONDS", 0.0)
 
 
 class Reply:
@@ -59,7 +59,7 @@ class Reply:
         self.unavailable: set[str] = set()
 
     def rewrite(self, kind: str, change: Callable[[bytes], bytes]) -> None:
-        """Change the body of the objects of one kind; their parents still name them by their old ids."""
+        """Change the body of all objects of one kind; their parents keep the old ids."""
         for key, content in self.objects.items():
             head, _, body = content.partition(b"\0")
             name, children, _ = head.split(b" ")
@@ -69,7 +69,7 @@ class Reply:
 
 
 class Link:
-    """The Runtime API as far as pulling needs it. `spoil`: node -> what a hostile member makes of its reply."""
+    """The part of the Runtime API that pulling needs; `spoil` changes the replies of nodes."""
 
     def __init__(self, spoil: dict[int, Callable[[Reply], Any]]) -> None:
         self.spoil = spoil
@@ -136,11 +136,11 @@ class RealGrid(HttpGrid):
 
 
 def exchange(grid: Any, timeout: float = 0.3) -> dict[str, Any]:
-    """What each member's reply became: the parcel, or why it was refused."""
+    """What each member's reply became: the message, or why it was refused."""
     post = FlowerTransport(grid, max_bytes=MAX_BYTES)
-    post.present()
-    parcels = {name: Message({"round": 1}, {}) for name in NODES.values()}
-    return {name: found for name, found, _ in post.exchange("train", parcels, timeout)}
+    post.find_members()
+    requests = {name: Message({"round": 1}, {}) for name in NODES.values()}
+    return {name: found for name, found, _ in post.exchange("train", requests, timeout)}
 
 
 def without_arrays(reply: Reply) -> None:
@@ -319,7 +319,7 @@ def test_a_large_response_is_refused_by_its_length_before_it_is_read() -> None:
 
 
 def test_flower_still_has_what_we_use_of_it() -> None:
-    """Parts of Flower that are not documented: with another version this fails, and the documented way is taken."""
+    """These parts of Flower are undocumented: this test fails if another version lacks them."""
     from flwr.supercore.protobuf.client import ProtobufClient
 
     assert reply_pulling._offers_objects(RealGrid({}))
@@ -387,7 +387,7 @@ def test_the_text_of_flowers_own_errors_is_not_repeated(code: int, shown: str) -
 
 
 def record(payload: bytes) -> RecordDict:
-    arrays = ArrayRecord({"payload": Array("uint8", (len(payload),), PAYLOAD, payload)})
+    arrays = ArrayRecord({"payload": Array("uint8", (len(payload),), PAYLOAD_TYPE, payload)})
     return RecordDict({"header": ConfigRecord({"json": "{}"}), "arrays": arrays})
 
 

@@ -1,4 +1,4 @@
-"""A federation of real processes: the folder of `fedproto deploy init`, its scripts, TLS and keys, on free ports."""
+"""Federations of real processes: the scripts of `fedproto deploy init`, with TLS and keys."""
 
 import contextlib
 import json
@@ -21,10 +21,11 @@ from sklearn.datasets import load_digits
 
 from fedproto.core.files import read_tensors
 from fedproto.core.types import Tree
-from fedproto.deploy.member import FORMAT, answer, scored
+from fedproto.deploy.member import evaluate_member, train_round
+from fedproto.deploy.member_checkpoint import STATE_FORMAT
 from fedproto.deploy.messages import Message
 from fedproto.deploy.scaffold import init
-from fedproto.deploy.server_state import STATE, ServerState, read_state
+from fedproto.deploy.server_state import STATE_FILE, ServerState, read_state
 from fedproto.deploy.settings import ServerSettings, TrainingTerms, read_member
 
 PATIENCE = 180.0  # seconds, on a machine that does other things, too
@@ -32,23 +33,59 @@ CLASSES = ("0", "1", "2", "3", "4", "5")
 OWN = {"a": (0, 1, 2), "b": (2, 3, 4), "c": (4, 5, 0)}
 MODELS = {"a": "mlp(hidden=30)", "b": "mlp(hidden=50)", "c": "mlp(hidden=40)"}
 
-#: What a member's processes do before they answer, where its folder `odd` has a file of that name. Every process of
-#: Flower's reads this, and only the one that answers imports ours.
+#: Makes a member misbehave: the files in its folder `odd` say how. Every process of Flower reads
+#: this module at its start; only the one that replies imports fedproto.
 ODD = """
 import pathlib, sys, time
+here = pathlib.Path(__file__).parent
+
+def read_words(name):
+    path = here / name
+    return path.read_text().split() if path.exists() else []
+
+def choose(name, round):
+    words = read_words(name)
+    return words[round - 1] if round <= len(words) else "none"
+
+def malform_objects(kind):
+    import json
+    from flwr.app import Array, ArrayRecord
+    from flwr.supercore.inflatable import inflatable_object
+
+    def repeat_chunk(body):
+        return json.dumps(json.loads(body) | {"arraychunk_ids": [0] * 200_000}).encode()
+
+    changes = {
+        "json": (ArrayRecord, lambda body: body[:-2]),
+        "deep": (Array, lambda body: b"[" * 100_000),
+        "repeat": (Array, repeat_chunk),
+    }
+    if kind not in changes:
+        return
+    changed_class, change = changes[kind]
+    deflate = changed_class.deflate
+
+    def deflate_changed(self):
+        body = inflatable_object.get_object_body(deflate(self), changed_class)
+        return inflatable_object.add_header_to_object_body(change(body), self)
+
+    changed_class.deflate = deflate_changed
+
 if any("flwr-clientapp" in word for word in sys.orig_argv):
     import dataclasses
     import numpy as np
     from fedproto.deploy import member
-    here, true = pathlib.Path(__file__).parent, member.answer
-    def odd(parcel, own):
-        (here / "asked").write_text(str(parcel.header["round"]))
-        while (here / "hold").exists() and (here / "hold").read_text() == str(parcel.header["round"]):
+    train_round = member.train_round
+
+    def train_oddly(request, own):
+        round = request.header["round"]
+        (here / "asked").write_text(str(round))
+        while read_words("hold") == [str(round)]:
             time.sleep(0.05)
-        told = true(parcel, own)
-        tricks = (here / "tricks").read_text().split() if (here / "tricks").exists() else []
-        trick = tricks[parcel.header["round"] - 1] if parcel.header["round"] <= len(tricks) else "none"
-        header, arrays = dict(told.header), {name: np.array(value) for name, value in told.arrays.items()}
+        reply = train_round(request, own)
+        trick = choose("tricks", round)
+        header = dict(reply.header)
+        arrays = {name: np.array(value) for name, value in reply.arrays.items()}
         sums = arrays["value.prototypes"]
         if trick == "nan":
             sums[0, 0] = np.nan
@@ -68,24 +105,10 @@ if any("flwr-clientapp" in word for word in sys.orig_argv):
             arrays["extra.weight"][:] = -1
         if trick == "raise":
             raise RuntimeError("as if something broke")
-        malform(parcel.header["round"])
-        return dataclasses.replace(told, header=header, arrays=arrays)
-    def malform(round):
-        import json
-        from flwr.app import Array, ArrayRecord
-        from flwr.supercore.inflatable.inflatable_object import add_header_to_object_body, get_object_body
-        kinds = (here / "objects").read_text().split() if (here / "objects").exists() else []
-        kind = kinds[round - 1] if round <= len(kinds) else "none"
-        changes = {
-            "json": (ArrayRecord, lambda body: body[:-2]),
-            "deep": (Array, lambda body: b"[" * 100_000),
-            "repeat": (Array, lambda body: json.dumps(json.loads(body) | {"arraychunk_ids": [0] * 200_000}).encode()),
-        }
-        if kind in changes:
-            of, change = changes[kind]
-            deflate = of.deflate
-            of.deflate = lambda self: add_header_to_object_body(change(get_object_body(deflate(self), of)), self)
-    member.answer = odd
+        malform_objects(choose("objects", round))
+        return dataclasses.replace(reply, header=header, arrays=arrays)
+
+    member.train_round = train_oddly
 """
 
 
@@ -100,7 +123,7 @@ class Run(NamedTuple):
 
 
 class Deployed:
-    """The folder and its processes. All that is started knows the folder by FLWR_HOME, so nothing is overlooked."""
+    """The folder and its processes, all of which are found by their FLWR_HOME."""
 
     def __init__(self, folder: Path, members: dict[str, dict[str, str]]) -> None:
         init(folder, list(members), "mnist5k", list(CLASSES))
@@ -134,7 +157,7 @@ class Deployed:
 
     def member_round(self, name: str) -> int:
         path = Path(read_member(self.folder / f"{name}.toml").state) / "member.safetensors"
-        return read_tensors(path, FORMAT)[1]["round"] if path.exists() else 0
+        return read_tensors(path, STATE_FORMAT)[1]["round"] if path.exists() else 0
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
@@ -183,7 +206,7 @@ class Deployed:
         return {self.nodes[node["node-id"]] for node in nodes if node["status"] == "online"}
 
     def bring(self, *names: str, **environment: str) -> None:
-        """Start members until they are online: one that was killed is believed to be there for a minute."""
+        """Start members until they are online: a killed one counts as online for a minute."""
 
         def there() -> bool:
             for name in names:
@@ -194,7 +217,7 @@ class Deployed:
         until(there, f"{', '.join(names)} are online")
 
     def kill(self, *names: str) -> None:
-        """As a power cut would, with all they started; the server's helper has a session of its own."""
+        """Kill processes and all they started; the server's helper has its own session."""
         for name in names:
             process = self.processes.pop(name)
             mark = f"FLWR_HOME={self.folder / f'.flwr-{name}'}"
@@ -239,8 +262,8 @@ class Deployed:
         return json.loads(done.stdout)["runs"][0] if done.returncode == 0 else {"status": "unknown"}
 
     def run(self, meanwhile: Callable[[], object] | None = None, **config: Any) -> Run:
-        """Hand in a run and wait for its end. `flwr run --stream` leaves with 0 when a run has failed, too."""
-        state = Path(config.get("state", self.folder / "server")) / STATE
+        """Start a run and wait for its end; `flwr run --stream` exits with 0 even if it failed."""
+        state = Path(config.get("state", self.folder / "server")) / STATE_FILE
         with _kept(state, self.folder / "kept", config["rounds"]) as (kept, times, complete):
             run, ends = self.submit(**config), time.monotonic() + 4 * PATIENCE
             if meanwhile is not None:
@@ -279,7 +302,7 @@ def deployed(
 def digits(
     folder: Path, names: str = "abc"
 ) -> tuple[dict[str, dict[str, str]], list[tuple[np.ndarray, ...]]]:
-    """Three members' files, each with its own numbers for its classes, and the same arrays for the simulator."""
+    """Write three members' files with their own class numbers; return them and the arrays."""
     x, y = load_digits(return_X_y=True)
     x = x.reshape(-1, 8, 8).astype(np.uint8) * 15
     files, arrays = {}, []
@@ -311,7 +334,7 @@ def replayed(
         key: config.pop(key) for key in list(config) if key in TrainingTerms.__dataclass_fields__
     }
     state = federation.folder / f"replayed-{len(list(federation.folder.glob('replayed-*')))}"
-    hall = ServerState(
+    server_state = ServerState(
         ServerSettings(state=str(state), classes=",".join(CLASSES), **config),
         TrainingTerms(**terms),
     )
@@ -325,13 +348,17 @@ def replayed(
         (state / f"{name}.toml").write_text("".join(lines))
         own[name] = read_member(state / f"{name}.toml")
     for names in there:
-        parcels: dict[str, Message] = {name: hall.invite(name) for name in names}
-        for name, parcel in parcels.items():
-            hall.take(name, answer(parcel, own[name]), hall.expected(frozenset(names)))
-        hall.close_round()
-    for name in hall.seats:
-        hall.note_accuracy(name, scored(hall.invite(name, whole=True), own[name]))
-    return hall
+        requests: dict[str, Message] = {name: server_state.make_request(name) for name in names}
+        for name, request in requests.items():
+            server_state.accept_reply(
+                name, train_round(request, own[name]), server_state.expect_replies(frozenset(names))
+            )
+        server_state.close_round()
+    for name in server_state.members:
+        server_state.members[name].note_accuracy(
+            evaluate_member(server_state.make_request(name, all_classes=True), own[name])
+        )
+    return server_state
 
 
 def same(a: Tree, b: Tree) -> bool:
@@ -361,9 +388,10 @@ def until(
 def _kept(
     state: Path, folder: Path, rounds: int
 ) -> Iterator[tuple[dict[int, Path], dict[int, float], threading.Event]]:
-    """A copy of the server's file after every round, by looking often; it is replaced in one step, so never half.
+    """Copy the server's file after every round, by looking often; it is replaced atomically.
 
-    After the last round it is written twice, the second time with the last accuracies: then it is complete.
+    After the last round it is written twice, the second time with the last accuracies: then it is
+    complete.
     """
     kept: dict[int, Path] = {}
     times: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""A federation that goes on with its newcomers: everybody's model comes along, and prototypes of all are the start."""
+"""Federations that continue with newcomers: models are kept, prototypes are those of all."""
 
 import shutil
 from contextlib import closing
@@ -13,8 +13,9 @@ from sklearn.datasets import load_digits
 import fedproto
 from fedproto.errors import FedProtoError
 from fedproto.inference.trained_client import load_client
+from fedproto.membership.contribution import Contribution
 from fedproto.membership.extend import extend
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.membership import Membership
 from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import read_prototypes
@@ -31,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def crosses(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A class that nobody has, as a source of its own: threes, and threes turned upside down, called crosses."""
+    """A source with a class that nobody has: threes, and threes upside down, called crosses."""
     images, labels = load_digits(return_X_y=True)
     threes = images[labels == 3].reshape(-1, 8, 8).astype(np.float32) / 16
     path = tmp_path_factory.mktemp("crosses") / "crosses.npz"
@@ -47,7 +48,7 @@ def newcomer(run: Path, data: str, out: Path, epochs: int = 3, **options) -> Pat
     return out
 
 
-def test_everybody_starts_with_the_model_it_has(run: Path, crosses: str, tmp_path: Path) -> None:
+def test_every_member_starts_with_its_own_model(run: Path, crosses: str, tmp_path: Path) -> None:
     new = newcomer(run, crosses, tmp_path / "new")
     experiment, _ = extend(run, [new], tmp_path / "together", rounds=2)
     assert experiment.federation.classes == (*DIGITS, "cross")
@@ -79,7 +80,7 @@ def test_the_server_starts_from_the_prototypes_of_all(
     assert load_client(tmp_path / "together", 4).own == ("3", "cross")
 
 
-def test_an_extension_killed_before_its_first_checkpoint_goes_on_with_everybodys_models(
+def test_an_extension_killed_before_its_first_checkpoint_keeps_all_models(
     run: Path, crosses: str, tmp_path: Path
 ) -> None:
     new = newcomer(run, crosses, tmp_path / "new")
@@ -93,7 +94,7 @@ def test_an_extension_killed_before_its_first_checkpoint_goes_on_with_everybodys
     assert torch.equal(expected.prototypes["prototypes"], found.prototypes["prototypes"])
 
 
-def test_who_has_left_does_not_come_along(run: Path, tmp_path: Path) -> None:
+def test_former_members_are_left_out(run: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     shutil.copytree(run, own)
     folder = RunFolder.open(own)
@@ -104,10 +105,8 @@ def test_who_has_left_does_not_come_along(run: Path, tmp_path: Path) -> None:
     assert experiment.federation.partition["clients"] == [kept[place] for place in (0, 1, 3)]
 
 
-def test_a_class_that_was_brought_pulls_the_next_who_has_it(
-    run: Path, crosses: str, tmp_path: Path
-) -> None:
-    """Once it is folded in, a second holder's embeddings of the new class come nearer to its prototype."""
+def test_a_new_class_attracts_its_next_holder(run: Path, crosses: str, tmp_path: Path) -> None:
+    """Once the class is added, a second holder's embeddings move closer to its prototype."""
     own = tmp_path / "own"
     shutil.copytree(run, own)
     first = newcomer(own, crosses, tmp_path / "first", epochs=5)
@@ -134,6 +133,6 @@ def test_the_command_and_what_it_refuses(run: Path, crosses: str, tmp_path: Path
         )
         assert refused.code == 2 and refused.err.startswith("error:")
         assert not (tmp_path / "other").exists()
-    with pytest.raises(FedProtoError, match="several members"):
+    with pytest.raises(FedProtoError, match="several clients"):
         extend(run, [run], tmp_path / "twice", rounds=1)
     assert not (tmp_path / "twice").exists()

@@ -1,4 +1,4 @@
-"""A newcomer beside prototypes that stay as they are: what it starts from, learns, leaves behind, and sends."""
+"""Newcomers that join fixed prototypes: start, training, run folder and upload."""
 
 import importlib.util
 import json
@@ -19,7 +19,8 @@ from fedproto.config.options import Part
 from fedproto.core import files
 from fedproto.data import DataFolders
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.contribution import Contribution
+from fedproto.membership.membership import Membership
 from fedproto.partitions import PartitionRequest
 from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder
@@ -34,7 +35,8 @@ DIGITS = {
     "engine": "reference",
 }
 MODEL = "mlp(hidden=16,width=8)"
-#: Of the federation's classes two, and one that nobody there has; another architecture, which must project to 8 values.
+#: Two of the federation's classes, and a new one; another architecture, which must project to 8
+#: values.
 NEWCOMER = {"classes": "0,5,7", "shots": 10, "epochs": 3, "lr": 0.1, "engine": "reference"}
 NEWCOMER |= {"model": "mlp(hidden=32,width=24)"}
 
@@ -91,13 +93,13 @@ def test_no_module_has_the_name_of_a_public_function():
 
 
 @pytest.mark.parametrize("engine", ["reference", "vectorised"])
-def test_without_the_prototypes_pull_joined_is_alone(engine, run):
+def test_joining_with_lambda_zero_equals_training_alone(engine, run):
     found = fedproto.join(run, "digits", **NEWCOMER | {"engine": engine}, lam=0)
     assert len(found.epochs) == 4
     assert all(epoch.joined == epoch.alone for epoch in found.epochs)
 
 
-def test_with_it_they_start_alike_and_part(joined):
+def test_joined_and_alone_start_alike_and_then_differ(joined):
     assert [epoch.epoch for epoch in joined.epochs] == [0, 1, 2, 3]
     first, *_, last = joined.epochs
     assert first.joined == first.alone
@@ -106,14 +108,14 @@ def test_with_it_they_start_alike_and_part(joined):
 
 
 @pytest.mark.parametrize("options", [{"lam": 5}, {"algorithm.lam": 5}])
-def test_alone_is_alone_however_the_pull_is_written(options, run):
+def test_training_alone_does_not_depend_on_the_regulariser(options, run):
     alone = fedproto.join(run, "digits", **NEWCOMER, lam=0).epochs
     found = fedproto.join(run, "digits", **NEWCOMER, **options).epochs
     assert [epoch.alone for epoch in found] == [epoch.alone for epoch in alone]
     assert found[-1].joined != found[-1].alone
 
 
-def test_it_comes_nearer_to_the_prototypes_than_alone(joined):
+def test_joining_moves_embeddings_closer_to_the_prototypes(joined):
     """What the prototypes are for: images of a class lie where others have theirs."""
     last = joined.epochs[-1]
     assert last.joined["prototype"] > last.alone["prototype"] + 0.1
@@ -123,7 +125,7 @@ def test_it_comes_nearer_to_the_prototypes_than_alone(joined):
 
 
 @pytest.mark.parametrize("client", range(4))
-def test_with_a_members_body_and_data_it_starts_where_that_member_stands(
+def test_with_a_members_body_and_data_a_newcomer_starts_at_its_accuracy(
     client, result, run, tmp_path
 ):
     weights = saved_body(tmp_path / "body.safetensors", result.states[client])
@@ -159,7 +161,7 @@ def test_a_federations_bodies_may_start_from_a_file(result, tmp_path):
 
 
 def test_a_federation_may_start_from_prototypes_and_move_them(run):
-    """Without `fixed` they are a start; with no pull to be had, as at nothing, the first regulariser is 0."""
+    """Without `fixed` they are only the start; without prototypes the first regulariser is 0."""
     options = DIGITS | {"rounds": 2, "model": MODEL}
     given, plain = fedproto.run(**options, prototypes=str(run)), fedproto.run(**options)
     assert plain.metrics[0]["loss"]["regulariser"] == 0 < given.metrics[0]["loss"]["regulariser"]
@@ -168,7 +170,7 @@ def test_a_federation_may_start_from_prototypes_and_move_them(run):
     )
 
 
-def test_a_path_is_as_good_as_its_text(run):
+def test_a_path_and_its_text_give_the_same_run(run):
     options = DIGITS | {"rounds": 1, "model": MODEL}
     assert (
         fedproto.run(**options, prototypes=run).accuracy
@@ -176,7 +178,7 @@ def test_a_path_is_as_good_as_its_text(run):
     )
 
 
-def test_fixed_with_nothing_given_is_as_ever():
+def test_fixed_without_given_prototypes_changes_nothing():
     options = DIGITS | {"rounds": 3, "model": MODEL}
     plain, fixed = fedproto.run(**options), fedproto.run(**options, fixed=True)
     assert torch.equal(plain.prototypes["prototypes"], fixed.prototypes["prototypes"])
@@ -198,7 +200,7 @@ def test_any_architecture_projects_to_the_prototypes(data, model, run):
 # --- what it leaves behind
 
 
-def test_given_prototypes_stay_as_they_are_to_the_bit(joined, run):
+def test_fixed_prototypes_do_not_change_by_a_bit(joined, run):
     federations, newcomers = bits(read_prototypes(run)), bits(read_prototypes(joined.result.folder))
     assert {name: value for name, value in newcomers.items() if name != "0"} == federations
 
@@ -212,7 +214,7 @@ def test_a_class_that_nobody_had_gets_a_prototype_of_its_own(joined):
     assert after.known[after.classes.index("0")] == 1
 
 
-def test_what_it_sends_are_its_class_means(joined):
+def test_the_upload_is_the_newcomers_class_means(joined):
     """From its training images and its model, in numpy."""
     folder = joined.result.folder
     rows = np.array(json.loads((folder / "partition.json").read_text())["clients"][0]["train"])
@@ -234,7 +236,7 @@ def test_what_it_sends_are_its_class_means(joined):
         assert np.allclose(sent.upload.sums["prototypes"][row], expected, atol=1e-4)
 
 
-def test_its_folder_is_a_run_and_says_how_it_went(joined):
+def test_the_newcomers_folder_is_a_run_folder_with_its_accuracies(joined):
     folder = joined.result.folder
     extra = {"start.json", "start.safetensors", "upload.safetensors", "join.json"}
     usual = {
@@ -252,7 +254,7 @@ def test_its_folder_is_a_run_and_says_how_it_went(joined):
     assert told["epochs"] == [vars(epoch) for epoch in joined.epochs]
 
 
-def test_its_folder_can_be_opened_again_whatever_becomes_of_the_federation(joined, run, tmp_path):
+def test_the_newcomers_folder_does_not_need_the_federations(joined, run, tmp_path):
     federation = shutil.copytree(run, tmp_path / "federation")
     weights = saved_body(tmp_path / "body.safetensors", joined.result.states[0])
     found = fedproto.join(federation, "digits", **NEWCOMER, weights=weights, out=tmp_path / "new")
@@ -270,7 +272,7 @@ def test_its_folder_can_be_opened_again_whatever_becomes_of_the_federation(joine
     assert command("resume", tmp_path / "new").code == 0
 
 
-def test_it_classifies_what_it_and_the_federation_have(joined):
+def test_a_newcomer_classifies_its_own_and_the_federations_classes(joined):
     folder = joined.result.folder
     for by in ("prototype", "head"):
         for among in ("all", "own"):
@@ -301,7 +303,7 @@ def killed_after(epochs, monkeypatch, arguments, options):
             fedproto.join(*arguments, **options)
 
 
-def test_killed_and_resumed_it_is_the_same(run, tmp_path, monkeypatch):
+def test_a_killed_and_resumed_join_gives_the_same_result(run, tmp_path, monkeypatch):
     options = NEWCOMER | {"epochs": 4, "checkpoint_every": 1}
     whole = fedproto.join(run, "digits", **options, out=tmp_path / "whole")
     federation = shutil.copytree(run, tmp_path / "federation")
@@ -317,7 +319,7 @@ def test_killed_and_resumed_it_is_the_same(run, tmp_path, monkeypatch):
     assert stated["accuracy"] == whole.result.accuracy
 
 
-def test_killed_and_resumed_it_can_still_be_folded_in(run, tmp_path, monkeypatch):
+def test_a_killed_and_resumed_newcomer_can_still_be_added(run, tmp_path, monkeypatch):
     federation = shutil.copytree(run, tmp_path / "federation")
     options = NEWCOMER | {"epochs": 4, "checkpoint_every": 1}
     whole = fedproto.join(run, "digits", **options)
@@ -332,13 +334,13 @@ def test_killed_and_resumed_it_can_still_be_folded_in(run, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform", "eq6"])
-def test_folded_in_it_counts_as_the_federations_members_do(weighting, tmp_path):
+def test_an_added_newcomer_is_weighted_like_the_members(weighting, tmp_path):
     """|D_ij| images, one holder, or Eq. 6: the newcomer's share by hand."""
     fedproto.run(**DIGITS | {"rounds": 1}, model=MODEL, weighting=weighting, out=tmp_path / "run")
     found = fedproto.join(tmp_path / "run", "digits", **NEWCOMER | {"epochs": 1})
     stored = load_file(tmp_path / "run" / "prototypes.safetensors")
-    bank = Membership.of(RunFolder.open(tmp_path / "run")).with_member(found.upload)
-    after = bank.prototypes()
+    membership = Membership.of(RunFolder.open(tmp_path / "run")).with_member(found.upload)
+    after = membership.prototypes()
     own = {
         name: found.upload.upload.sums["prototypes"][row]
         / found.upload.upload.weights["weight"][row]
@@ -361,7 +363,7 @@ def test_folded_in_it_counts_as_the_federations_members_do(weighting, tmp_path):
         assert torch.allclose(after.values[place], expected, atol=1e-5), name
 
 
-def test_others_can_then_tell_its_new_class(run, joined, tmp_path):
+def test_other_members_then_recognise_the_new_class(run, joined, tmp_path):
     """No member trains: the prototype is enough to be told from."""
     federation = shutil.copytree(run, tmp_path / "run")
     assert "0" not in Classifier.of(federation, 1).classes_
@@ -374,7 +376,7 @@ def test_others_can_then_tell_its_new_class(run, joined, tmp_path):
 # --- what is refused, before anything is written
 
 
-def test_prototypes_that_cannot_be_joined(run, tmp_path):
+def test_unusable_prototypes_are_refused(run, tmp_path):
     out = tmp_path / "new"
     (tmp_path / "text").write_text("hello")
     (tmp_path / "empty").mkdir()
@@ -400,7 +402,7 @@ def saved_upload(path):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "local", "fedrep", "fesem"])
-def test_a_method_without_prototypes_is_given_none(algorithm, run, tmp_path):
+def test_prototypes_are_refused_for_algorithms_without_prototypes(algorithm, run, tmp_path):
     with pytest.raises(ConfigError, match=f"{algorithm} has no prototypes to start from"):
         fedproto.run(
             **DIGITS, model=MODEL, algorithm=algorithm, prototypes=str(run), out=tmp_path / "run"
@@ -408,7 +410,7 @@ def test_a_method_without_prototypes_is_given_none(algorithm, run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_weights_that_do_not_fit(result, run, tmp_path):
+def test_weights_that_do_not_fit_are_refused(result, run, tmp_path):
     out = tmp_path / "new"
     other = saved_body(
         tmp_path / "other.safetensors", result.states[0]
@@ -431,7 +433,7 @@ def test_weights_that_do_not_fit(result, run, tmp_path):
         refused(ConfigError, name, out, run, "digits", weights=tmp_path / name)
 
 
-def test_classes_and_images_that_are_not_there(run, tmp_path):
+def test_missing_classes_and_images_are_refused(run, tmp_path):
     refused(ConfigError, "unknown class 'ten'", tmp_path / "new", run, "digits", classes="1,ten")
     refused(
         ConfigError,
@@ -446,7 +448,7 @@ def test_classes_and_images_that_are_not_there(run, tmp_path):
 @pytest.mark.parametrize(
     "options", [{"clients": 2}, {"algorithm": "fedavg"}, {"algorithm": "local"}]
 )
-def test_a_newcomer_is_one_and_learns_by_prototypes(options, run, tmp_path):
+def test_settings_that_are_fixed_for_a_newcomer_are_refused(options, run, tmp_path):
     refused(FedProtoError, None, tmp_path / "new", run, "digits", **options)
 
 
@@ -461,7 +463,7 @@ def test_a_newcomer_is_one_and_learns_by_prototypes(options, run, tmp_path):
         {"checkpoint_every": 0},
     ],
 )
-def test_what_is_meant_for_federations_is_refused_or_does_no_harm(options, run, tmp_path):
+def test_settings_for_federations_are_refused_or_ignored(options, run, tmp_path):
     try:
         found = fedproto.join(run, "digits", **NEWCOMER, **options, out=tmp_path / "new")
     except FedProtoError:
@@ -474,7 +476,7 @@ def test_what_is_meant_for_federations_is_refused_or_does_no_harm(options, run, 
         )
 
 
-def test_a_folder_that_is_in_use(run, tmp_path):
+def test_a_folder_in_use_is_refused(run, tmp_path):
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "mine").write_text("precious")
     with pytest.raises(RunFolderError, match="is not empty"):
@@ -531,7 +533,7 @@ def test_classes_gives_shots_of_each():
         ({"shots": 0}, "shots must be a whole number of at least 1"),
     ],
 )
-def test_classes_that_cannot_be_dealt(options, message):
+def test_classes_that_cannot_be_dealt_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         dealt(**options)
 

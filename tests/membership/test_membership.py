@@ -1,4 +1,4 @@
-"""Who makes up the prototypes: members come and go, and what is left is what it would be without them, to the bit."""
+"""Members join and leave, and leaving is exact: no bit of a leaver remains."""
 
 import json
 import shutil
@@ -18,8 +18,10 @@ from fedproto.config.options import Part
 from fedproto.core import files
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.types import Upload
+from fedproto.core.uploads import LatestUploads
 from fedproto.errors import DataError, FedProtoError, RunFolderError
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.contribution import Contribution
+from fedproto.membership.membership import Membership
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import (
     PROTOTYPES_FORMAT,
@@ -59,8 +61,17 @@ def run(run_of, tmp_path):
     return shutil.copytree(run_of("samples"), tmp_path / "run")
 
 
-def bank_of(path):
+def read_membership(path):
     return Membership.of(RunFolder.open(path))
+
+
+def membership_of(classes, algorithm, uploads, base=None):
+    """A membership of these uploads, by name."""
+    latest = LatestUploads(len(uploads))
+    for number, upload in enumerate(uploads.values()):
+        latest.store_one(number, upload, round=1)
+    members = {name: number for number, name in enumerate(uploads)}
+    return Membership(classes, algorithm, members, latest, base)
 
 
 def bits(prototypes):
@@ -84,7 +95,7 @@ def contribution(
 
 
 def by_hand(checkpoint, members, weighting):
-    """Eq. 6 over some members' last uploads, straight out of the checkpoint: added one by one, then divided."""
+    """Eq. 6 over some members' latest uploads in the checkpoint: added in order, then divided."""
 
     def added(name):
         return reduce(torch.add, [checkpoint[name][member] for member in members])
@@ -100,13 +111,13 @@ def checkpoint_of(run):
     return load_file(next((run / "checkpoint").iterdir()))
 
 
-# --- the bank of a run
+# --- the membership of a run
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_the_bank_of_a_run_is_its_prototypes_bit_for_bit(weighting, run_of):
+def test_the_membership_of_a_run_gives_its_prototypes_bit_for_bit(weighting, run_of):
     run = run_of(weighting)
-    stored, made = load_file(run / "prototypes.safetensors"), bank_of(run).prototypes()
+    stored, made = load_file(run / "prototypes.safetensors"), read_membership(run).prototypes()
     assert torch.equal(made.values, stored["prototypes"]) and torch.equal(
         made.known, stored["known"]
     )
@@ -115,7 +126,7 @@ def test_the_bank_of_a_run_is_its_prototypes_bit_for_bit(weighting, run_of):
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_a_run_of_a_stack_has_the_same_bank(weighting, tmp_path):
+def test_a_vectorised_run_gives_its_prototypes_bit_for_bit(weighting, tmp_path):
     fedproto.run(
         **DIGITS | {"engine": "vectorised", "rounds": 2},
         **TINY,
@@ -124,30 +135,30 @@ def test_a_run_of_a_stack_has_the_same_bank(weighting, tmp_path):
     )
     stored, made = (
         load_file(tmp_path / "run" / "prototypes.safetensors"),
-        bank_of(tmp_path / "run").prototypes(),
+        read_membership(tmp_path / "run").prototypes(),
     )
     assert torch.equal(made.values, stored["prototypes"]) and torch.equal(
         made.known, stored["known"]
     )
 
 
-def test_members_are_called_by_their_numbers_and_hold_what_they_trained_on(run_of):
-    bank, stated = (
-        bank_of(run_of("samples")),
+def test_members_are_named_by_number_and_hold_their_training_classes(run_of):
+    membership, stated = (
+        read_membership(run_of("samples")),
         json.loads((run_of("samples") / "result.json").read_text()),
     )
     spoke = [client for client in stated["clients"] if client["last_upload"]]
-    assert {name: bank.held_by(name) for name in bank.members} == {
+    assert {name: membership.held_by(name) for name in membership.members} == {
         str(c["id"]): c["classes"] for c in spoke
     }
 
 
-def test_who_never_spoke_is_no_member(tmp_path):
+def test_a_client_that_never_uploaded_is_not_a_member(tmp_path):
     fedproto.run(**DIGITS | {"rounds": 1}, **TINY, participation=0.4, out=tmp_path / "run")
     stated = json.loads((tmp_path / "run" / "result.json").read_text())["clients"]
     spoke = [str(client["id"]) for client in stated if client["last_upload"]]
     assert len(spoke) == 2
-    assert list(bank_of(tmp_path / "run").members) == spoke
+    assert list(read_membership(tmp_path / "run").members) == spoke
 
 
 # --- leaving
@@ -155,20 +166,20 @@ def test_who_never_spoke_is_no_member(tmp_path):
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("leaving", range(5))
-def test_who_leaves_was_never_summed(leaving, weighting, run_of):
+def test_what_a_leaver_uploaded_was_never_summed(leaving, weighting, run_of):
     run = run_of(weighting)
-    checkpoint, bank = checkpoint_of(run), bank_of(run)
-    assert len(bank.members) == 5
-    left = bank.without(str(leaving)).prototypes()
+    checkpoint, membership = checkpoint_of(run), read_membership(run)
+    assert len(membership.members) == 5
+    left = membership.without(str(leaving)).prototypes()
     others = [member for member in range(5) if member != leaving]
     assert bits(left) == by_hand(checkpoint, others, weighting)
-    assert bits(left) != bits(bank.prototypes())
+    assert bits(left) != bits(membership.prototypes())
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_several_leave_one_after_the_other_in_any_order(weighting, run_of):
-    bank = bank_of(run_of(weighting))
-    one, other = bank.without("0").without("3"), bank.without("3").without("0")
+    membership = read_membership(run_of(weighting))
+    one, other = membership.without("0").without("3"), membership.without("3").without("0")
     assert (
         bits(one.prototypes())
         == bits(other.prototypes())
@@ -177,10 +188,10 @@ def test_several_leave_one_after_the_other_in_any_order(weighting, run_of):
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_who_leaves_takes_its_share_of_what_training_was_given(written, run, tmp_path):
-    """The prototypes a run started from may be made of the leaver's data: those of its classes go, the others stay.
+def test_given_prototypes_of_a_leavers_classes_are_removed(written, run, tmp_path):
+    """Given prototypes may be made of the leaver's data: those of its classes are removed.
 
-    x holds a and b, y holds b and c, nobody holds d: without x, a has none, b and c are y's, d is the given one.
+    x holds a and b, y holds b and c. Without x, a has none, b and c are y's, d is the given one.
     """
     base = Prototypes(tuple("abcd"), torch.tensor([[10.0], [20.0], [30.0], [40.0]]), torch.ones(4))
     x = Upload(
@@ -191,15 +202,15 @@ def test_who_leaves_takes_its_share_of_what_training_was_given(written, run, tmp
         {"prototypes": torch.tensor([[0.0], [6.0], [8.0], [0.0]])},
         {"weight": torch.tensor([0.0, 2, 2, 0])},
     )
-    bank = Membership(tuple("abcd"), Part("fedproto"), {"x": x, "y": y}, base)
+    membership = membership_of(tuple("abcd"), Part("fedproto"), {"x": x, "y": y}, base)
     assert (
-        bank.prototypes().known.tolist() == [1, 1, 1, 1]
-        and bank.prototypes().values[3].item() == 40
+        membership.prototypes().known.tolist() == [1, 1, 1, 1]
+        and membership.prototypes().values[3].item() == 40
     )
-    left = bank.without("x")
+    left = membership.without("x")
     if written:
         left.save(RunFolder.open(run))
-        left = bank_of(run)
+        left = read_membership(run)
     made = left.prototypes()
     assert made.known.tolist() == [0, 1, 1, 1]
     assert made.values[1:].flatten().tolist() == [3, 4, 40]
@@ -207,19 +218,23 @@ def test_who_leaves_takes_its_share_of_what_training_was_given(written, run, tmp
     assert left.changes[-1] == {"did": "left", "member": "x", "classes": ["a"]}
 
 
-def test_a_class_that_goes_with_its_last_holder_has_no_prototype_any_more(run_of):
-    bank = bank_of(run_of("samples"))
-    single = [c for c in bank.classes if sum(c in bank.held_by(m) for m in bank.members) == 1]
+def test_a_class_without_holders_has_no_prototype(run_of):
+    membership = read_membership(run_of("samples"))
+    single = [
+        c
+        for c in membership.classes
+        if sum(c in membership.held_by(m) for m in membership.members) == 1
+    ]
     assert single, "the federation of these tests has a class that one member alone holds"
-    (holder,) = [member for member in bank.members if single[0] in bank.held_by(member)]
-    lost = [name for name in single if name in bank.held_by(holder)]
-    left = bank.without(holder)
+    (holder,) = [member for member in membership.members if single[0] in membership.held_by(member)]
+    lost = [name for name in single if name in membership.held_by(holder)]
+    left = membership.without(holder)
     made = left.prototypes()
-    assert left.classes == bank.classes  # classes keep their places
+    assert left.classes == membership.classes  # classes keep their places
     for name in lost:
         assert made.known[made.classes.index(name)] == 0
         assert not made.values[made.classes.index(name)].any()
-    assert set(bits(made)) == set(bits(bank.prototypes())) - set(lost)
+    assert set(bits(made)) == set(bits(membership.prototypes())) - set(lost)
     assert left.changes[-1] == {"member": holder, "did": "left", "classes": lost}
 
 
@@ -228,24 +243,26 @@ def test_a_class_that_goes_with_its_last_holder_has_no_prototype_any_more(run_of
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_joining_and_leaving_again_gives_the_same_bits(weighting, run_of):
-    bank = bank_of(run_of(weighting))
+    membership = read_membership(run_of(weighting))
     new = contribution(weights=(1.0, 1.0), eq6=weighting == "eq6")
-    joined = bank.with_member(new)
-    assert bits(joined.without("new").prototypes()) == bits(bank.prototypes())
+    joined = membership.with_member(new)
+    assert bits(joined.without("new").prototypes()) == bits(membership.prototypes())
     assert "zebra" in bits(joined.prototypes())
 
 
-def test_a_newcomers_share_by_hand(run_of):
-    """A class that others hold moves by the newcomer's share; one that is new is the newcomer's own; others stay."""
-    bank = bank_of(run_of("samples"))
-    before, held = bank.prototypes(), bank.held_by("0")[0]
+def test_the_effect_of_a_newcomer_by_hand(run_of):
+    """A shared class moves by the newcomer's weight, a new one is its own, others stay."""
+    membership = read_membership(run_of("samples"))
+    before, held = membership.prototypes(), membership.held_by("0")[0]
     upload = contribution(classes=("zebra", held), weights=(2.0, 6.0))
-    after = bank.with_member(upload).prototypes()
-    assert after.classes == (*bank.classes, "zebra")
+    after = membership.with_member(upload).prototypes()
+    assert after.classes == (*membership.classes, "zebra")
     rows = upload.upload.sums["prototypes"].double()
     assert torch.allclose(after.values[-1].double(), rows[0] / 2, atol=1e-6)
-    place = bank.classes.index(held)
-    counts = sum(each.weights["weight"][place] for each in bank.members.values()).double()
+    place = membership.classes.index(held)
+    counts = sum(
+        membership.upload_of(name).weights["weight"][place] for name in membership.members
+    ).double()
     expected = (before.values[place].double() * counts + rows[1]) / (counts + 6)
     assert torch.allclose(after.values[place].double(), expected, atol=1e-5)
     untouched = set(bits(before)) - {held}
@@ -254,8 +271,8 @@ def test_a_newcomers_share_by_hand(run_of):
     }
 
 
-def test_classes_of_a_newcomer_may_stand_in_any_order(run_of):
-    bank, names = bank_of(run_of("samples")), ("7", "zebra", "2", "apple")
+def test_the_order_of_a_newcomers_classes_does_not_matter(run_of):
+    membership, names = read_membership(run_of("samples")), ("7", "zebra", "2", "apple")
     new = contribution(classes=names, weights=(1.0, 2.0, 3.0, 4.0))
     order = [3, 1, 0, 2]
     turned = Contribution(
@@ -263,24 +280,30 @@ def test_classes_of_a_newcomer_may_stand_in_any_order(run_of):
         tuple(names[place] for place in order),
         Upload(*({key: value[order] for key, value in tree.items()} for tree in new.upload)),
     )
-    assert bits(bank.with_member(new).prototypes()) == bits(bank.with_member(turned).prototypes())
+    assert bits(membership.with_member(new).prototypes()) == bits(
+        membership.with_member(turned).prototypes()
+    )
 
 
-def test_what_came_and_went_is_told(run_of):
-    bank = bank_of(run_of("samples")).with_member(contribution()).without("new").without("1")
-    assert [(change["member"], change["did"]) for change in bank.changes] == [
+def test_changes_are_recorded_in_order(run_of):
+    membership = (
+        read_membership(run_of("samples")).with_member(contribution()).without("new").without("1")
+    )
+    assert [(change["member"], change["did"]) for change in membership.changes] == [
         ("new", "joined"),
         ("new", "left"),
         ("1", "left"),
     ]
-    assert "zebra" in bank.changes[0]["classes"] and "zebra" in bank.changes[1]["classes"]
+    assert (
+        "zebra" in membership.changes[0]["classes"] and "zebra" in membership.changes[1]["classes"]
+    )
 
 
-def test_a_class_that_was_named_but_that_nobody_had_is_brought(run_of):
+def test_a_listed_class_without_holders_counts_as_new(run_of):
     """`classes` of a change: those that nobody had before."""
-    bank = bank_of(run_of("samples")).without("4")
-    assert bank.changes[-1]["classes"] == ["0"]
-    joined = bank.with_member(contribution(classes=("0", "zebra")))
+    membership = read_membership(run_of("samples")).without("4")
+    assert membership.changes[-1]["classes"] == ["0"]
+    joined = membership.with_member(contribution(classes=("0", "zebra")))
     assert set(joined.changes[-1]["classes"]) == {"0", "zebra"}
     again = joined.without("new").with_member(
         contribution("again", classes=("zebra",), weights=(1.0,))
@@ -289,8 +312,8 @@ def test_a_class_that_was_named_but_that_nobody_had_is_brought(run_of):
 
 
 def test_a_newcomer_in_64_bits_does_not_change_the_others(run):
-    """Their sums stay what they are, also after the bank was written and read."""
-    bank, folder = bank_of(run), RunFolder.open(run)
+    """Their sums stay what they are, also after the membership was written and read."""
+    membership, folder = read_membership(run), RunFolder.open(run)
     new = contribution()
     wide = replace(
         new,
@@ -298,25 +321,25 @@ def test_a_newcomer_in_64_bits_does_not_change_the_others(run):
             *({name: value.double() for name, value in tree.items()} for tree in new.upload)
         ),
     )
-    bank.with_member(wide).save(folder)
-    left = bank_of(run).without("new").prototypes()
+    membership.with_member(wide).save(folder)
+    left = read_membership(run).without("new").prototypes()
     assert left.values.dtype == torch.float32
-    assert bits(left) == bits(bank.prototypes())
+    assert bits(left) == bits(membership.prototypes())
 
 
 # --- written and read
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_a_bank_is_read_as_it_was_written(weighting, run_of, tmp_path):
+def test_a_membership_is_read_as_it_was_written(weighting, run_of, tmp_path):
     run = shutil.copytree(run_of(weighting), tmp_path / "run")
     joined = (
-        bank_of(run)
+        read_membership(run)
         .with_member(contribution(weights=(1.0, 1.0), eq6=weighting == "eq6"))
         .without("2")
     )
     joined.save(RunFolder.open(run))
-    again = bank_of(run)
+    again = read_membership(run)
     assert (again.classes, list(again.members), again.changes) == (
         joined.classes,
         list(joined.members),
@@ -326,14 +349,14 @@ def test_a_bank_is_read_as_it_was_written(weighting, run_of, tmp_path):
     assert bits(again.without("new").prototypes()) == by_hand(
         checkpoint_of(run), [0, 1, 3, 4], weighting
     )
-    for name, upload in joined.members.items():
-        for mine, theirs in zip(upload, again.members[name], strict=True):
+    for name in joined.members:
+        for mine, theirs in zip(joined.upload_of(name), again.upload_of(name), strict=True):
             assert all(torch.equal(value, theirs[key]) for key, value in mine.items())
 
 
-def test_what_training_left_is_not_touched(run):
+def test_the_prototypes_of_training_are_not_changed(run):
     before = (run / "prototypes.safetensors").read_bytes()
-    bank_of(run).without("0").save(RunFolder.open(run))
+    read_membership(run).without("0").save(RunFolder.open(run))
     assert (run / "prototypes.safetensors").read_bytes() == before
     assert bits(read_prototypes(run)) != bits(read_prototypes(run / "prototypes.safetensors"))
 
@@ -348,7 +371,7 @@ def test_an_upload_is_read_as_it_was_written(tmp_path):
         assert torch.equal(again.upload.weights["weight"], new.upload.weights["weight"])
 
 
-def test_a_bank_never_says_other_than_its_runs_file(run_of, tmp_path):
+def test_a_membership_agrees_with_its_runs_prototypes_or_is_refused(run_of, tmp_path):
     """A run that was given prototypes has some that no upload of its own members explains."""
     fedproto.run(
         **DIGITS | {"rounds": 1, "clients": 1},
@@ -357,7 +380,7 @@ def test_a_bank_never_says_other_than_its_runs_file(run_of, tmp_path):
         out=tmp_path / "run",
     )
     try:
-        made = bank_of(tmp_path / "run").prototypes()
+        made = read_membership(tmp_path / "run").prototypes()
     except FedProtoError:
         return
     assert bits(made) == bits(read_prototypes(tmp_path / "run" / "prototypes.safetensors"))
@@ -366,18 +389,18 @@ def test_a_bank_never_says_other_than_its_runs_file(run_of, tmp_path):
 # --- what is refused
 
 
-def refuse(bank, new, message):
+def refuse(membership, new, message):
     with pytest.raises(DataError, match=message) as caught:
-        bank.with_member(new)
+        membership.with_member(new)
     assert "\n" not in str(caught.value)
 
 
 def changed(new, **parts):
-    """A contribution with some of its tensors in the place of others; `sums` or `weights`, each a dict."""
+    """Return a contribution with other `sums` or `weights`."""
     return replace(new, upload=new.upload._replace(**parts))
 
 
-def test_a_run_that_keeps_no_single_uploads(tmp_path):
+def test_a_run_without_single_uploads_is_refused(tmp_path):
     fedproto.run(**DIGITS | {"rounds": 1}, **TINY, absent="drop", out=tmp_path / "drop")
     fedproto.run(**DIGITS | {"rounds": 1}, **TINY, algorithm="fedavg", out=tmp_path / "fedavg")
     fedproto.run(**DIGITS | {"rounds": 1}, **TINY, checkpoint_every=0, out=tmp_path / "forgotten")
@@ -385,106 +408,114 @@ def test_a_run_that_keeps_no_single_uploads(tmp_path):
         with pytest.raises(
             RunFolderError, match=r"keeps no single uploads.*a run of fedproto with absent=remember"
         ):
-            bank_of(tmp_path / name)
+            read_membership(tmp_path / name)
     with pytest.raises(RunFolderError, match="no checkpoint"):
-        bank_of(tmp_path / "forgotten")
+        read_membership(tmp_path / "forgotten")
 
 
-def test_a_name_that_is_taken_or_unknown(run_of):
-    bank = bank_of(run_of("samples"))
-    refuse(bank, contribution("3"), "there is a member '3' already: give the newcomer another name")
+def test_a_taken_or_unknown_name_is_refused(run_of):
+    membership = read_membership(run_of("samples"))
+    refuse(
+        membership,
+        contribution("3"),
+        "there is a member '3' already: give the newcomer another name",
+    )
     with pytest.raises(DataError, match="there is no member 'nobody': there are 0, 1, 2, 3, 4"):
-        bank.without("nobody")
+        membership.without("nobody")
     with pytest.raises(DataError, match="there is no member '0'"):
-        bank.without("0").without("0")
+        membership.without("0").without("0")
 
 
 def test_the_last_member_cannot_leave(run_of, tmp_path):
     run = shutil.copytree(run_of("samples"), tmp_path / "run")
-    bank = bank_of(run)
+    membership = read_membership(run)
     for name in "0123":
-        bank = bank.without(name)
+        membership = membership.without(name)
     with pytest.raises(DataError, match="the last member"):
-        bank.without("4").save(RunFolder.open(run))
+        membership.without("4").save(RunFolder.open(run))
     assert not (run / "members.safetensors").exists()
 
 
-def test_nobody_joins_when_nobody_is_left(run_of):
-    """There is nothing to hold the upload against; or it is a federation of one. Neither is a traceback."""
-    bank = bank_of(run_of("samples"))
+def test_joining_an_empty_membership_gives_one_sentence(run_of):
+    """It is refused, or gives a membership of one; neither is a traceback."""
+    membership = read_membership(run_of("samples"))
     try:
         for name in "01234":
-            bank = bank.without(name)
-        alone = bank.with_member(contribution())
+            membership = membership.without(name)
+        alone = membership.with_member(contribution())
     except DataError:
         return
     assert set(bits(alone.prototypes())) == {"0", "zebra"}
 
 
-def test_uploads_that_do_not_fit(run_of):
-    bank, new = bank_of(run_of("samples")), contribution()
+def test_uploads_that_do_not_fit_are_refused(run_of):
+    membership, new = read_membership(run_of("samples")), contribution()
     means, weight = new.upload.sums["prototypes"], new.upload.weights["weight"]
-    refuse(bank, contribution(dim=9), r"prototypes of shape \(2, 9\), where \(2, 8\) is wanted")
-    refuse(bank, changed(new, sums={"prototypes": means[:1]}), r"of shape \(1, 8\)")
-    refuse(bank, changed(new, sums={"prototypes": means[0]}), r"of shape \(8,\)")
+    refuse(membership, contribution(dim=9), r"prototypes of shape \(2, 9\) instead of \(2, 8\)")
+    refuse(membership, changed(new, sums={"prototypes": means[:1]}), r"of shape \(1, 8\)")
+    refuse(membership, changed(new, sums={"prototypes": means[0]}), r"of shape \(8,\)")
     refuse(
-        bank,
+        membership,
         changed(new, weights={"weight": weight[:, None]}),
-        r"weight of shape \(2, 1\), where \(2,\) is wanted",
+        r"weight of shape \(2, 1\) instead of \(2,\)",
     )
-    refuse(bank, changed(new, sums={"means": means}), "holds means, where prototypes are wanted")
-    refuse(bank, changed(new, sums={"prototypes": means, "more": means}), "holds more, prototypes")
-    refuse(bank, changed(new, sums={}), "where prototypes are wanted")
-    refuse(bank, changed(new, weights={"count": weight}), "holds count, where weight are wanted")
-    refuse(bank, contribution(eq6=True), "holds holders, weight")
-    refuse(bank_of(run_of("eq6")), new, "where holders, weight are wanted")
+    refuse(membership, changed(new, sums={"means": means}), "holds means instead of prototypes")
+    refuse(
+        membership,
+        changed(new, sums={"prototypes": means, "more": means}),
+        "holds more, prototypes",
+    )
+    refuse(membership, changed(new, sums={}), "instead of prototypes")
+    refuse(membership, changed(new, weights={"count": weight}), "holds count instead of weight")
+    refuse(membership, contribution(eq6=True), "holds holders, weight")
+    refuse(read_membership(run_of("eq6")), new, "instead of holders, weight")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_uploads_that_are_not_finite(value, run_of):
-    bank, new = bank_of(run_of("samples")), contribution()
+def test_uploads_that_are_not_finite_are_refused(value, run_of):
+    membership, new = read_membership(run_of("samples")), contribution()
     spoilt = new.upload.sums["prototypes"].clone()
     spoilt[1, 3] = value
     refuse(
-        bank,
+        membership,
         changed(new, sums={"prototypes": spoilt}),
-        "the upload of 'new' has prototypes that are not finite",
+        "the upload of 'new' has prototypes with values that are not finite",
     )
-    refuse(bank, contribution(weights=(1.0, value)), "not finite")
+    refuse(membership, contribution(weights=(1.0, value)), "not finite")
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
-def test_weights_that_are_not_positive(value, run_of):
+def test_weights_that_are_not_positive_are_refused(value, run_of):
     """A negative weight would take others' shares out."""
     refuse(
-        bank_of(run_of("samples")),
+        read_membership(run_of("samples")),
         contribution(weights=(1.0, value)),
         "a weight that is not positive",
     )
     new = contribution(eq6=True, weights=(1.0, 1.0))
     holders = torch.tensor([1.0, value])
     refuse(
-        bank_of(run_of("eq6")),
+        read_membership(run_of("eq6")),
         changed(new, weights=new.upload.weights | {"holders": holders}),
         "not positive",
     )
 
 
-def test_nobody_counts_twice_where_members_count_alike(run_of):
-    """Under `uniform` a member is one holder, however many images it says it has: refused, or counted once."""
-    bank, held = bank_of(run_of("uniform")), ("5", "7")
+def test_uniform_members_count_once(run_of):
+    """With `uniform`, a weight other than 1 is refused or counted as 1."""
+    membership, held = read_membership(run_of("uniform")), ("5", "7")
     for weights in ((1.0, 1.0), (9.0, 9.0)):
         try:
-            after = bank.with_member(contribution(classes=held, weights=weights)).prototypes()
+            after = membership.with_member(contribution(classes=held, weights=weights)).prototypes()
         except DataError:
             assert weights == (9.0, 9.0)
             return
         for row, name in enumerate(held):
-            place = bank.classes.index(name)
+            place = membership.classes.index(name)
             holders = [
-                each.sums["prototypes"][place]
-                for each in bank.members.values()
-                if each.weights["weight"][place]
+                membership.upload_of(name).sums["prototypes"][place]
+                for name in membership.members
+                if membership.upload_of(name).weights["weight"][place]
             ]
             own = contribution(classes=held, weights=(1.0, 1.0)).upload.sums["prototypes"][row]
             assert torch.allclose(
@@ -492,7 +523,7 @@ def test_nobody_counts_twice_where_members_count_alike(run_of):
             )
 
 
-def test_a_class_that_is_named_twice(tmp_path):
+def test_a_class_named_twice_is_refused(tmp_path):
     tensors = {"sums.prototypes": torch.ones(2, 8), "weights.weight": torch.ones(2)}
     files.write_tensors(
         tmp_path / "upload.safetensors", tensors, UPLOAD_FORMAT, {"classes": ["0", "0"]}
@@ -501,7 +532,7 @@ def test_a_class_that_is_named_twice(tmp_path):
         Contribution.load(tmp_path)
 
 
-def test_files_that_are_no_uploads(tmp_path, run_of):
+def test_files_that_are_not_uploads_are_refused(tmp_path, run_of):
     (tmp_path / "text").write_text("hello")
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "folder").mkdir()
@@ -514,13 +545,13 @@ def test_files_that_are_no_uploads(tmp_path, run_of):
         with pytest.raises(DataError, match=name):
             Contribution.load(tmp_path / name)
     with pytest.raises(DataError, match="is not a file of upload but of 'prototypes'"):
-        bank_of(run_of("samples")).with_member(
+        read_membership(run_of("samples")).with_member(
             Contribution.load(run_of("uniform") / "prototypes.safetensors")
         )
 
 
-def test_a_damaged_bank_is_refused(run):
-    bank_of(run).with_member(contribution()).save(RunFolder.open(run))
+def test_a_damaged_membership_file_is_refused(run):
+    read_membership(run).with_member(contribution()).save(RunFolder.open(run))
     content = (run / "members.safetensors").read_bytes()
     for damage in (
         content[:-7],
@@ -532,7 +563,7 @@ def test_a_damaged_bank_is_refused(run):
         assert damage != content
         (run / "members.safetensors").write_bytes(damage)
         with pytest.raises(DataError, match=r"members\.safetensors"):
-            bank_of(run)
+            read_membership(run)
 
 
 # --- prototypes by class name
@@ -580,7 +611,7 @@ def test_files_of_prototypes_that_are_refused(values, known, names, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_no_prototypes_there(tmp_path):
+def test_files_without_prototypes_are_refused(tmp_path):
     (tmp_path / "text").write_text("hello")
     save_file({"weight": torch.zeros(2)}, tmp_path / "weights")
     (tmp_path / "folder").mkdir()
@@ -612,17 +643,17 @@ def test_no_prototypes_there(tmp_path):
         ([], []),
     ],
 )
-def test_names_that_may_be_meant_alike_are_told(names, groups):
+def test_similar_names_are_reported(names, groups):
     told = describe_similar_names(names)
     assert len(told) == len(groups)
     for sentence, group in zip(told, groups, strict=True):
         assert all(repr(name) in sentence for name in group)
 
 
-def test_a_newcomer_that_spells_a_class_otherwise_is_told(run_of):
-    bank = bank_of(run_of("samples"))
-    assert bank.notices() == []
-    joined = bank.with_member(
+def test_a_newcomers_similar_class_names_are_reported(run_of):
+    membership = read_membership(run_of("samples"))
+    assert membership.notices() == []
+    joined = membership.with_member(
         contribution(classes=("Cat", "cat "))
     )  # white space around a name is none of it
     assert len(joined.notices()) == 1 and "'Cat', 'cat'" in joined.notices()[0]
@@ -630,7 +661,7 @@ def test_a_newcomer_that_spells_a_class_otherwise_is_told(run_of):
 
 
 def two_sources(folder, order):
-    """Two clients with images of their own; the second numbers its three classes in another order."""
+    """Two clients with their own images; the second numbers its classes in another order."""
     generator = np.random.default_rng(0)
     names, centres = np.array(["ant", "bee", "cow"]), generator.normal(size=(3, 6)) * 2
     paths = []
@@ -646,7 +677,7 @@ def two_sources(folder, order):
 
 
 @pytest.mark.parametrize("order", [[2, 1, 0], [1, 2, 0]])
-def test_members_that_number_their_classes_differently_federate_all_the_same(order, tmp_path):
+def test_the_numbering_of_classes_does_not_matter(order, tmp_path):
     results = []
     for each in ([0, 1, 2], order):
         folder = tmp_path / "".join(map(str, each))
@@ -663,7 +694,7 @@ def test_members_that_number_their_classes_differently_federate_all_the_same(ord
     assert own["known"].tolist() == [1, 1, 1] and own["held"].tolist() == [[20, 20, 20]] * 2
 
 
-def test_clients_of_arrays_with_text_for_labels():
+def test_labels_can_be_text():
     """In any order, of any kind: 1 and "1" are one name."""
     generator = np.random.default_rng(0)
     x = generator.normal(size=(2, 40, 6)).astype(np.float32)
@@ -675,7 +706,7 @@ def test_clients_of_arrays_with_text_for_labels():
     assert plain.accuracy == texts.accuracy and texts.data["classes"] == list("0123")
 
 
-def test_clients_that_spell_a_class_differently_are_told():
+def test_clients_with_similar_class_names_are_warned():
     x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
     options = {"rounds": 1, "engine": "reference", **TINY}
     with pytest.warns(
@@ -695,8 +726,8 @@ def test_clients_that_spell_a_class_differently_are_told():
 
 
 @pytest.mark.parametrize("members", [4, 5, 7, 20])
-def test_who_holds_none_of_a_class_does_not_move_it(members):
-    """Not by a bit, whoever comes with classes of its own, and goes; the sizes are those of twenty clients' digits."""
+def test_a_member_without_a_class_does_not_change_its_prototype(members):
+    """Not by a bit, when a member with other classes joins and leaves."""
     generator = torch.Generator().manual_seed(members)
 
     def upload(classes):
@@ -705,13 +736,13 @@ def test_who_holds_none_of_a_class_does_not_move_it(members):
             {"weight": torch.ones(classes)},
         )
 
-    bank = Membership(
+    membership = membership_of(
         tuple("0123456789"),
         Part("fedproto"),
         {str(number): upload(10) for number in range(members)},
     )
-    joined = bank.with_member(Contribution("new", ("zebra",), upload(1)))
-    before = bits(bank.prototypes())
+    joined = membership.with_member(Contribution("new", ("zebra",), upload(1)))
+    before = bits(membership.prototypes())
     assert {
         name: value for name, value in bits(joined.prototypes()).items() if name != "zebra"
     } == before
@@ -719,8 +750,8 @@ def test_who_holds_none_of_a_class_does_not_move_it(members):
 
 
 @st.composite
-def banks_and_newcomers(draw):
-    """A bank of some members, and some who might join it; every name of few, so that classes meet."""
+def memberships_and_newcomers(draw):
+    """Draw a membership and newcomers; class names are few, so that members share classes."""
     weighting = draw(st.sampled_from(WEIGHTINGS))
     dim, seed = draw(st.integers(1, 5)), draw(st.integers(0, 2**32 - 1))
     generator = np.random.default_rng(seed)
@@ -749,13 +780,13 @@ def banks_and_newcomers(draw):
                 f"new {number}", names, upload(len(names), [draw(st.integers(1, 9)) for _ in names])
             )
         )
-    return Membership(classes, Part("fedproto", {"weighting": weighting}), members), newcomers
+    return membership_of(classes, Part("fedproto", {"weighting": weighting}), members), newcomers
 
 
-@given(banks_and_newcomers(), st.randoms(use_true_random=False))
+@given(memberships_and_newcomers(), st.randoms(use_true_random=False))
 def test_any_order_of_joining_gives_the_same_prototypes(found, random):
-    bank, newcomers = found
-    one = other = bank
+    membership, newcomers = found
+    one = other = membership
     for new in newcomers:
         one = one.with_member(new)
     for new in random.sample(newcomers, len(newcomers)):
@@ -769,10 +800,10 @@ def test_any_order_of_joining_gives_the_same_prototypes(found, random):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(banks_and_newcomers(), st.randoms(use_true_random=False), st.booleans())
+@given(memberships_and_newcomers(), st.randoms(use_true_random=False), st.booleans())
 def test_leaving_inverts_joining_bit_for_bit(tmp_path, found, random, written):
-    bank, newcomers = found
-    joined = bank
+    membership, newcomers = found
+    joined = membership
     for new in newcomers:
         joined = joined.with_member(new)
     if written:
@@ -780,6 +811,6 @@ def test_leaving_inverts_joining_bit_for_bit(tmp_path, found, random, written):
         joined = Membership.of(RunFolder(tmp_path))
     for new in random.sample(newcomers, len(newcomers)):
         joined = joined.without(new.member)
-    assert bits(joined.prototypes()) == bits(bank.prototypes())
-    assert joined.classes[: len(bank.classes)] == bank.classes
-    assert list(joined.members) == list(bank.members)
+    assert bits(joined.prototypes()) == bits(membership.prototypes())
+    assert joined.classes[: len(membership.classes)] == membership.classes
+    assert list(joined.members) == list(membership.members)

@@ -1,4 +1,4 @@
-"""The study of newcomers: it runs, compares like with like, and its page says what its numbers say."""
+"""The study of newcomers: equal conditions, and a page that agrees with its numbers."""
 
 import csv
 import json
@@ -107,7 +107,7 @@ def test_the_page_and_the_figure_show_the_numbers_of_the_json(study, quick):
         ([0.0, 0.0], "undecided"),
     ],
 )
-def test_words_follow_the_tests(study, differences, word):
+def test_the_wording_follows_the_statistical_tests(study, differences, word):
     assert study.judge_alone(differences) == word
 
 

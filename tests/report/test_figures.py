@@ -18,7 +18,8 @@ from helpers.reports import (
 from PIL import Image
 
 from fedproto.core.types import Upload
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.contribution import Contribution
+from fedproto.membership.membership import Membership
 from fedproto.report import write
 from fedproto.report.figures.classes import draw_classes
 from fedproto.report.figures.clients import draw_clients

@@ -34,9 +34,10 @@ from fedproto.errors import FedProtoError, RunFolderError
 from fedproto.inference.export.read import read_exported
 from fedproto.inference.export.write import export_client
 from fedproto.inference.trained_client import load_client
+from fedproto.membership.contribution import Contribution
 from fedproto.membership.extend import extend
 from fedproto.membership.join import join
-from fedproto.membership.membership import Contribution, Membership
+from fedproto.membership.membership import Membership
 from fedproto.reproduce.archive import pack, unpack
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import CHECKPOINT_FORMAT, RunFolder, is_taken
@@ -93,7 +94,7 @@ def test_a_flipped_bit_in_a_file_of_tensors_is_refused_by_name(
 ) -> None:
     folder = RunFolder(run)
     bank = Membership.of(folder)
-    Contribution.of("zoo", bank.classes, bank.members["0"]).save(run / "upload.safetensors")
+    Contribution.of("zoo", bank.classes, bank.upload_of("0")).save(run / "upload.safetensors")
     bank.save(folder)
     export_client(load_client(run, 0), run / "member", onnx=False)
     read(run)

@@ -1,11 +1,13 @@
 # Read by the other scripts. Everything Flower writes stays in this folder.
 cd "$(dirname "$0")"
-umask 077  # what Flower and the members keep here is for its owner only
+umask 077  # only the owner can read what Flower and the members write here
 export FLWR_HOME="${FLWR_HOME:-$PWD/.flwr}"
-export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1  # seconds; Flower's own is 1
-export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-PORT="${PORT:-9443}"            # of the server; the only one that others must reach
-SERVER="${SERVER:-127.0.0.1}"   # where the server is
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1  # seconds; Flower's default is 1
+export FLWR_TELEMETRY_ENABLED=0
+export FLWR_DISABLE_UPDATE_CHECK=1
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+PORT="${PORT:-9443}"           # of the server; the only one that others must reach
+SERVER="${SERVER:-127.0.0.1}"  # the server's address
 mkdir -p "$FLWR_HOME"
 cat > "$FLWR_HOME/config.toml" <<CONFIG
 [superlink]

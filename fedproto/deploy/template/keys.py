@@ -1,7 +1,8 @@
-"""Certificates and keys: `python keys.py HOST... -- MEMBER...`, once, where the server is.
+"""Make certificates and keys: `python keys.py HOST... -- MEMBER...`, once, at the server.
 
-Makes keys/ca.crt (for everybody), keys/server.pem and server.key (the server's), and a key pair a member. Give each
-member ca.crt and its own key, by a way you trust, and delete that key here.
+Writes keys/ca.crt (for everybody), keys/server.pem and keys/server.key (for the server), and a pair
+of keys for each member. Give each member ca.crt and its own key in a way you trust, and delete that
+key here.
 """
 
 import datetime
@@ -18,82 +19,113 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 KEYS = Path(__file__).parent / "keys"
 NOW = datetime.datetime.now(datetime.UTC)
 PEM = serialization.Encoding.PEM
-
-
-def write(name: str, content: bytes, secret: bool = False) -> None:
-    file = os.open(KEYS / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-    with os.fdopen(file, "wb") as opened:
-        opened.write(content)
-
-
-def called(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def certificate(
-    name: str, key: ec.EllipticCurvePrivateKey, issuer: x509.Name, days: int
-) -> x509.CertificateBuilder:
-    builder = x509.CertificateBuilder(
-        issuer, called(name), key.public_key(), x509.random_serial_number()
-    )
-    return builder.not_valid_before(NOW - datetime.timedelta(minutes=5)).not_valid_after(
-        NOW + datetime.timedelta(days)
-    )
-
-
-def host(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
-
-
-def authority_and_server(hosts: list[str]) -> None:
-    root, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    issuer = called("federation CA")
-    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    ca = certificate("federation CA", root, issuer, 3650).add_extension(
-        x509.BasicConstraints(True, 0), True
-    )
-    ca = ca.add_extension(usage, True)
-    ca = ca.add_extension(x509.SubjectKeyIdentifier.from_public_key(root.public_key()), False)
-    write("ca.crt", ca.sign(root, hashes.SHA256()).public_bytes(PEM))
-    server = certificate("federation server", own, issuer, 825).add_extension(
-        x509.BasicConstraints(False, None), True
-    )
-    server = server.add_extension(x509.SubjectAlternativeName(list(map(host, hosts))), False)
-    server = server.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
-    server = server.add_extension(
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key()), False
-    )
-    write("server.pem", server.sign(root, hashes.SHA256()).public_bytes(PEM))
-    plain = serialization.NoEncryption()
-    write(
-        "server.key", own.private_bytes(PEM, serialization.PrivateFormat.PKCS8, plain), secret=True
-    )
-
-
-def member(name: str) -> None:
-    key, plain = ec.generate_private_key(ec.SECP384R1()), serialization.NoEncryption()
-    write(name, key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, plain), secret=True)
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    write(f"{name}.pub", public)
+OPENSSH = serialization.Encoding.OpenSSH
+UNENCRYPTED = serialization.NoEncryption()
+CA_NAME = "federation CA"
+CA_DAYS = 3650
+SERVER_DAYS = 825
 
 
 def main(words: list[str]) -> None:
-    hosts, _, members = (
-        (words[: words.index("--")], None, words[words.index("--") + 1 :])
-        if "--" in words
-        else (words, None, [])
-    )
+    """Make what does not exist yet of the certificates and the members' keys."""
+    hosts = words
+    members: list[str] = []
+    if "--" in words:
+        place = words.index("--")
+        hosts = words[:place]
+        members = words[place + 1 :]
     KEYS.mkdir(mode=0o700, exist_ok=True)
     if not (KEYS / "ca.crt").exists():
-        authority_and_server(hosts or ["localhost", "127.0.0.1"])
+        make_certificates(hosts or ["localhost", "127.0.0.1"])
     for name in members:
         if not (KEYS / name).exists() and not (KEYS / f"{name}.pub").exists():
-            member(name)
+            make_member_keys(name)
+
+
+def make_certificates(hosts: list[str]) -> None:
+    """Make an authority, and the server's certificate for these names and addresses."""
+    root_key = ec.generate_private_key(ec.SECP256R1())
+    write_authority(root_key)
+    server_key = ec.generate_private_key(ec.SECP256R1())
+    write_server(server_key, root_key, hosts)
+    private = server_key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, UNENCRYPTED)
+    write("server.key", private, secret=True)
+
+
+def write_authority(root_key: ec.EllipticCurvePrivateKey) -> None:
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    identifier = x509.SubjectKeyIdentifier.from_public_key(root_key.public_key())
+    builder = begin_certificate(CA_NAME, root_key, CA_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
+    builder = builder.add_extension(usage, critical=True)
+    builder = builder.add_extension(identifier, critical=False)
+    write("ca.crt", builder.sign(root_key, hashes.SHA256()).public_bytes(PEM))
+
+
+def write_server(
+    server_key: ec.EllipticCurvePrivateKey, root_key: ec.EllipticCurvePrivateKey, hosts: list[str]
+) -> None:
+    names = x509.SubjectAlternativeName([parse_host(host) for host in hosts])
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(root_key.public_key())
+    builder = begin_certificate("federation server", server_key, SERVER_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
+    builder = builder.add_extension(names, critical=False)
+    builder = builder.add_extension(usage, critical=False)
+    builder = builder.add_extension(authority, critical=False)
+    write("server.pem", builder.sign(root_key, hashes.SHA256()).public_bytes(PEM))
+
+
+def begin_certificate(
+    name: str, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    """Return the certificate of a key, issued by our authority, still without extensions."""
+    builder = x509.CertificateBuilder(
+        issuer_name=make_name(CA_NAME),
+        subject_name=make_name(name),
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+    )
+    builder = builder.not_valid_before(NOW - datetime.timedelta(minutes=5))
+    return builder.not_valid_after(NOW + datetime.timedelta(days))
+
+
+def make_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def parse_host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def make_member_keys(name: str) -> None:
+    """Make a member's private key, and its public one with the ending .pub."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, UNENCRYPTED)
+    write(name, private, secret=True)
+    public = key.public_key().public_bytes(OPENSSH, serialization.PublicFormat.OpenSSH)
+    write(f"{name}.pub", public)
+
+
+def write(name: str, content: bytes, secret: bool = False) -> None:
+    """Write a new file; only its owner can read a secret one."""
+    mode = 0o600 if secret else 0o644
+    descriptor = os.open(KEYS / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
 
 
 if __name__ == "__main__":

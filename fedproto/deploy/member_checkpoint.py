@@ -1,0 +1,99 @@
+"""The file in which a member keeps everything it needs for the next request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedproto.core.files import (
+    TensorFormat,
+    explain_write_errors,
+    hold_lock,
+    read_tensors,
+    write_tensors,
+)
+from fedproto.core.tensors import flatten_groups, split_groups
+from fedproto.core.types import Tree
+from fedproto.deploy.messages import Message
+from fedproto.deploy.settings import MemberSettings
+from fedproto.errors import RunFolderError
+
+STATE_FILE = "member.safetensors"
+STATE_FORMAT = TensorFormat("member state", 1)
+LOCK_WAIT_SECONDS = 3600.0  # while another request is handled
+
+
+@dataclass(frozen=True)
+class MemberCheckpoint:
+    """What a member's file holds."""
+
+    round: int  # the last one that the member trained
+    classes: tuple[str, ...]  # of its head
+    state: Tree  # of its model
+    server: Tree  # the prototypes it received last, over the same classes
+    reply: Message  # to the request for this round
+
+    def save(self, own: MemberSettings) -> None:
+        """Write the member's file, for its owner only."""
+        path = find_state_file(own)
+        reply = {}
+        for name, value in self.reply.arrays.items():
+            reply[name] = torch.from_numpy(np.array(value))
+        tensors = flatten_groups({"state": self.state, "server": self.server, "reply": reply})
+        header = {
+            "round": self.round,
+            "classes": list(self.classes),
+            "reply": self.reply.header,
+            "member": own.fingerprint(),
+        }
+        with explain_write_errors(path):
+            write_tensors(path, tensors, STATE_FORMAT, header, private=True)
+
+    @classmethod
+    def load(cls, own: MemberSettings) -> MemberCheckpoint | None:
+        """Return what the member's file holds, or None if there is no file.
+
+        Raises RunFolderError if the file is corrupted or belongs to another member.
+        """
+        path = find_state_file(own)
+        if not path.exists():
+            return None
+        tensors, header = read_tensors(path, STATE_FORMAT)
+        if header.get("member") != own.fingerprint():
+            raise RunFolderError(
+                f"{path} belongs to another member, or to other data or another model: "
+                "name another state"
+            )
+        groups = split_groups(tensors)
+        arrays = {name: value.numpy() for name, value in groups.get("reply", {}).items()}
+        try:
+            return cls(
+                round=header["round"],
+                classes=tuple(header["classes"]),
+                state=groups.get("state", {}),
+                server=groups.get("server", {}),
+                reply=Message(header["reply"], arrays),
+            )
+        except (KeyError, TypeError) as error:
+            raise RunFolderError(f"{path} is not a complete member state: {error}") from error
+
+
+def find_state_file(own: MemberSettings) -> Path:
+    """Return the path of the member's file."""
+    return Path(own.state) / STATE_FILE
+
+
+@contextmanager
+def hold_state(own: MemberSettings) -> Iterator[None]:
+    """Be the only process that uses the member's folder; wait while another one does."""
+    folder = Path(own.state)
+    with ExitStack() as held:
+        with explain_write_errors(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            held.enter_context(hold_lock(folder, wait_seconds=LOCK_WAIT_SECONDS))
+        yield

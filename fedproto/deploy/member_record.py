@@ -1,0 +1,65 @@
+"""What the server knows about one member."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from fedproto.core.metrics import ACCURACIES
+from fedproto.deploy.messages import Header, Message, make_printable
+
+
+@dataclass
+class MemberRecord:
+    """One member, as the server knows it; `fedproto deploy status` shows it."""
+
+    number: int  # its random numbers are drawn by this, as a client's in the simulator
+    last_round: int = 0  # in which its reply counted
+    last_seen: float = 0.0
+    spoken: list[str] = field(default_factory=list)  # the classes of its latest upload
+    brought: list[str] = field(default_factory=list)  # classes that it was the first to have
+    bytes_up: int = 0  # of payload, as the simulator's ledger counts them
+    bytes_down: int = 0
+    beside_up: int = 0  # of headers, of what Flower adds, and of messages that no round needs
+    beside_down: int = 0
+    refused: int = 0  # replies that failed a check
+    failed: int = 0  # rounds that it could not reply to, according to itself or to Flower
+    reason: str = ""  # of the last refusal or failure, until a reply counts
+    accuracy: dict[str, float] = field(default_factory=dict)
+
+    def note_received(self, payload_bytes: int, other_bytes: int) -> None:
+        """Record that the member replied."""
+        self.last_seen = time.time()
+        self.bytes_up += payload_bytes
+        self.beside_up += other_bytes
+
+    def note_sent(self, payload_bytes: int, other_bytes: int) -> None:
+        """Record what the member was sent."""
+        self.bytes_down += payload_bytes
+        self.beside_down += other_bytes
+
+    def note_accuracy(self, reply: Message) -> None:
+        """Record the accuracies that the member reports, if it reports any."""
+        accuracies = read_accuracies(reply.header)
+        if accuracies:
+            self.accuracy = accuracies
+
+    def note_refusal(self, reason: str) -> None:
+        """Record that the member's reply was refused."""
+        self.refused += 1
+        self.reason = make_printable(reason)
+
+    def note_failure(self, reason: str) -> None:
+        """Record that the member could not reply."""
+        self.failed += 1
+        self.reason = make_printable(reason)
+
+
+def read_accuracies(header: Header) -> dict[str, float]:
+    """Return the accuracies that a member reports: fractions, by the names that we know."""
+    accuracies = {}
+    for name in ACCURACIES:
+        value = header.get(f"accuracy.{name}")
+        if isinstance(value, (int, float)) and 0 <= value <= 1:
+            accuracies[name] = float(value)
+    return accuracies

@@ -1,0 +1,154 @@
+"""One member's upload by class name, as a newcomer sends it to a federation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from fedproto.core import files
+from fedproto.core.class_names import class_name
+from fedproto.core.tensors import FLOATS, flatten_groups, select_rows, split_groups
+from fedproto.core.types import Tree, Upload
+from fedproto.core.uploads import LatestUploads
+from fedproto.errors import DataError
+from fedproto.runs.folder import RunFolder
+from fedproto.runs.prototype_files import (
+    PROTOTYPES,
+    PROTOTYPES_FORMAT,
+    UPLOAD,
+    UPLOAD_FORMAT,
+    read_class_names,
+)
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A member's upload by class name: row i of every tensor belongs to class i."""
+
+    member: str
+    classes: tuple[str, ...]
+    upload: Upload
+
+    def __post_init__(self) -> None:
+        where = f"the upload of {self.member!r} has a class"
+        names = tuple(class_name(name, where) for name in self.classes)
+        if len(set(names)) < len(names):
+            raise DataError(f"the upload of {self.member!r} names a class twice")
+        object.__setattr__(self, "classes", names)  # frozen for everybody else
+
+    @classmethod
+    def of(cls, member: str, classes: tuple[str, ...], upload: Upload) -> Contribution:
+        """Return the rows that have a weight, of an upload over all classes of a federation."""
+        places = upload.weights["weight"].nonzero().flatten()
+        rows = _move_to_cpu(select_rows(upload, places))
+        names = tuple(classes[place] for place in places.tolist())
+        return cls(member, names, rows)
+
+    @classmethod
+    def load(cls, path: Path) -> Contribution:
+        """Read a file, or a newcomer's run folder, whose join may have been interrupted.
+
+        Raises DataError if there is no upload, or if it is corrupted.
+        """
+        if path.is_dir() and not (path / UPLOAD).exists() and (path / "config.toml").exists():
+            return cls._from_checkpoint(RunFolder(path))
+        path = path / UPLOAD if path.is_dir() else path
+        tensors, header = files.read_tensors(path, UPLOAD_FORMAT)
+        member = header.get("member") or path.parent.name
+        groups = split_groups(tensors)
+        upload = Upload(groups.get("sums", {}), groups.get("weights", {}))
+        return cls(str(member), read_class_names(header, path), upload)
+
+    @classmethod
+    def _from_checkpoint(cls, folder: RunFolder) -> Contribution:
+        """Return the upload of a newcomer whose join was interrupted and then resumed."""
+        path = folder.path
+        checkpoint = folder.load_checkpoint()
+        if checkpoint is None or folder.result() is None or "sums.prototypes" not in checkpoint[1]:
+            raise DataError(
+                f"{path} holds no {UPLOAD} and is not a finished run of fedproto: "
+                "finish it with `fedproto resume`"
+            )
+        try:
+            uploads = LatestUploads.restore(checkpoint[1])
+        except ValueError as error:
+            raise DataError(f"the checkpoint of {path} is corrupted: {error}") from error
+        if len(uploads.last_round) != 1:
+            raise DataError(
+                f"{path} is a run of several clients: name a newcomer's folder, "
+                "which `fedproto join` wrote"
+            )
+        classes = read_file_classes(path / PROTOTYPES)
+        return cls.of(path.name, classes, uploads.get(0))
+
+    def save(self, path: Path) -> None:
+        """Write the upload to a file that `load` reads."""
+        tensors = flatten_groups(self.upload._asdict())
+        header = {"member": self.member, "classes": list(self.classes)}
+        files.write_tensors(path, tensors, UPLOAD_FORMAT, header)
+
+    def cast(self, like: Upload) -> Contribution:
+        """Return the contribution in the types of another upload with the same names."""
+
+        def cast_tree(tree: Tree, others: Tree) -> Tree:
+            return {name: value.to(others[name]) for name, value in tree.items()}
+
+        sums = cast_tree(self.upload.sums, like.sums)
+        weights = cast_tree(self.upload.weights, like.weights)
+        return replace(self, upload=Upload(sums, weights))
+
+    def check_layout(self, like: Upload) -> None:
+        """Raise DataError unless names and shapes are those of another member's upload."""
+        where = f"the upload of {self.member!r}"
+        rows = len(self.classes)
+        for expected, found in zip(like, self.upload, strict=True):
+            if set(expected) != set(found):
+                found_names = ", ".join(sorted(found)) or "nothing"
+                expected_names = ", ".join(sorted(expected)) or "nothing"
+                raise DataError(
+                    f"{where} holds {found_names} instead of {expected_names}: "
+                    "is it of the same algorithm?"
+                )
+            for name, value in found.items():
+                shape = (rows, *expected[name].shape[1:])
+                if value.shape != shape:
+                    raise DataError(
+                        f"{where} has {name} of shape {tuple(value.shape)} instead of {shape}"
+                    )
+                if value.dtype not in FLOATS:
+                    raise DataError(
+                        f"{where} has {name} of type {value.dtype} instead of "
+                        "floating-point numbers"
+                    )
+
+    def check_values(self, uniform: bool) -> None:
+        """Raise DataError unless all values are finite and all weights are positive.
+
+        With `uniform`, every member counts once, so that each weight must be 1.
+        """
+        where = f"the upload of {self.member!r}"
+        for tree in self.upload:
+            for name, value in tree.items():
+                if not torch.isfinite(value).all():
+                    raise DataError(f"{where} has {name} with values that are not finite")
+        for weight in self.upload.weights.values():
+            if not (weight > 0).all():
+                raise DataError(f"{where} names a class with a weight that is not positive")
+        if uniform and not (self.upload.weights["weight"] == 1).all():
+            raise DataError(
+                f"{where} is weighted by samples, but in this federation every member counts once"
+            )
+
+
+def _move_to_cpu(upload: Upload) -> Upload:
+    sums = {name: value.cpu() for name, value in upload.sums.items()}
+    weights = {name: value.cpu() for name, value in upload.weights.items()}
+    return Upload(sums, weights)
+
+
+def read_file_classes(path: Path) -> tuple[str, ...]:
+    """Return the classes of a file of prototypes."""
+    _, header = files.read_tensors(path, PROTOTYPES_FORMAT)
+    return read_class_names(header, path)

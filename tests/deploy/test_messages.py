@@ -1,0 +1,43 @@
+"""Messages: what is packed is unpacked unchanged."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from helpers.deployment import (
+    SUMS,
+    WEIGHT,
+    make_reply,
+    trees_equal,
+)
+
+from fedproto.deploy.messages import (
+    pack_download,
+    pack_upload,
+    place_rows,
+    unpack_download,
+    unpack_upload,
+)
+
+
+def test_unpacking_a_download_inverts_packing_it(after_two_rounds: Any) -> None:
+    _, state = after_two_rounds
+    like = {name: torch.zeros_like(value) for name, value in state.server.items()}
+    assert trees_equal(
+        unpack_download(pack_download(state.server, state.classes), state.classes, like),
+        state.server,
+    )
+    nobody = {name: torch.zeros_like(value) for name, value in state.server.items()}
+    assert pack_download(nobody, state.classes).arrays == {}, "what holds nothing is not sent"
+    assert trees_equal(
+        unpack_download(pack_download(nobody, state.classes), state.classes, like), nobody
+    )
+
+
+def test_unpacking_an_upload_inverts_packing_it() -> None:
+    sent = make_reply("a", spoken=("z", "x"))
+    placed = place_rows(unpack_upload(sent), ["z", "x"], ("x", "y", "z"))
+    assert placed.weights["weight"].tolist() == [sent.arrays[WEIGHT][1], 0, sent.arrays[WEIGHT][0]]
+    back = pack_upload(placed, ("x", "y", "z"))
+    assert back.header["spoken"] == ["x", "z"]
+    assert np.array_equal(back.arrays[SUMS], sent.arrays[SUMS][::-1])

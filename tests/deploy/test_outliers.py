@@ -1,0 +1,222 @@
+"""Replies that are too large beside those of the other members."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.deployment import (
+    SUMS,
+    WEIGHT,
+    trees_equal,
+    with_array,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedproto.core.types import Upload
+from fedproto.deploy.messages import (
+    Message,
+)
+from fedproto.deploy.outliers import Amounts, _medians_of_others, find_outliers
+from fedproto.deploy.settings import (
+    ServerSettings,
+)
+from fedproto.deploy.status import read_status
+
+
+def amounts(norm: float = 1.0, count: float = 20.0, classes: str = "xyz") -> Amounts:
+    return Amounts(dict.fromkeys(classes, norm), dict.fromkeys(classes, count))
+
+
+HONEST = {"a": amounts(1.0), "b": amounts(1.2), "c": amounts(0.9)}
+
+
+def test_the_median_of_the_others_by_hand() -> None:
+    assert _medians_of_others({"a": 1.0, "b": 2.0, "c": 9.0}) == {"a": 5.5, "b": 5.0, "c": 1.5}
+    assert _medians_of_others({"a": 1.0, "b": 2.0, "c": 9.0, "d": 3.0}) == {
+        "a": 3.0,
+        "b": 3.0,
+        "c": 2.0,
+        "d": 2.0,
+    }
+    assert _medians_of_others({"a": 1.0, "b": 2.0}) == {}
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=3, max_size=9))
+def test_the_median_of_the_others_is_numpys(values: list[float]) -> None:
+    found = _medians_of_others({str(place): value for place, value in enumerate(values)})
+    for place in range(len(values)):
+        assert found[str(place)] == pytest.approx(np.median(values[:place] + values[place + 1 :]))
+
+
+def test_only_the_reply_beyond_the_others_is_refused() -> None:
+    for liar, kind, ratio, limit in (
+        (amounts(10.0), "norm", "10", "5"),
+        (amounts(count=1e7), "count", "500000", "100"),
+    ):
+        found = find_outliers(HONEST | {"d": liar}, {}, ServerSettings())
+        assert list(found) == ["d"]
+        sentence = (
+            rf"the {kind} of class '[xyz]' is about {ratio} times the median of the other "
+            rf"members'; at most {limit} times is accepted \(max-{kind}-ratio\)"
+        )
+        assert re.fullmatch(sentence, found["d"])
+
+
+def test_one_class_out_of_three_is_enough() -> None:
+    liar = Amounts({"x": 1.0, "y": 30.0, "z": 1.0}, dict.fromkeys("xyz", 20.0))
+    assert (
+        "norm of class 'y' is about 30 times"
+        in find_outliers(HONEST | {"d": liar}, {}, ServerSettings())["d"]
+    )
+
+
+def test_a_ratio_at_a_limit_is_accepted_and_one_beyond_is_refused() -> None:
+    same = {"a": amounts(), "b": amounts()}
+    for limits, within, beyond in (
+        (ServerSettings(), amounts(5.0, 2000.0), amounts(5.01)),
+        (
+            ServerSettings(max_norm_ratio=2, max_count_ratio=3),
+            amounts(2.0, 60.0),
+            amounts(1.0, 60.1),
+        ),
+    ):
+        assert find_outliers(same | {"c": within}, {}, limits) == {}
+        assert list(find_outliers(same | {"c": beyond}, {}, limits)) == ["c"]
+
+
+def test_two_members_cannot_judge_each_other() -> None:
+    assert find_outliers({"a": amounts(), "b": amounts(1e3, 1e6)}, {}, ServerSettings()) == {}
+
+
+@pytest.mark.parametrize("tiny", [1e-9, 0.0])
+def test_a_liar_with_tiny_numbers_does_not_make_others_outliers(tiny: float) -> None:
+    liar = amounts(tiny, 1.0, "wxyz")
+    assert (
+        find_outliers(
+            {"a": amounts(), "b": amounts(1.5), "d": liar}, {}, ServerSettings(max_count_ratio=5)
+        )
+        == {}
+    )
+
+
+def test_two_liars_are_refused_one_after_the_other() -> None:
+    both = {"d": amounts(50.0), "e": amounts(20.0)}
+    assert sorted(find_outliers(HONEST | both, {}, ServerSettings())) == ["d", "e"]
+
+
+def test_absent_members_are_compared_with_but_not_judged() -> None:
+    assert list(find_outliers({"d": amounts(10.0)}, HONEST, ServerSettings())) == ["d"]
+    assert find_outliers(HONEST, {"d": amounts(10.0)}, ServerSettings()) == {}
+
+
+def test_a_class_nobody_else_has_is_compared_with_their_typical_class() -> None:
+    alone = Amounts({"x": 1.0, "w": 9.0}, {"x": 20.0, "w": 20.0})
+    assert "class 'w'" in find_outliers(HONEST | {"d": alone}, {}, ServerSettings())["d"]
+    assert find_outliers(HONEST | {"d": amounts(2.0, 1500.0, "w")}, {}, ServerSettings()) == {}
+
+
+def test_unbalanced_counts_are_accepted() -> None:
+    """One clinic has 900 images of a class that is rare elsewhere, one has very few."""
+    others = {
+        name: Amounts({"x": 1.0, "y": 1.0}, {"x": 400.0, "y": rare})
+        for name, rare in (("a", 2.0), ("b", 3.0))
+    }
+    special = Amounts({"x": 1.0, "y": 1.0}, {"x": 50.0, "y": 900.0})
+    poor = Amounts({"x": 1.0, "y": 1.0}, {"x": 3.0, "y": 1.0})
+    assert find_outliers(others | {"c": special, "d": poor}, {}, ServerSettings()) == {}
+
+
+def test_weights_are_judged_as_a_whole_without_running_statistics() -> None:
+    def member(scale: float, statistics: float = 1.0, count: float = 30.0) -> Amounts:
+        sums = {"fc.weight": torch.full((2, 3), scale), "fc.bias": torch.full((2,), scale)}
+        sums["bn.running_var"] = torch.full((2,), statistics)
+        count_message_bytes = {name: value * count for name, value in sums.items()}
+        return Amounts.measure(Upload(count_message_bytes, {"weight": torch.tensor(count)}), [])
+
+    assert member(3.0).norms == {"": pytest.approx(3.0)} and member(3.0).counts == {"": 30.0}
+    honest = {"a": member(1.0), "b": member(1.1), "c": member(0.9, 1e3)}
+    assert find_outliers(honest, {}, ServerSettings()) == {}
+    assert (
+        "norm of its weights is about 10 times"
+        in find_outliers(honest | {"d": member(10.0)}, {}, ServerSettings())["d"]
+    )
+    assert (
+        "count of its weights"
+        in find_outliers(honest | {"d": member(1.0, count=1e7)}, {}, ServerSettings())["d"]
+    )
+
+
+def test_amounts_are_measured_of_means_not_of_sums() -> None:
+    upload = Upload(
+        {"prototypes": torch.tensor([[6.0, 8.0], [0.0, 5.0]])}, {"weight": torch.tensor([2.0, 5.0])}
+    )
+    found = Amounts.measure(upload, ["x", "y"])
+    assert found.norms == {"x": pytest.approx(12.5**0.5), "y": pytest.approx(0.5**0.5)}
+    assert found.counts == {"x": 2.0, "y": 5.0}
+
+
+def times(factor: float) -> Callable[[Message], Message]:
+    return with_array(SUMS, lambda value: value * np.float32(factor))
+
+
+def many(count: float) -> Callable[[Message], Message]:
+    def lie(reply: Message) -> Message:
+        weight = reply.arrays[WEIGHT]
+        means = reply.arrays[SUMS] / weight[:, None]
+        changed = {SUMS: -means * np.float32(count), WEIGHT: np.full_like(weight, count)}
+        return Message(reply.header, reply.arrays | changed)
+
+    return lie
+
+
+@pytest.mark.parametrize(
+    "lie", [times(10), times(1000), many(1e7)], ids=["x10", "x1000", "1e7 images"]
+)
+def test_a_liar_within_the_absolute_limits_changes_no_bit(
+    lie: Callable[[Message], Message], make_deployment: Any
+) -> None:
+    """In round 1, where nothing has been seen, and later; the log and the status tell of it."""
+    deployment = make_deployment(names="abcd", quorum=3, new_classes=True, rounds=3)
+    silent = make_deployment(rounds=3, where="silent")
+    state = deployment.serve(
+        rewrite=lambda name, reply, round: [lie(reply) if name == "d" else reply]
+    )
+    assert trees_equal(state.server, silent.serve().server) and state.classes == tuple("012345")
+    assert (state.members["d"].refused, state.members["d"].last_round) == (3, 0)
+    assert {name: state.members[name].refused for name in "abc"} == dict.fromkeys("abc", 0)
+    shown = read_status(state.path)["members"]["d"]
+    assert shown["refused"] == 3 and "times the median of the other members'" in shown["reason"]
+    assert sum("d was refused: the " in said for said in deployment.said) == 3
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
+def test_a_liar_where_weights_travel_changes_no_bit(algorithm: str, make_deployment: Any) -> None:
+    def lie(name: str, reply: Message, round: int) -> list[Message]:
+        return [times_all(reply) if name == "c" else reply]
+
+    def times_all(reply: Message) -> Message:
+        big = {n: v * np.float32(10) for n, v in reply.arrays.items() if n != WEIGHT}
+        return Message(reply.header, reply.arrays | big)
+
+    deployment, silent = (
+        make_deployment(algorithm, rounds=2, quorum=2),
+        make_deployment(algorithm, rounds=2, quorum=2, where="silent"),
+    )
+    state = deployment.serve(rewrite=lie)
+    assert trees_equal(state.server, silent.serve(heard=lambda name, round: name != "c").server)
+    assert state.members["c"].refused == 2 and "norm of its weights" in state.members["c"].reason
+
+
+def test_a_liar_costs_honest_members_nothing(make_deployment: Any) -> None:
+    """A member that multiplies its prototypes by ten does not change the others' accuracy."""
+    honest = make_deployment(rounds=4, quorum=3).serve()
+    deployment = make_deployment(names="abcd", quorum=3, new_classes=True, rounds=4, where="liar")
+    lied = deployment.serve(
+        rewrite=lambda name, reply, round: [times(10)(reply) if name == "d" else reply]
+    )
+    for name in "abc":
+        assert lied.members[name].accuracy == honest.members[name].accuracy

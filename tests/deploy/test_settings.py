@@ -1,0 +1,108 @@
+"""The settings of server and members."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedproto.deploy.member import train_round
+from fedproto.deploy.settings import (
+    read_member,
+    split_run_config,
+)
+from fedproto.errors import ConfigError
+
+MEMBER = 'name = "a"\ndata = "npz:a.npz"\nstate = "mine"\n'
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "a.toml"
+    path.write_text(text)
+    return path
+
+
+def test_paths_are_relative_to_the_members_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = read_member(
+        written(tmp_path, MEMBER + 'weights = "w.safetensors"\ndata_dir = "/data"\n')
+    )
+    assert (found.state, found.weights, found.data_dir) == (
+        str(tmp_path / "mine"),
+        str(tmp_path / "w.safetensors"),
+        "/data",
+    )
+    monkeypatch.chdir(tmp_path)
+    assert read_member(Path("a.toml")).state == str(tmp_path / "mine")
+
+
+def test_paths_under_keys_with_hyphens_are_relative_to_the_members_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert read_member(written(tmp_path, MEMBER + 'data-dir = "d"\n')).data_dir == str(
+        tmp_path / "d"
+    )
+
+
+def test_data_paths_are_relative_to_the_members_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    member_files: dict[str, Any],
+    make_deployment: Any,
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "a.npz").write_bytes((member_files["folder"] / "a.npz").read_bytes())
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    own = read_member(written(tmp_path, MEMBER + 'model = "mlp(hidden=5)"\n'))
+    assert train_round(make_deployment().state().make_request("a"), own).header["spoken"] == [
+        "0",
+        "1",
+        "2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (MEMBER + 'modle = "mlp"\n', "model"),
+        ('name = "a"\ndata = "digits"\n', "state"),
+        ('data = "digits"\nstate = "s"\n', "name"),
+        (MEMBER + "threads = 0\n", "threads"),
+        (MEMBER + 'device = "tpu"\n', "device"),
+        (MEMBER + "tell_accuracy = 3\n", "tell_accuracy"),
+        (MEMBER.replace('"mine"', "5"), "state"),
+        (MEMBER.replace('"a"', "5"), "name"),
+        (MEMBER.replace('"a"', '""'), "name"),
+        (MEMBER + "[table]\nx = 1\n", "table"),
+        ("name = ", "TOML"),
+    ],
+)
+def test_a_wrong_member_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_member(written(tmp_path, text))
+
+
+def test_a_missing_member_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_member(tmp_path / "a.toml")
+
+
+def test_the_run_config_is_split_and_checked() -> None:
+    mine, theirs = split_run_config(
+        {"new-classes": True, "rounds": 3, "last-batch": "drop", "lr": 0.1}, "here"
+    )
+    assert (
+        mine.new_classes and mine.rounds == 3 and theirs.last_batch == "drop" and theirs.lr == 0.1
+    )
+    for bad, says in (
+        ({"round": 3}, "rounds"),
+        ({"rounds": 0}, "rounds"),
+        ({"lr": 0}, "lr"),
+        ({"quorum": "x"}, "quorum"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            split_run_config(bad, "here")
