@@ -504,7 +504,7 @@ print("done")
     running = program(
         tmp_path, body, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
     )
-    out, stderr = running.communicate(timeout=90)
+    out, stderr = running.communicate(timeout=180)
     assert (running.returncode, out) == (0, "done\n"), stderr
     assert "\nstack = 1\n" in (tmp_path / "run" / "config.toml").read_text()
 
@@ -529,5 +529,5 @@ print("alike")
     running = program(
         tmp_path, body, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
     )
-    out, stderr = running.communicate(timeout=60)
+    out, stderr = running.communicate(timeout=180)
     assert (running.returncode, out) == (0, "alike\n"), stderr

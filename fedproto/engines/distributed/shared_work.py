@@ -209,15 +209,13 @@ def _move_to_cpu(chunk: Chunk) -> Chunk:
 
 def _join_chunks(chunks: Sequence[Chunk]) -> Chunk:
     """Return several chunks of one federation as one, without their uploads."""
-    return Chunk(
-        federation=chunks[0].federation,
-        clients=torch.cat([chunk.clients for chunk in chunks]),
-        sizes=torch.cat([chunk.sizes for chunk in chunks]),
-        loss=concatenate_rows([chunk.loss for chunk in chunks]),
-        sound=torch.cat([chunk.sound for chunk in chunks]),
-        speakers=torch.cat([chunk.speakers for chunk in chunks]),
-        uploads=Upload({}, {}),
-    )
+    federation = chunks[0].federation
+    clients = torch.cat([chunk.clients for chunk in chunks])
+    sizes = torch.cat([chunk.sizes for chunk in chunks])
+    loss = concatenate_rows([chunk.loss for chunk in chunks])
+    sound = torch.cat([chunk.sound for chunk in chunks])
+    speakers = torch.cat([chunk.speakers for chunk in chunks])
+    return Chunk(federation, clients, sizes, loss, sound, speakers, Upload({}, {}))
 
 
 def _sort_by_client(chunk: Chunk, tree: Tree, additive: bool) -> Chunk:

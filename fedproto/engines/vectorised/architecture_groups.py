@@ -165,20 +165,27 @@ def build_group(
         per_epoch.append(steps_per_epoch(client.member, training))
     borders = [member.border for member in members if member.border is not None]
     initial_states = [member.initial for member in members]
+    federation_numbers = [client.federation for client in clients]
+    client_numbers = [member.id for member in members]
+    seeds = [training.seed for training in client_trainings]
+    learning_rates = [training.lr for training in client_trainings]
+    momenta = [training.momentum for training in client_trainings]
+    training_data = [member.train for member in members]
+    test_data = [member.test for member in members]
     return ArchitectureGroup(
         model=first.model,
         module=first.module,
         dropped=first.dropped,
-        federation=torch.tensor([client.federation for client in clients]),
-        number=torch.tensor([member.id for member in members]),
-        seed=torch.tensor([training.seed for training in client_trainings]),
-        lr=like.new_tensor([training.lr for training in client_trainings]),
-        momentum=like.new_tensor([training.momentum for training in client_trainings]),
+        federation=torch.tensor(federation_numbers),
+        number=torch.tensor(client_numbers),
+        seed=torch.tensor(seeds),
+        lr=like.new_tensor(learning_rates),
+        momentum=like.new_tensor(momenta),
         per_epoch=torch.tensor(per_epoch),
         own=torch.stack(own_classes).to(like.dtype),
         border=torch.stack(borders) if borders else None,
-        train=_pool([member.train for member in members]),
-        test=_pool([member.test for member in members]),
+        train=_pool(training_data),
+        test=_pool(test_data),
         states=Store(initial_states, federations[0].device, place),
     )
 
