@@ -266,7 +266,7 @@ def test_scalars_of_a_round_and_of_a_result():
 
 def test_a_missing_tensorboard_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'fedproto\[tensorboard\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[tensorboard\]'"):
         tracking.tensorboard(tmp_path)
 
 
