@@ -29,7 +29,7 @@ COMPLETE = [
     "result.json",
     "start.json",
 ]
-MODELS = [
+AFTER_FIVE_ROUNDS = [
     "checkpoint/round-00000005.safetensors",
     "models/index.json",
     "models/round-00000005-00000.safetensors",
@@ -84,7 +84,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_leaves_a_complete_folder_and_nothing_else(run: Path) -> None:
-    assert files_in(run) == sorted([*COMPLETE, *MODELS])
+    assert files_in(run) == sorted([*COMPLETE, *AFTER_FIVE_ROUNDS])
     assert files_in(run.parent)[0] == "run"
 
 
