@@ -366,9 +366,9 @@ def test_without_matplotlib_a_table_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert list(make._drawn("table-mnist", table(), tmp_path)) == []
+    assert list(make._draw_figure("table-mnist", table(), tmp_path)) == []
     monkeypatch.undo()
-    assert [path.name for path in make._drawn("table-mnist", table(), tmp_path)] == [
+    assert [path.name for path in make._draw_figure("table-mnist", table(), tmp_path)] == [
         "table-mnist.csv",
         "table-mnist.png",
     ]

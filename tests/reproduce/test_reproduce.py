@@ -513,7 +513,7 @@ def specs(tmp_path, monkeypatch):
     (folder / "tiny.toml").write_text(TINY)
     (folder / "seen.toml").write_text(SEEN)
     monkeypatch.setattr(plan, "SPECS", folder)
-    monkeypatch.setattr(make, "_drawn", lambda *how: iter(()), raising=False)
+    monkeypatch.setattr(make, "_draw_figure", lambda *how: iter(()), raising=False)
     return folder
 
 
@@ -566,7 +566,7 @@ def done(tmp_path_factory):
         folder = tmp_path_factory.mktemp("specs")
         (folder / "tiny.toml").write_text(TINY)
         patch.setattr(plan, "SPECS", folder)
-        patch.setattr(make, "_drawn", lambda *how: iter(()), raising=False)
+        patch.setattr(make, "_draw_figure", lambda *how: iter(()), raising=False)
         out = tmp_path_factory.mktemp("done")
         answer = fedproto("reproduce", "tiny", "--out", out, "--archive", out / "cells.tgz")
     assert answer.code == 0, answer.err
@@ -940,7 +940,7 @@ def test_somebodys_file_in_the_way_is_refused_before_anything_is_run(
     answer = fedproto("reproduce", target, "--quick", "--out", tmp_path)
     assert answer.code == 2
     assert (
-        f"{tmp_path / name} is there already and was not written by `fedproto reproduce`"
+        f"{tmp_path / name} exists already and was not written by `fedproto reproduce`"
         in only_line(answer.err)
     )
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -952,7 +952,7 @@ def test_the_committed_results_are_known_as_ours():
     results = Path(__file__).parents[2] / "results"
     for name in plan.targets():
         if (results / f"{name}.json").exists():
-            make._refuse_foreign(results, name)
+            make._refuse_foreign_files(results, name)
     make._refuse_foreign_verdicts(results)
 
 
@@ -960,9 +960,9 @@ def test_an_archive_packed_again_holds_the_same(done, tmp_path):
     out, _ = done
     archives.unpack(out / "cells.tgz", tmp_path / "runs")
     archives.pack(tmp_path / "again.tgz", tmp_path / "runs")
-    assert archives._files(tmp_path / "again.tgz") == archives._files(out / "cells.tgz")
+    assert archives._read_files(tmp_path / "again.tgz") == archives._read_files(out / "cells.tgz")
     partitions = [
-        path for path in archives._files(out / "cells.tgz") if path.parts[0] == "partitions"
+        path for path in archives._read_files(out / "cells.tgz") if path.parts[0] == "partitions"
     ]
     assert len(partitions) == 4  # of eight cells: methods share them
 
@@ -1059,7 +1059,7 @@ def test_a_damaged_archive_is_one_sentence(damage, position, done, specs, tmp_pa
     path.write_bytes(content)
     answer = fedproto("reproduce", "tiny", "--out", tmp_path / "out", "--archive", path)
     assert answer.code == 2
-    assert f"{path} is no archive of finished cells" in only_line(answer.err)
+    assert f"{path} is not an archive of finished cells" in only_line(answer.err)
     assert not (tmp_path / "out").exists()
     assert path.read_bytes() == bytes(content)
 
@@ -1067,10 +1067,10 @@ def test_a_damaged_archive_is_one_sentence(damage, position, done, specs, tmp_pa
 @pytest.mark.parametrize("text", [b"", b"not an archive", b"\x1f\x8b"], ids=repr)
 def test_what_is_no_archive_is_one_sentence(text, tmp_path):
     (tmp_path / "cells.tgz").write_bytes(text)
-    with pytest.raises(RunFolderError, match="is no archive of finished cells") as caught:
+    with pytest.raises(RunFolderError, match="is not an archive of finished cells") as caught:
         archives.unpack(tmp_path / "cells.tgz", tmp_path / "runs")
     assert "\n" not in str(caught.value)
-    with pytest.raises(RunFolderError, match="is no archive of finished cells"):
+    with pytest.raises(RunFolderError, match="is not an archive of finished cells"):
         archives.unpack(tmp_path, tmp_path / "runs")  # a folder
 
 
@@ -1179,7 +1179,7 @@ def seen(tmp_path_factory):
         folder = tmp_path_factory.mktemp("specs")
         (folder / "seen.toml").write_text(SEEN)
         patch.setattr(plan, "SPECS", folder)
-        patch.setattr(make, "_drawn", lambda *how: iter(()), raising=False)
+        patch.setattr(make, "_draw_figure", lambda *how: iter(()), raising=False)
         out = tmp_path_factory.mktemp("seen")
         made(out, "seen", archive=out / "cells.tgz")
     return out
@@ -1256,13 +1256,13 @@ def test_prototypes_without_one_by_hand():
         [[[2.0, 4.0], [0.0, 0.0]], [[3.0, 3.0], [5.0, 5.0]], [[1.0, 2.0], [0.0, 0.0]]]
     )
     weights = torch.tensor([[2.0, 0.0], [3.0, 5.0], [1.0, 0.0]])
-    rest = probes._without(sums, weights, 1)
+    rest = probes._aggregate_without(sums, weights, 1)
     assert rest["prototypes"].tolist() == [[1.0, 2.0], [0.0, 0.0]]
     assert rest["known"].tolist() == [1.0, 0.0]
     # A class without a prototype is never right, not even where all others are foreign.
     x, y = torch.tensor([[1.0, 1.0], [0.0, 0.0]]), torch.tensor([0, 1])
-    assert probes._right(x, y, rest, (0, 1)) == 0.5
-    assert probes._right(x, y, rest, (1,)) == 0.0
+    assert probes._measure_accuracy(x, y, rest, [0, 1]) == 0.5
+    assert probes._measure_accuracy(x, y, rest, [1]) == 0.0
 
 
 @pytest.mark.parametrize("cell", LOOKED_AT)
@@ -1278,11 +1278,11 @@ def test_embeddings_by_hand(cell, seen):
     position = held = 0
     for me, (x, y, trained, labels) in enumerate(expected):
         for label in map(int, clients[me]["classes"]):
-            some = np.roll(x[y == label], -me * probes.EACH, 0)[
-                : probes.EACH
+            some = np.roll(x[y == label], -me * probes.IMAGES_PER_CLASS, 0)[
+                : probes.IMAGES_PER_CLASS
             ]  # other images for each client
             here = slice(position, position + len(some))
-            assert len(some) == min(probes.EACH, (y == label).sum()) > 0
+            assert len(some) == min(probes.IMAGES_PER_CLASS, (y == label).sum()) > 0
             assert found["x"][here] == pytest.approx(some, abs=1e-12)
             assert (found["y"][here] == label).all() and (found["client"][here] == me).all()
             position += len(some)
@@ -1320,7 +1320,7 @@ def test_a_run_stopped_before_it_was_looked_at_is_looked_at_later(
     seen, specs, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        patch.setattr(make, "look", lambda *how: (_ for _ in ()).throw(Killed()))
+        patch.setattr(make, "probe_models", lambda *how: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             made(tmp_path / "out", "seen")
     archives.pack(tmp_path / "cells.tgz", tmp_path / "out" / "runs")
@@ -1344,7 +1344,7 @@ def test_a_finished_run_whose_models_are_gone_is_not_looked_at(seen, specs, tmp_
             path.unlink()
     answer = fedproto("reproduce", "seen", "--out", tmp_path)
     assert answer.code == 2
-    assert "has no checkpoint to make embeddings.npz of" in only_line(answer.err)
+    assert "has no checkpoint to make embeddings.npz from" in only_line(answer.err)
 
 
 def test_models_are_looked_at_as_they_are_scored(specs, tmp_path):
@@ -1368,7 +1368,9 @@ def test_models_are_looked_at_as_they_are_scored(specs, tmp_path):
             member.module.eval(), state, (member.test.x[member.test.rows],)
         )
     labels = member.test.y[member.test.rows]
-    some = torch.cat([features[labels == label][: probes.EACH] for label in member.classes])
+    some = torch.cat(
+        [features[labels == label][: probes.IMAGES_PER_CLASS] for label in member.classes]
+    )
     assert found["x"][found["client"] == 0] == pytest.approx(some.numpy(), abs=1e-12)
 
 

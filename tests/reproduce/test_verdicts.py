@@ -7,25 +7,28 @@ from pathlib import Path
 import pytest
 
 from fedproto.errors import RunFolderError
+from fedproto.reproduce.claims import choose_verdict
+from fedproto.reproduce.evidence import Results
 from fedproto.reproduce.statistics import Outcome
-from fedproto.reproduce.tables import markdown, summary
-from fedproto.reproduce.verdict_page import page, table, write_verdicts
-from fedproto.reproduce.verdicts import (
-    Results,
-    among_own_classes,
-    before_training,
-    best_lambda,
-    closer_with_lambda,
-    fewer_rounds,
-    fewer_samples,
-    judge,
-    judge_all,
-    little_traffic,
-    mixed_models,
-    more_accurate,
-    options,
-    travel,
+from fedproto.reproduce.study_claims import (
+    judge_best_lambda,
+    judge_distance,
+    judge_few_images,
+    judge_options,
+    judge_start,
+    judge_travel,
 )
+from fedproto.reproduce.table_claims import (
+    judge_accuracy,
+    judge_mixed_models,
+    judge_own_classes,
+    judge_rounds,
+    judge_traffic,
+)
+from fedproto.reproduce.table_page import render_page as render_table_page
+from fedproto.reproduce.tables import summary
+from fedproto.reproduce.verdict_page import render_csv, render_page, render_verdicts
+from fedproto.reproduce.verdicts import judge_all
 
 RESULTS = Path(__file__).parents[2] / "results"
 COLUMNS = ("n = 3, stdev 2", "n = 4, stdev 2")
@@ -64,7 +67,7 @@ def mnist(**methods):
         name = method.replace("_", "-")
         score = "prototype" if name.startswith("FedProto") else "head"
         cells += [cell(name, column, means, score) for column in COLUMNS]
-    return {"table-mnist": Results.of(cells)}
+    return {"table-mnist": Results.from_cells(cells)}
 
 
 def outcomes(claim):
@@ -93,7 +96,7 @@ def committed():
     ],
 )
 def test_a_claim_holds_where_all_its_comparisons_do(found, verdict):
-    assert judge(found, (BETTER,)) == verdict
+    assert choose_verdict(found, (BETTER,)) == verdict
 
 
 # --- accuracy
@@ -102,18 +105,18 @@ def test_a_claim_holds_where_all_its_comparisons_do(found, verdict):
 def test_accuracy_is_judged_over_all_classes_and_among_own_ones():
     cells = [cell("FedProto", column, [95, 96.1, 97], "prototype", own=1) for column in COLUMNS]
     cells += [cell("FedAvg", column, [93, 94, 95.1], own=4) for column in COLUMNS]
-    found = {"table-mnist": Results.of(cells)}
-    over_all = more_accurate(found)
+    found = {"table-mnist": Results.from_cells(cells)}
+    over_all = judge_accuracy(found)
     assert outcomes(over_all) == {"FedAvg": BETTER}
     assert over_all.answers[0].comparison.effect == pytest.approx(2.0)
-    own = among_own_classes(found)
+    own = judge_own_classes(found)
     assert own.answers[0].comparison.effect == pytest.approx(2.0 + 1 - 4)
     assert outcomes(own) == {"FedAvg": WORSE} and own.verdict == "does not hold"
 
 
 def test_a_large_p_is_undecided_and_not_level():
     found = mnist(FedProto=[95, 97, 91, 99, 94], FedPer=[96, 93, 95, 94, 98])
-    claim = more_accurate(found)
+    claim = judge_accuracy(found)
     assert outcomes(claim) == {"FedPer": UNDECIDED} and claim.verdict == "undecided"
 
 
@@ -122,10 +125,10 @@ def test_a_family_is_all_methods_and_data_sets_of_a_claim():
     ours = [95.0, 96.0, 97.0, 98.0, 99.0]
     local = [94.5, 95.8, 96.2, 97.8, 98.1]
     noise = [93.0, 99.0, 95.0, 99.9, 97.0]
-    alone = more_accurate(mnist(FedProto=ours, Local=local))
+    alone = judge_accuracy(mnist(FedProto=ours, Local=local))
     assert outcomes(alone) == {"Local": BETTER}
     rest = dict.fromkeys(("FeSEM", "FedProx", "FedPer", "FedAvg", "FedRep"), noise)
-    together = more_accurate(mnist(FedProto=ours, Local=local, **rest))
+    together = judge_accuracy(mnist(FedProto=ours, Local=local, **rest))
     assert outcomes(together)["Local"] is UNDECIDED
     assert together.answers[0].decision.p_difference == pytest.approx(
         6 * alone.answers[0].decision.p_difference
@@ -134,7 +137,7 @@ def test_a_family_is_all_methods_and_data_sets_of_a_claim():
 
 def test_settings_are_a_family_of_their_own():
     found = mnist(FedProto=[95, 96.1, 97], Local=[93, 94, 95.1])
-    claim = more_accurate(found)
+    claim = judge_accuracy(found)
     assert [answer.setting for answer in claim.details] == list(COLUMNS)
     assert [answer.setting for answer in claim.answers] == ["all settings"]
 
@@ -158,7 +161,7 @@ def test_settings_are_a_family_of_their_own():
     ],
 )
 def test_mixed_models_are_as_good_as_equal_ones_within_the_margin(mixed, verdict):
-    claim = mixed_models(mnist(FedProto=[95, 96, 97, 94, 93], FedProto_mh=mixed))
+    claim = judge_mixed_models(mnist(FedProto=[95, 96, 97, 94, 93], FedProto_mh=mixed))
     assert claim.verdict == verdict
 
 
@@ -169,28 +172,28 @@ def test_who_never_gets_there_is_counted_and_not_averaged():
     curve = {"round": [10, 20, 30], "prototype": [0.9, 0.95, 0.96], "head": [0.5, 0.8, 0.93]}
     cells = [cell("FedProto", "n = 3", [96, 97.9, 96.1], "prototype", curve=curve)]
     cells.append(cell("Local", "n = 3", [93, 95, 93], curve=curve))
-    claim = fewer_rounds({"table-mnist": Results.of(cells)})
+    claim = judge_rounds({"table-mnist": Results.from_cells(cells)})
     (answer,) = claim.answers
     comparison = answer.comparison
     assert (comparison.censored_first, comparison.censored_second, comparison.bounded) == (0, 3, -1)
     assert comparison.effect == pytest.approx((-10 + 0 - 10) / 3)  # of at most
-    assert "Never got there: Local in 3 of 3 federations." in page([claim], [])
-    assert "≤ -6.7" in page([claim], [])
+    assert "Never got there: Local in 3 of 3 federations." in render_page([claim], [])
+    assert "≤ -6.7" in render_page([claim], [])
 
 
 def test_a_range_of_effects_says_that_some_are_bounds():
     curve = {"round": [10, 20, 30], "prototype": [0.9, 0.95, 0.96], "head": [0.5, 0.8, 0.93]}
     cells = [cell("FedProto", "n = 3", [96, 97.9, 96.1], "prototype", curve=curve)]
     cells += [cell(name, "n = 3", [93, 95, 93], curve=curve) for name in ("Local", "FedAvg")]
-    claim = fewer_rounds({"table-mnist": Results.of(cells)})
-    assert "(-6.7 to -6.7 rounds, some of them bounds)" in page([claim], [])
+    claim = judge_rounds({"table-mnist": Results.from_cells(cells)})
+    assert "(-6.7 to -6.7 rounds, some of them bounds)" in render_page([claim], [])
 
 
 def test_a_method_that_got_there_is_exact():
     quick = {"round": [10, 20, 30], "prototype": [0.95, 0.96, 0.96], "head": [0.5, 0.95, 0.96]}
     cells = [cell("FedProto", "n = 3", [96, 96, 96], "prototype", curve=quick)]
     cells.append(cell("Local", "n = 3", [93, 95, 93], curve=quick))
-    (answer,) = fewer_rounds({"table-mnist": Results.of(cells)}).answers
+    (answer,) = judge_rounds({"table-mnist": Results.from_cells(cells)}).answers
     assert answer.comparison.bounded == 0 and answer.comparison.effect == -10
     assert answer.outcome is UNDECIDED  # the same in every seed
 
@@ -202,7 +205,7 @@ def test_a_method_that_got_there_is_exact():
 def test_traffic_is_judged_at_four_classes(sent, holds):
     cells = [cell("FedProto", "n = 3, stdev 2", [95], "prototype", values=3000.0)]
     cells.append(cell("FedProto", "n = 4, stdev 2", [95], "prototype", values=float(sent)))
-    claim = little_traffic({"table-mnist": Results.of(cells)})
+    claim = judge_traffic({"table-mnist": Results.from_cells(cells)})
     assert (
         claim.verdict.startswith("holds" if holds else "does not") and f"{sent:,}" in claim.figures
     )
@@ -222,7 +225,7 @@ def test_the_best_lambda(at_two, verdict):
         cell("lambda = 1", "c", [95, 95.1, 96.9], "prototype"),
         cell("lambda = 2", "c", at_two, "prototype"),
     ]
-    assert best_lambda({"fig-lambda": Results.of(cells)}).verdict == verdict
+    assert judge_best_lambda({"fig-lambda": Results.from_cells(cells)}).verdict == verdict
 
 
 def test_one_better_lambda_is_enough_against_one():
@@ -231,7 +234,7 @@ def test_one_better_lambda_is_enough_against_one():
         cell("lambda = 1", "c", [95, 95.1, 96.9], "prototype"),
         cell("lambda = 2", "c", [97, 97.2, 98.8], "prototype"),
     ]
-    assert best_lambda({"fig-lambda": Results.of(cells)}).verdict == "does not hold"
+    assert judge_best_lambda({"fig-lambda": Results.from_cells(cells)}).verdict == "does not hold"
 
 
 def test_the_distance_is_the_regulariser_without_lambda():
@@ -241,7 +244,7 @@ def test_the_distance_is_the_regulariser_without_lambda():
         for run, loss in zip(made["runs"], losses, strict=True):
             run["loss"] = {"regulariser": loss}
         cells.append(made)
-    claim = closer_with_lambda({"fig-lambda": Results.of(cells)})
+    claim = judge_distance({"fig-lambda": Results.from_cells(cells)})
     effects = {answer.first: answer.comparison.effect for answer in claim.answers}
     assert effects == {
         "lambda = 2": pytest.approx((0.05 + 0.06 + 0.065 - 0.33) / 3),
@@ -264,7 +267,7 @@ def test_knowledge_travels_where_a_clients_own_share_is_not_missed():
                 {"id": 1, "without_own": level - 0.1},
             ]
         cells.append(made)
-    claim = travel({"study-travel": Results.of(cells)})
+    claim = judge_travel({"study-travel": Results.from_cells(cells)})
     assert claim.verdict == "holds" and "80.0% against 30.0% from own starts" in claim.figures
     assert claim.figures.startswith("Among a client's own classes")
 
@@ -272,7 +275,7 @@ def test_knowledge_travels_where_a_clients_own_share_is_not_missed():
 def test_losses_from_many_to_few_images_are_compared():
     cells = [cell("FedProto", "k = 100", [95, 96, 97]), cell("FedProto", "k = 5", [90, 91.1, 92])]
     cells += [cell("Local", "k = 100", [95, 96, 97]), cell("Local", "k = 5", [80, 81, 82.2])]
-    (answer,) = fewer_samples({"fig-shots": Results.of(cells)}).answers
+    (answer,) = judge_few_images({"fig-shots": Results.from_cells(cells)}).answers
     assert answer.outcome is BETTER
     assert answer.comparison.effect == pytest.approx((5 + 4.9 + 5) / 3 - (15 + 15 + 14.8) / 3)
 
@@ -282,7 +285,7 @@ def test_the_start_of_the_paper_is_near_or_far():
     made["before"] = {"head": {}}
     for run, value in zip(made["runs"], (0.27, 0.275, 0.28), strict=True):
         run["before"] = [{"id": 0, "head": value}]
-    claim = before_training({"study-before": Results.of([made])})
+    claim = judge_start({"study-before": Results.from_cells([made])})
     assert (
         claim.verdict == "holds"
         and claim.figures == "Nearest to it: as in the paper; head, -0.05 ± 1.24 points."
@@ -295,25 +298,26 @@ def test_the_start_of_the_paper_is_near_or_far():
 def test_a_diverged_seed_counts_against_its_method():
     default = cell("default", "c", [98.5, 98.6, 98.4, 98.5, 98.6], "prototype")
     broken = cell("distance l1", "c", [78.5, 77.4, 76.4, 75.6], "prototype", diverged=[4])
-    claim = options({"study-options": Results.of([default, broken])})
+    claim = judge_options({"study-options": Results.from_cells([default, broken])})
     (answer,) = claim.answers
     assert (answer.comparison.seeds, answer.comparison.diverged_first) == (5, 1)
-    assert answer.outcome is WORSE and "Diverged: distance l1 in 1 of 5 federations." in page(
-        [], [claim]
+    assert (
+        answer.outcome is WORSE
+        and "Diverged: distance l1 in 1 of 5 federations." in render_page([], [claim])
     )
 
 
 def test_a_method_that_always_diverged_is_undecided_and_not_forgotten():
     default = cell("default", "c", [98.5, 98.6], "prototype")
     lost = cell("distance l1", "c", [98.0], "prototype", diverged=[0, 1]) | {"runs": []}
-    (answer,) = options({"study-options": Results.of([default, lost])}).answers
+    (answer,) = judge_options({"study-options": Results.from_cells([default, lost])}).answers
     assert answer.outcome is UNDECIDED and answer.comparison.diverged_first == 2
 
 
 def test_the_committed_study_knows_its_diverged_seed():
-    claim = options(
+    claim = judge_options(
         {
-            "study-options": Results.of(
+            "study-options": Results.from_cells(
                 json.loads((RESULTS / "study-options.json").read_text())["cells"]
             )
         }
@@ -332,23 +336,23 @@ def test_quick_versions_are_not_evidence(tmp_path):
     cells = [cell("FedProto", column, [95, 96], "prototype", curve=curve) for column in COLUMNS]
     cells += [cell("Local", column, [90, 91.5], curve=curve) for column in COLUMNS]
     (tmp_path / "table-mnist.json").write_text(json.dumps({"quick": True, "cells": cells}))
-    assert "On MNIST" not in write_verdicts(tmp_path)["VERDICTS.md"]
+    assert "On MNIST" not in render_verdicts(tmp_path)["VERDICTS.md"]
     (tmp_path / "table-mnist.json").write_text(json.dumps({"quick": False, "cells": cells}))
-    assert "On MNIST" in write_verdicts(tmp_path)["VERDICTS.md"]
+    assert "On MNIST" in render_verdicts(tmp_path)["VERDICTS.md"]
 
 
 @pytest.mark.parametrize("content", ['{"cells": [1]}', '{"cells": [{}]}', "{", "[" * 5000])
 def test_a_damaged_file_is_one_sentence(content, tmp_path):
     (tmp_path / "table-mnist.json").write_text(content)
     with pytest.raises(RunFolderError, match=r"table-mnist\.json is not "):
-        write_verdicts(tmp_path)
+        render_verdicts(tmp_path)
 
 
 def test_nothing_made_is_nothing_measured(tmp_path):
     papers, further = judge_all(tmp_path)
     assert len(papers) + len(further) == 14
     assert {claim.verdict for claim in (*papers, *further)} == {"not measured yet"}
-    assert write_verdicts(tmp_path)["VERDICTS.md"].count("not measured yet") == 2 * 14
+    assert render_verdicts(tmp_path)["VERDICTS.md"].count("not measured yet") == 2 * 14
 
 
 def test_the_summary_is_one_screen():
@@ -359,7 +363,7 @@ def test_the_summary_is_one_screen():
 
 def test_every_comparison_of_the_page_is_in_the_csv(committed):
     papers, further = committed
-    rows = list(csv.DictReader(table([*papers, *further]).splitlines()))
+    rows = list(csv.DictReader(render_csv([*papers, *further]).splitlines()))
     assert len(rows) == sum(
         len(claim.answers) + len(claim.details) for claim in (*papers, *further)
     )
@@ -370,12 +374,12 @@ def test_every_comparison_of_the_page_is_in_the_csv(committed):
 
 def test_the_committed_verdicts_are_what_the_committed_numbers_say(committed):
     papers, further = committed
-    assert (RESULTS / "VERDICTS.md").read_text() == page(papers, further)
-    assert (RESULTS / "verdicts.csv").read_text() == table([*papers, *further])
+    assert (RESULTS / "VERDICTS.md").read_text() == render_page(papers, further)
+    assert (RESULTS / "verdicts.csv").read_text() == render_csv([*papers, *further])
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*-*.json")), ids=lambda path: path.stem)
 def test_the_committed_tables_are_what_the_committed_numbers_say(path):
     content = json.loads(path.read_text())
     if "cells" in content:
-        assert path.with_suffix(".md").read_text() == markdown(content)
+        assert path.with_suffix(".md").read_text() == render_table_page(content)

@@ -14,7 +14,8 @@ from fedproto.core.engine import Chunk, Cohort
 from fedproto.core.types import Upload
 from fedproto.errors import DivergedError, TrainingError
 from fedproto.reproduce.plan import Narrowed, plan, read_spec
-from fedproto.reproduce.tables import gather, markdown
+from fedproto.reproduce.table_page import render_page
+from fedproto.reproduce.tables import gather
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.sweep import read_sweep, run_sweep
@@ -184,7 +185,7 @@ def test_tables_keep_a_seed_that_diverged(tmp_path: Path) -> None:
     assert cell["seeds"] == [0, 1]
     assert [run.get("diverged", False) for run in cell["runs"]] == [False, True]
     assert [each["seed"] for each in cell["diverged"]] == [2]
-    text = markdown(found)
+    text = render_page(found)
     assert (
         "**The loss exploded**, but the run finished and counts: Local (n = 3, stdev 2), seed 1."
         in text
