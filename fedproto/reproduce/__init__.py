@@ -7,6 +7,7 @@ archive.py       finished cells in one file that can be moved to another machine
 probes.py        what needs the trained models: embeddings, prototypes without a client's own share
 tables.py        the runs' results as JSON
 table_page.py    the JSON as Markdown
+markdown.py      tables in Markdown
 pictures.py      the figures
 statistics.py    paired tests with three outcomes: a difference, equivalence, undecided
 evidence.py      the JSON files of the targets, as measurements

@@ -222,8 +222,10 @@ def _plan_cell(spec: Spec, row: Row, column: str, seed: int, finished: bool) -> 
     settings = row.settings | spec.columns[column] | {"seed": seed}
     data_folders = DataFolders(settings.get("data_dir"))
     for key, value in settings.items():
-        if isinstance(value, str) and value.startswith(DATA_PREFIX) and not finished:
-            settings[key] = str(data_folders.find(value.removeprefix(DATA_PREFIX)))
+        if finished or not isinstance(value, str) or not value.startswith(DATA_PREFIX):
+            continue
+        path = data_folders.find(value.removeprefix(DATA_PREFIX))
+        settings[key] = str(path)
     try:
         (config,) = configure(settings)
     except ConfigError as error:
@@ -234,5 +236,15 @@ def _plan_cell(spec: Spec, row: Row, column: str, seed: int, finished: bool) -> 
 
 def cell_name(row: str, column: str, seed: int) -> str:
     """Return the name of a cell's run folder."""
-    name = f"{row}-{column}-seed={seed}".replace(" = ", "=").replace(" ", "_").replace(",", "")
-    return "".join(char if char.isalnum() or char in "-_=.+" else "_" for char in name)
+    name = f"{row}-{column}-seed={seed}"
+    name = name.replace(" = ", "=")
+    name = name.replace(" ", "_")
+    name = name.replace(",", "")
+    characters = [_safe_character(character) for character in name]
+    return "".join(characters)
+
+
+def _safe_character(character: str) -> str:
+    if character.isalnum() or character in "-_=.+":
+        return character
+    return "_"

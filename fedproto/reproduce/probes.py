@@ -59,6 +59,12 @@ def _members_with_states(experiment: Experiment) -> Iterator[tuple[Member, Tree]
         yield member, experiment.as_evaluated(member, own_state)
 
 
+def _class_means(features: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return the mean embedding of each class over all samples, and the number of its samples."""
+    mask = torch.ones_like(features[:, 0])
+    return class_means(features, y, mask, classes)
+
+
 def _to_json(clients: list[dict[str, Any]]) -> bytes:
     return json.dumps(seal({"clients": clients}, VERSION)).encode()
 
@@ -79,8 +85,7 @@ def _make_embeddings(experiment: Experiment) -> bytes:
         features, y = embed(member.module, state, member.test)
         kept = _choose_images(y, member)
         train_features, train_y = embed(member.module, state, member.train)
-        everything = torch.ones_like(train_features[:, 0])
-        means, counts = class_means(train_features, train_y, everything, classes)
+        means, counts = _class_means(train_features, train_y, classes)
         held = (counts > 0).nonzero().flatten()
         of_client = {
             "x": features[kept],
@@ -185,7 +190,7 @@ def _make_before(experiment: Experiment) -> bytes:
     counts = torch.zeros((), device=experiment.federation.device)
     for member in members:
         x, y = embed(member.module, member.initial, member.train)
-        means, held = class_means(x, y, torch.ones_like(x[:, 0]), classes)
+        means, held = _class_means(x, y, classes)
         sums = sums + means * held[:, None]
         counts = counts + held
     server = {

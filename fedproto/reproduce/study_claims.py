@@ -88,8 +88,8 @@ def judge_few_images(results: dict[str, Results]) -> Claim:
         "With fewer training images it loses less accuracy",
         questions,
         picture="fig-shots.png",
-        note="What is lost from 100 to 5 images per class after 100 rounds, when FedAvg still "
-        "learns; less is better.",
+        note="Accuracy lost from 100 to 5 images per class after 100 rounds, when FedAvg is still "
+        "learning; less is better.",
     )
 
 
@@ -228,9 +228,9 @@ def judge_start(results: dict[str, Results]) -> Claim:
         labels=("higher", "lower"),
         picture="study-before.png",
         figures=_describe_nearest(answers),
-        note="Ours minus the paper's, for three ways to load the weights and four ways to score; "
-        f"equivalent would be within {START_MARGIN:g} points, since the paper gives one number "
-        "without its spread.",
+        note="Our accuracy minus the paper's, for three ways to load the weights and four ways to "
+        f"score; equivalent means within {START_MARGIN:g} points, because the paper gives one "
+        "number without its spread.",
     )
 
 
@@ -257,7 +257,7 @@ def _describe_nearest(answers: list[Answer]) -> str:
     if not answers:
         return ""
     nearest = min(answers, key=lambda answer: abs(answer.comparison.effect))
-    return f"Nearest to it: {nearest.first}, {nearest.comparison.text()} points."
+    return f"Closest to it: {nearest.first}, {nearest.comparison.text()} points."
 
 
 # --- clusters of embeddings
@@ -278,7 +278,7 @@ def judge_clusters(folder: Path) -> Claim:
         unit="silhouette",
         figures=f"Silhouettes by class / by client: {', '.join(figures)}." if figures else "",
         picture="fig-tsne.png",
-        note="A silhouette of 1 is tight clusters, 0 none; MNIST.",
+        note="On MNIST; a silhouette of 1 means tight clusters, 0 means none.",
     )
 
 
@@ -341,6 +341,6 @@ def judge_options(results: dict[str, Results]) -> Claim:
         questions,
         good=(Outcome.EQUIVALENT,),
         picture="study-options.png",
-        note="Each choice changed alone. A run that diverged counts as badly as the worst run that "
+        note="Each choice is changed alone. A run that diverged counts like the worst run that "
         "finished.",
     )

@@ -142,7 +142,7 @@ def judge_rounds(results: dict[str, Results]) -> Claim:
         unit="rounds",
         digits=1,
         note=f"Rounds to {GOAL_FRACTION:.0%} of FedProto's own last accuracy, over all classes; "
-        "fewer is better. A method that never got there needs more rounds than it was given, so "
+        "fewer is better. A method that never reached it needs more rounds than it was given, so "
         "its difference is a bound (≤).",
     )
 
@@ -180,7 +180,7 @@ def judge_traffic(results: dict[str, Results]) -> Claim:
         unit="values",
         figures=f"{'; '.join(figures)}." if figures else "",
         picture="table-mnist.png",
-        note="Counted, so there is no interval. It grows with the number of classes per client.",
+        note="These are counts, so there is no interval. They grow with the classes per client.",
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedproto.core.metrics import ACCURACIES
+from fedproto.reproduce.markdown import format_columns, format_table
 
 Json = dict[str, Any]
 
@@ -23,14 +24,15 @@ SHOWN_SETTINGS = (
 )
 
 _LEGEND = (
-    "Accuracies in percent, mean over clients and seeds ± the deviation over clients (mean of the "
-    "seeds') [± the half-width of the 95% interval of the mean over seeds]. `head` and `prototype` "
-    "choose among all classes, `own` among the client's own. `difference` is ours, by what the "
-    "method predicts with, minus the paper's; `difference, own` is that among the client's own "
-    "classes, where the code that made the paper's FedProto looked for the nearest prototype. "
-    "`to 99%` is the first evaluated round with 99% of the last round's accuracy, mean over seeds. "
-    "Values and bytes are uploads of all clients in a round. The paper's own ± cannot be compared "
-    "with ours: the code that made FedProto's did not reset its counters between clients."
+    "Accuracies are in percent: the mean over clients and seeds ± the standard deviation over "
+    "clients (mean over seeds) [± the half-width of the 95% interval of the mean over seeds]. "
+    "`head` and `prototype` choose among all classes, `own` among the client's own. `difference` "
+    "is our accuracy, by what the method predicts with, minus the paper's; `difference, own` is "
+    "the same among the client's own classes, which is where the code behind the paper's FedProto "
+    "looked for the nearest prototype. `to 99%` is the first evaluated round with 99% of the last "
+    "round's accuracy (mean over seeds). Values and bytes are the uploads of all clients per "
+    "round. The paper's own ± cannot be compared with ours: the code behind its FedProto did not "
+    "reset its counters between clients."
 )
 
 
@@ -43,7 +45,8 @@ def render_page(content: Json) -> str:
         parts += _overviews(cells, columns)
     parts.append(_LEGEND)
     for column in columns:
-        parts.append(_section(column, [cell for cell in cells if cell["column"] == column]))
+        in_column = [cell for cell in cells if cell["column"] == column]
+        parts.append(_section(column, in_column))
     parts.append(f"Partitions (SHA-256, first 12 digits): {_list_partitions(cells)}.")
     return "\n\n".join(parts) + "\n"
 
@@ -59,7 +62,7 @@ def _describe_runs(content: Json, cells: Sequence[Json]) -> str:
     seed_list = ", ".join(str(seed) for seed in sorted(seeds))
     machines = ", ".join(content["machines"])
     return (
-        f"Seeds {seed_list}, fixed before looking; the last round is reported; nothing was "
+        f"Seeds {seed_list}, fixed in advance; the last round is reported; nothing was "
         f"selected on test data. Made by `{content['command']}`: {content['seconds']:,.0f} s of "
         f"runs on {machines}."
     )
@@ -69,7 +72,7 @@ def _describe_settings(content: Json) -> str:
     """Return what all runs have in common, the spec's note, and which runs have no result."""
     settings = content["settings"]
     shown = ", ".join(f"{key} {settings[key]}" for key in SHOWN_SETTINGS if key in settings)
-    parts = [f"Of all runs: {shown}."]
+    parts = [f"Settings of all runs: {shown}."]
     if content["note"]:
         parts.append(content["note"])
     if content["missing"]:
@@ -92,7 +95,7 @@ def _describe_diverged(cells: Sequence[Json]) -> str:
     sentences = []
     if without_result:
         listed = "; ".join(without_result)
-        sentences.append(f"**Diverged**, so the means below are of the other seeds: {listed}.")
+        sentences.append(f"**Diverged**, so the means below are over the other seeds: {listed}.")
     if exploded:
         listed = "; ".join(exploded)
         sentences.append(f"**The loss exploded**, but the run finished and counts: {listed}.")
@@ -113,20 +116,12 @@ def _list_partitions(cells: Sequence[Json]) -> str:
     entries = []
     for (column, seed), methods in methods_by_hash.items():
         shared, *others = methods
-        entry = f"{column}, seed {seed}: {shared}"
-        for other in others:
-            entry += f" ({methods[other]}: {other})"
-        entries.append(entry)
+        deviating = [f" ({methods[other]}: {other})" for other in others]
+        entries.append(f"{column}, seed {seed}: {shared}" + "".join(deviating))
     return "; ".join(entries)
 
 
 # --- tables
-
-
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join(lines)
 
 
 def _overviews(cells: Sequence[Json], columns: Sequence[str]) -> list[str]:
@@ -143,12 +138,15 @@ def _overview(cells: Sequence[Json], columns: Sequence[str], ending: str = "") -
 
     `ending` is "_own" for the accuracy among the client's own classes.
     """
+    by_place = {(cell["method"], cell["column"]): cell for cell in cells}
     rows = []
     for method in dict.fromkeys(cell["method"] for cell in cells):
-        by_column = {cell["column"]: cell for cell in cells if cell["method"] == method}
-        entries = [_overview_entry(by_column.get(column), ending) for column in columns]
-        rows.append([method, *entries])
-    return _markdown_table(["method", *columns], rows)
+        row = [method]
+        for column in columns:
+            cell = by_place.get((method, column))
+            row.append(_overview_entry(cell, ending))
+        rows.append(row)
+    return format_table(["method", *columns], rows)
 
 
 def _overview_entry(cell: Json | None, ending: str) -> str:
@@ -169,45 +167,34 @@ def _section(column: str, cells: Sequence[Json]) -> str:
     for cell in cells:
         class_counts += [run["classes"] for run in cell["runs"]]
     classes = statistics.fmean(class_counts)
-    return f"## {column} ({classes:.1f} classes a client)\n\n{_details(cells)}"
+    return f"## {column} ({classes:.1f} classes per client)\n\n{_details(cells)}"
 
 
 def _details(cells: Sequence[Json]) -> str:
     """Return a table with a row per method and everything that was measured of it."""
-    scores = _measured_scores(cells)
-    before = _scores_before_training(cells)
     has_travel = any("travel" in cell for cell in cells)
     has_paper = any(cell["paper"] for cell in cells)
-
-    header = ["method"]
-    header += [_score_title(score) for score in scores]
+    columns = {"method": [cell["method"] for cell in cells]}
+    for score in _measured_scores(cells):
+        columns[_score_title(score)] = _accuracy_entries(cells, "accuracy", score)
     if has_travel:
-        header.append("prototype, own, without own share")
-    header += [f"before round 1: {_score_title(score)}" for score in before]
+        title = "prototype, own, without own share"
+        columns[title] = _accuracy_entries(cells, "travel", "without_own")
+    for score in _scores_before_training(cells):
+        title = f"before round 1: {_score_title(score)}"
+        columns[title] = _accuracy_entries(cells, "before", score)
     if has_paper:
-        header += ["paper", "difference", "difference, own"]
-    header += ["seeds", "rounds", "to 99%", "values a round"]
+        columns["paper"] = _paper_entries(cells, "accuracy", ".2f")
+        columns["difference"] = _paper_entries(cells, "difference", "+.2f")
+        columns["difference, own"] = _paper_entries(cells, "difference_own", "+.2f")
+    columns["seeds"] = [_seeds_entry(cell) for cell in cells]
+    columns["rounds"] = [str(cell["rounds"]) for cell in cells]
+    columns["to 99%"] = [f"{statistics.fmean(cell['rounds_to_99']):.0f}" for cell in cells]
+    columns["values per round"] = _traffic_entries(cells, "values_per_round")
     if has_paper:
-        header.append("paper's")
-    header.append("bytes a round")
-
-    rows = []
-    for cell in cells:
-        row = [cell["method"]]
-        row += [_accuracy_entry(cell["accuracy"].get(score)) for score in scores]
-        if has_travel:
-            row.append(_accuracy_entry(cell.get("travel", {}).get("without_own")))
-        row += [_accuracy_entry(cell["before"][score]) for score in before]
-        if has_paper:
-            row += _difference_entries(cell["paper"])
-        row += [_seeds_entry(cell), str(cell["rounds"])]
-        row.append(f"{statistics.fmean(cell['rounds_to_99']):.0f}")
-        row.append(f"{cell['communication']['values_per_round']:,.0f}")
-        if has_paper:
-            row.append(f"{cell['paper']['params_per_round']:,}" if cell["paper"] else "")
-        row.append(f"{cell['communication']['bytes_up_per_round']:,.0f}")
-        rows.append(row)
-    return _markdown_table(header, rows)
+        columns["paper's values per round"] = _paper_entries(cells, "params_per_round", ",")
+    columns["bytes per round"] = _traffic_entries(cells, "bytes_up_per_round")
+    return format_columns(columns)
 
 
 def _measured_scores(cells: Sequence[Json]) -> list[str]:
@@ -230,12 +217,20 @@ def _score_title(score: str) -> str:
     return score.replace("_own", ", own")
 
 
+def _accuracy_entries(cells: Sequence[Json], group: str, name: str) -> list[str]:
+    """Return an accuracy of each cell, from its `accuracy` or from a probe."""
+    return [_accuracy_entry(cell.get(group, {}).get(name)) for cell in cells]
+
+
 def _accuracy_entry(accuracy: dict[str, float] | None) -> str:
     if accuracy is None:
         return "–"
-    entry = f"{_percent(accuracy['mean'])} ± {_percent(accuracy['std_clients'])}"
+    mean = _percent(accuracy["mean"])
+    deviation = _percent(accuracy["std_clients"])
+    entry = f"{mean} ± {deviation}"
     if "interval" in accuracy:
-        entry += f" [± {_percent(accuracy['interval'])}]"
+        interval = _percent(accuracy["interval"])
+        entry += f" [± {interval}]"
     return entry
 
 
@@ -243,15 +238,17 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2f}"
 
 
-def _difference_entries(paper: Json | None) -> list[str]:
-    """Return the paper's accuracy and our two differences to it."""
-    if not paper:
-        return ["", "", ""]
-    return [
-        f"{paper['accuracy']:.2f}",
-        f"{paper['difference']:+.2f}",
-        f"{paper['difference_own']:+.2f}",
-    ]
+def _paper_entries(cells: Sequence[Json], name: str, number_format: str) -> list[str]:
+    """Return a number of the paper's row for each cell; nothing where the paper has no row."""
+    entries = []
+    for cell in cells:
+        paper = cell["paper"]
+        entries.append(format(paper[name], number_format) if paper else "")
+    return entries
+
+
+def _traffic_entries(cells: Sequence[Json], name: str) -> list[str]:
+    return [f"{cell['communication'][name]:,.0f}" for cell in cells]
 
 
 def _seeds_entry(cell: Json) -> str:

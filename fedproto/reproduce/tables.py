@@ -236,8 +236,9 @@ def summary(accuracies: Sequence[Sequence[float]]) -> dict[str, float]:
 
 def rounds_to_close(curve: dict[str, list[Any]], score: str) -> int:
     """Return the first evaluated round with 99% of the last round's accuracy."""
-    goal = CLOSE_FRACTION * curve[score][-1]
-    position = next(i for i, value in enumerate(curve[score]) if value >= goal)
+    accuracies = curve[score]
+    goal = CLOSE_FRACTION * accuracies[-1]
+    position = next(i for i, value in enumerate(accuracies) if value >= goal)
     return curve["round"][position]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedproto.reproduce.claims import NOT_MEASURED, Answer, Claim
+from fedproto.reproduce.markdown import format_table
 from fedproto.reproduce.statistics import ACCURACY_MARGIN, DEVIATION_MARGIN, ROUNDS_MARGIN, Outcome
 from fedproto.reproduce.verdicts import judge_all
 
@@ -24,32 +25,31 @@ Made by `fedproto reproduce verdicts` from the JSON files beside this page."""
 
 _HOW = f"""## How to read this
 
-- **Effect first.** A difference is the first method minus the second, in the same federations
-  (same partition, same seed), as the mean over seeds ± the half-width of its 95% interval.
-- **Outcomes.** *better* and *worse*: Student's paired test over seeds (each seed's mean over
-  its settings is one number). *equivalent*: the difference lies within a margin, by two
-  one-sided tests; even a difference that is real counts as equivalent if it is surely smaller
-  than the margin. *undecided*: neither was shown; it means that these seeds cannot tell, not
-  that there is no difference.
-- **Margins.** {ACCURACY_MARGIN} points of accuracy (FedProto leads the best other method by 0.8
-  points in the median of the paper's settings; about a third of that does not matter),
-  {DEVIATION_MARGIN} points of deviation between clients (it is not known more exactly over 20
-  clients), {ROUNDS_MARGIN:.0f} rounds (a tenth of FedProto's). They were set after these
-  results existed.
-- **Many comparisons.** Each claim is one family; Holm's method keeps the chance of any wrong
-  *better* or *worse* in it at 5%, and likewise of any wrong *equivalent*. The intervals are not
-  corrected.
+- **Effect.** A difference is the first method minus the second in the same federations (same
+  partition, same seed): the mean over seeds ± the half-width of its 95% interval.
+- **Outcomes.** *better* and *worse*: Student's paired test over seeds (the mean of a seed's
+  settings is one number). *equivalent*: the difference lies within a margin, by two one-sided
+  tests; even a real difference counts as equivalent if it is certainly smaller than the margin.
+  *undecided*: neither was shown. These seeds cannot tell, which does not mean that there is no
+  difference.
+- **Margins.** {ACCURACY_MARGIN} points of accuracy (in the median of the paper's settings FedProto
+  leads the best other method by 0.8 points; about a third of that does not matter),
+  {DEVIATION_MARGIN} points of deviation between clients (over 20 clients it is not known more
+  precisely), {ROUNDS_MARGIN:.0f} rounds (a tenth of FedProto's). They were set after these results
+  existed.
+- **Many comparisons.** Each claim is one family. Holm's method keeps the chance of any wrong
+  *better* or *worse* in it at 5%, and likewise that of any wrong *equivalent*. The intervals are
+  not corrected.
 - **One seed, or the same difference in every seed,** is undecided.
-- **Never got there.** A method that never reached the goal needs more rounds than it was given.
-  Its difference is then a bound (≤), which can show that FedProto is faster but not that it is
-  slower or equivalent.
-- **Diverged.** A run that diverged counts as badly as the worst run that finished, so the
-  effect is a bound, too.
-- **Data.** "62 characters" is Chars74K's computer fonts, which stand in for FEMNIST; ResNet18
+- **Goals that were never reached.** A method that never reached the goal needs more rounds than
+  it was given. Its difference is then a bound (≤), which can show that FedProto is faster, but
+  not that it is slower or equivalent.
+- **Diverged runs.** A run that diverged counts like the worst run that finished, so the effect
+  is then a bound, too.
+- **Data.** "62 characters" is Chars74K's computer fonts, which stand in for FEMNIST. ResNet18
   starts from Tiny-ImageNet weights, which stand in for ImageNet's. MNIST and 62 characters have
-  5 seeds, CIFAR-10 has 3. Seeds were fixed before looking, the last round counts, nothing was
+  5 seeds, CIFAR-10 has 3. Seeds were fixed in advance, the last round counts, nothing was
   selected on test data, and quick versions do not count."""
-
 
 #: How a sentence about an outcome goes on, before the name of the second method.
 _WORDS = {
@@ -80,7 +80,9 @@ def render_page(papers: Sequence[Claim], further: Sequence[Claim]) -> str:
         parts.append(_paragraph(number, claim))
     parts.append(_HOW)
     parts.append("## Every comparison")
-    parts.append(f"Setting by setting, and with p-values, in [{TABLE}]({TABLE}). Bold: decided.")
+    parts.append(
+        f"[{TABLE}]({TABLE}) has them by setting and with p-values, too. Decided outcomes are bold."
+    )
     parts += [_answers_table(claim) for claim in claims if claim.answers]
     return "\n\n".join(parts) + "\n"
 
@@ -98,9 +100,9 @@ def _answers_on(claim: Claim, data: str) -> list[Answer]:
 
 def _summary(papers: Sequence[Claim], further: Sequence[Claim]) -> str:
     lines = [
-        "## In short",
+        "## Summary",
         "",
-        "| | the paper's claim | verdict | comparisons, and effects |",
+        "| | the paper's claim | verdict | comparisons and effects |",
         "|---|---|---|---|",
     ]
     for number, claim in enumerate(papers, 1):
@@ -133,13 +135,22 @@ def count_outcomes(claim: Claim, answers: Sequence[Answer]) -> str:
 
 
 def _range(answers: Sequence[Answer], claim: Claim) -> str:
-    """Return the effect with its interval, or the smallest and the largest of several effects."""
-    if len(answers) == 1:
-        return f"({answers[0].comparison.text(claim.digits)} {claim.unit})"
-    effects = [answer.comparison.effect for answer in answers]
-    smallest, *_, largest = sorted(effects)
-    text = f"{smallest:+.{claim.digits}f} to {largest:+.{claim.digits}f} {claim.unit}"
-    if any(answer.comparison.bounded != 0 for answer in answers):
+    """Return the effect with its interval, or the smallest and the largest of several effects.
+
+    Comparisons without a federation that both methods finished have no effect.
+    """
+    comparisons = [answer.comparison for answer in answers if answer.comparison.federations]
+    if not comparisons:
+        return "(no effect measured)"
+    if len(comparisons) == 1:
+        effect = comparisons[0].text(claim.digits)
+        return f"({effect} {claim.unit})"
+    effects = [comparison.effect for comparison in comparisons]
+    number_format = f"+.{claim.digits}f"
+    smallest = format(min(effects), number_format)
+    largest = format(max(effects), number_format)
+    text = f"{smallest} to {largest} {claim.unit}"
+    if any(comparison.bounded != 0 for comparison in comparisons):
         text += ", some of them bounds"
     return f"({text})"
 
@@ -175,7 +186,7 @@ def _describe_data_set(claim: Claim, data: str) -> str:
         else:
             names = "; ".join(answer.first for answer in answers)
             parts.append(f"{claim.label(outcome)} {effects}: {names}")
-    return f"On {data} {'; '.join(parts)}.{_describe_unseen(claim, data)}"
+    return f"On {data}: {'; '.join(parts)}.{_describe_unseen(claim, data)}"
 
 
 def _describe_unseen(claim: Claim, data: str) -> str:
@@ -193,7 +204,7 @@ def _describe_unseen(claim: Claim, data: str) -> str:
             diverged.append(f"{answer.second} in {comparison.diverged_second} of {federations}")
     text = ""
     if never:
-        text += f" Never got there: {', '.join(never)} federations."
+        text += f" Never reached the goal: {', '.join(never)} federations."
     if diverged:
         text += f" Diverged: {', '.join(diverged)} federations."
     return text
@@ -208,34 +219,44 @@ def _answers_table(claim: Claim) -> str:
     It has methods by data sets where one method is compared on several data sets, otherwise a row
     per comparison.
     """
-    head = f"**{claim.title}** ({claim.unit})"
     has_one_first = len({answer.first for answer in claim.answers}) == 1
     if has_one_first and len(_data_sets(claim)) > 1:
-        return f"{head}\n\n{_grid(claim)}"
-    lines = [f"| first | second | {claim.unit} | outcome |", "|---|---|---|---|"]
+        table = _grid(claim)
+    else:
+        table = _list_answers(claim)
+    return f"**{claim.title}** ({claim.unit})\n\n{table}"
+
+
+def _list_answers(claim: Claim) -> str:
+    rows = []
     for answer in claim.answers:
         effect = answer.comparison.text(claim.digits)
         outcome = _emphasise(claim, answer.outcome)
-        lines.append(f"| {answer.first} | {answer.second} | {effect} | {outcome} |")
-    return f"{head}\n\n" + "\n".join(lines)
+        rows.append([answer.first, answer.second, effect, outcome])
+    return format_table(["first", "second", claim.unit, "outcome"], rows)
 
 
 def _grid(claim: Claim) -> str:
     """Return a table of the second methods by data sets; the first method is the same in all."""
     data_sets = _data_sets(claim)
     by_place = {(answer.second, answer.data): answer for answer in claim.answers}
-    first = claim.answers[0].first
-    lines = [f"| {first} against | {' | '.join(data_sets)} |", "|---" * (len(data_sets) + 1) + "|"]
+    rows = []
     for second in dict.fromkeys(answer.second for answer in claim.answers):
-        entries = [_grid_entry(by_place.get((second, data)), claim) for data in data_sets]
-        lines.append(f"| {second} | {' | '.join(entries)} |")
-    return "\n".join(lines)
+        row = [second]
+        for data in data_sets:
+            answer = by_place.get((second, data))
+            row.append(_grid_entry(answer, claim))
+        rows.append(row)
+    first = claim.answers[0].first
+    return format_table([f"{first} against", *data_sets], rows)
 
 
 def _grid_entry(answer: Answer | None, claim: Claim) -> str:
     if answer is None:
         return "–"
-    return f"{answer.comparison.text(claim.digits)} {_emphasise(claim, answer.outcome)}"
+    effect = answer.comparison.text(claim.digits)
+    outcome = _emphasise(claim, answer.outcome)
+    return f"{effect} {outcome}"
 
 
 def _emphasise(claim: Claim, outcome: Outcome) -> str:
