@@ -23,7 +23,10 @@ MeasuredRuns = dict[Key, Measurement]
 
 @dataclass
 class Results:
-    """The cells of a target, by method and column."""
+    """The cells of a target, by method and column.
+
+    Cells and runs are those of tables.py.
+    """
 
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
 
@@ -55,7 +58,8 @@ class Results:
         measured: MeasuredRuns = {}
         for column, cell in self.columns_of(method):
             for run in cell["runs"]:
-                measured[column, run["seed"]] = Measurement(quantity(cell, run))
+                value = quantity(cell, run)
+                measured[column, run["seed"]] = Measurement(value)
             for seed in diverged_seeds(cell):
                 measured[column, seed] = Measurement(None)
         return measured
@@ -160,15 +164,19 @@ def measure_rounds(table: Results, method: str, goals: dict[Key, float]) -> Meas
     measured: MeasuredRuns = {}
     for column, cell in table.columns_of(method):
         for run in cell["runs"]:
-            goal = goals.get((column, run["seed"]))
-            if goal is not None:
-                measured[column, run["seed"]] = _first_round(run["curve"], cell["score"], goal)
+            key = (column, run["seed"])
+            if key in goals:
+                measured[key] = _first_round(run["curve"], cell["score"], goals[key])
         for seed in diverged_seeds(cell):
             measured[column, seed] = Measurement(None)
     return measured
 
 
 def _first_round(curve: dict[str, list[Any]], score: str, goal: float) -> Measurement:
+    """Return the first evaluated round with an accuracy of at least `goal`.
+
+    If there is none, it is at least the last round.
+    """
     for round, value in zip(curve["round"], curve[score], strict=True):
         if value >= goal:
             return Measurement(float(round))

@@ -26,9 +26,16 @@ from fedproto.runs.sweep import Cell, run_sweep
 class ProgressReporter(Protocol):
     """Tells a person how the runs of a target proceed."""
 
-    def batch(self, cells: Sequence[Cell], done: int, notices: Sequence[str]) -> OnRound: ...
+    def batch(self, cells: Sequence[Cell], done: int, notices: Sequence[str]) -> OnRound:
+        """Announce cells that are trained together, of which `done` rounds were done before.
 
-    def broken(self, cell: Cell, error: FedProtoError) -> None: ...
+        Returns the function that is called with the result of each round.
+        """
+        ...
+
+    def broken(self, cell: Cell, error: FedProtoError) -> None:
+        """Report that the training of a cell broke down."""
+        ...
 
 
 #: Opens the reporter for a target's cells, which are run in a folder.
@@ -106,6 +113,7 @@ def _refuse_foreign_files(out: Path, name: str) -> None:
 
 
 def _is_made_by_reproduce(path: Path) -> bool:
+    """Return whether a JSON file names our command as the one that made it."""
     try:
         content = read_json(path)
     except RunFolderError:
@@ -114,6 +122,7 @@ def _is_made_by_reproduce(path: Path) -> bool:
 
 
 def _refuse_foreign_verdicts(out: Path) -> None:
+    """Raise RunFolderError if there is a page of verdicts that `reproduce` did not write."""
     path = out / "VERDICTS.md"
     if not path.exists():
         return
@@ -122,6 +131,7 @@ def _refuse_foreign_verdicts(out: Path) -> None:
 
 
 def _foreign_file_error(path: Path) -> RunFolderError:
+    """Return the error for a file that is in the way."""
     return RunFolderError(
         f"{path} exists already and was not written by `fedproto reproduce`: "
         "move it away, or name another folder with --out"
@@ -203,6 +213,7 @@ def _draw_figure(name: str, content: dict[str, Any], out: Path) -> Iterator[Path
 
 
 def _write_verdicts(out: Path) -> Iterator[Path]:
+    """Judge the claims by the targets in the folder, and write the page and the CSV."""
     if not out.is_dir():
         raise RunFolderError(
             f"{out} does not exist: make some tables first, or name their folder with --out"
@@ -211,6 +222,7 @@ def _write_verdicts(out: Path) -> Iterator[Path]:
 
 
 def _write_texts(texts: dict[str, str], out: Path) -> Iterator[Path]:
+    """Write files atomically; yield the path of each once it is written."""
     for name, text in texts.items():
         path = out / name
         write_atomically(path, text.encode())

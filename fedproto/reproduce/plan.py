@@ -114,17 +114,10 @@ def read_spec(name: str, narrowed: Narrowed) -> Spec:
     columns = {column: tables["columns"][column] for column in column_names}
     seeds = _choose_seeds(tables["seeds"], narrowed.seeds, quick.get("seeds"))
     rounds = narrowed.rounds or quick.get("rounds")
-    after = tables.get("after", {})
-    needs_checkpoint = any(after.values())
-
-    rows = []
-    for row_name in quick.get("rows", tables["rows"]):
-        table = tables["rows"][row_name]
-        row_settings = _read_row_settings(table, settings, rounds, needs_checkpoint)
-        row_columns = [column for column in table.get("columns", columns) if column in columns]
-        row_seeds = seeds[: table.get("seeds")]
-        rows.append(Row(row_name, row_settings, row_columns, row_seeds))
-
+    rows = [
+        _read_row(tables, row_name, settings, columns, seeds, rounds)
+        for row_name in quick.get("rows", tables["rows"])
+    ]
     title = tables["title"]
     if quick:
         title = f"{name}, quick version on {settings['dataset']}: not the paper's setting"
@@ -137,7 +130,7 @@ def read_spec(name: str, narrowed: Narrowed) -> Spec:
         settings=settings,
         columns=columns,
         rows=_select_rows(rows, narrowed.methods),
-        after=after,
+        after=tables.get("after", {}),
         quick=narrowed.quick,
         note=tables.get("note", ""),
     )
@@ -152,17 +145,31 @@ def _choose_seeds(seeds: list[int], wanted: int | None, quick: int | None) -> li
     return seeds[:wanted]
 
 
-def _read_row_settings(
-    table: dict[str, Any], shared: Settings, rounds: int | None, needs_checkpoint: bool
-) -> Settings:
-    """Return the settings of a row's runs; `rounds`, if given, replaces the spec's."""
+def _read_row(
+    tables: dict[str, Any],
+    name: str,
+    shared: Settings,
+    columns: dict[str, Settings],
+    seeds: list[int],
+    rounds: int | None,
+) -> Row:
+    """Return a row of a spec.
+
+    shared   the settings of all rows
+    columns  those that are run, of which the row may choose some
+    seeds    those that are run, of which the row may take the first few
+    rounds   of every run, if given, instead of the spec's
+    """
+    table = tables["rows"][name]
     own = {key: value for key, value in table.items() if key not in ROW_KEYS}
     settings = shared | own
     if rounds is not None:
         settings["rounds"] = rounds
+    needs_checkpoint = any(tables.get("after", {}).values())
     if needs_checkpoint:  # that of the last round
         settings["checkpoint_every"] = settings["rounds"]
-    return settings
+    own_columns = [column for column in table.get("columns", columns) if column in columns]
+    return Row(name, settings, own_columns, seeds[: table.get("seeds")])
 
 
 def _select_rows(rows: list[Row], methods: Sequence[str]) -> list[Row]:
@@ -219,19 +226,33 @@ def plan(spec: Spec, finished: bool = False) -> list[PlannedRun]:
 
 
 def _plan_cell(spec: Spec, row: Row, column: str, seed: int, finished: bool) -> Cell:
+    """Return one federation of a spec.
+
+    Raises ConfigError with the row and the column if its settings cannot be used.
+    """
     settings = row.settings | spec.columns[column] | {"seed": seed}
-    data_folders = DataFolders(settings.get("data_dir"))
-    for key, value in settings.items():
-        if finished or not isinstance(value, str) or not value.startswith(DATA_PREFIX):
-            continue
-        path = data_folders.find(value.removeprefix(DATA_PREFIX))
-        settings[key] = str(path)
+    if not finished:
+        settings = _find_data_files(settings)
     try:
         (config,) = configure(settings)
     except ConfigError as error:
         raise ConfigError(f"{spec.name}, row {row.name}, column {column}: {error}") from error
     chosen = {"method": row.name, "setting": column, "seed": seed}
     return Cell(cell_name(row.name, column, seed), chosen, config)
+
+
+def _find_data_files(settings: Settings) -> Settings:
+    """Return settings in which `data:PATH` is replaced by where the file is.
+
+    Raises DataError if it is in none of the data folders.
+    """
+    data_folders = DataFolders(settings.get("data_dir"))
+    found = {}
+    for key, value in settings.items():
+        if isinstance(value, str) and value.startswith(DATA_PREFIX):
+            path = data_folders.find(value.removeprefix(DATA_PREFIX))
+            found[key] = str(path)
+    return settings | found
 
 
 def cell_name(row: str, column: str, seed: int) -> str:

@@ -250,6 +250,8 @@ def _average_by_seed(differences: Mapping[Key, float]) -> list[float]:
 
 @dataclass(frozen=True)
 class _TestResult:
+    """The outcome of both tests over one number per seed; see Comparison for the fields."""
+
     effect: float
     seeds: int
     bounded: int | None
@@ -267,12 +269,9 @@ def _test(means: Sequence[float], margin: float | None, bounds: set[int]) -> _Te
     seeds = len(means)
     effect = statistics.fmean(means) if means else math.nan
     bounded = None if len(bounds) > 1 else next(iter(bounds), 0)
-    if seeds == 0:
-        return _TestResult(effect, seeds, bounded, reason="no federation that both finished")
-    if seeds == 1:
-        return _TestResult(effect, seeds, bounded, reason="one seed")
-    if np.ptp(means) < _SAME_RANGE:
-        return _TestResult(effect, seeds, bounded, reason="the same difference in every seed")
+    reason = _why_untestable(means)
+    if reason:
+        return _TestResult(effect, seeds, bounded, reason=reason)
     _, half_width = mean_interval(means)
     # A bound can show a difference only on the side on which the true effect lies even farther.
     supports_difference = bounded == 0 or np.sign(effect) == bounded
@@ -281,6 +280,17 @@ def _test(means: Sequence[float], margin: float | None, bounds: set[int]) -> _Te
     if bounded == 0 and margin is not None:
         p_equivalence = equivalence_p(means, margin)
     return _TestResult(effect, seeds, bounded, half_width, p_difference, p_equivalence)
+
+
+def _why_untestable(means: Sequence[float]) -> str:
+    """Return why no test can be made of one number per seed; nothing if it can."""
+    if not means:
+        return "no federation that both finished"
+    if len(means) == 1:
+        return "one seed"
+    if np.ptp(means) < _SAME_RANGE:
+        return "the same difference in every seed"
+    return ""
 
 
 def difference_p(values: Sequence[float]) -> float:

@@ -166,6 +166,7 @@ def judge_best_lambda(results: dict[str, Results]) -> Claim:
 
 
 def _mean_text(table: Results, method: str) -> str:
+    """Return the mean accuracy of a method, or that all of its runs diverged."""
     mean = table.mean(method, measure_accuracy)
     return "diverged" if mean is None else f"{mean:.2f}"
 
@@ -242,6 +243,7 @@ def _scores_before(cell: Cell) -> list[str]:
 
 
 def _start_verdict(answers: list[Answer]) -> str:
+    """Return the verdict: one way that is equivalent to the paper's number is enough."""
     outcomes = [answer.outcome for answer in answers]
     if not outcomes:
         return NOT_MEASURED

@@ -148,6 +148,7 @@ def judge_rounds(results: dict[str, Results]) -> Claim:
 
 
 def _measure_rounds_to_goal(table: Results, baseline: str) -> tuple[MeasuredRuns, MeasuredRuns]:
+    """Return the rounds of FedProto and of a baseline to the goal in each federation."""
     goals = {}
     for key, accuracy in table.measure(OURS, measure_accuracy).items():
         if accuracy.value is not None:

@@ -40,14 +40,17 @@ def render_page(content: Json) -> str:
     """Return a table of means, then a table per column with everything that was measured."""
     cells = [cell for cell in content["cells"] if cell["runs"]]
     columns = list(dict.fromkeys(cell["column"] for cell in cells))
-    parts = [f"# {content['title']}", _describe_runs(content, cells), _describe_settings(content)]
+    parts = [f"# {content['title']}"]
+    parts.append(_describe_runs(content, cells))
+    parts.append(_describe_settings(content))
     if len(columns) > 1:
         parts += _overviews(cells, columns)
     parts.append(_LEGEND)
     for column in columns:
         in_column = [cell for cell in cells if cell["column"] == column]
         parts.append(_section(column, in_column))
-    parts.append(f"Partitions (SHA-256, first 12 digits): {_list_partitions(cells)}.")
+    partitions = _list_partitions(cells)
+    parts.append(f"Partitions (SHA-256, first 12 digits): {partitions}.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -108,17 +111,31 @@ def _list_partitions(cells: Sequence[Json]) -> str:
     Methods share it; a method with a different one, such as the released profile with its own
     noise, is named beside its hash.
     """
-    methods_by_hash: dict[tuple[str, int], dict[str, str]] = {}
+    by_run: dict[tuple[str, int], dict[str, str]] = {}
     for cell in cells:
         for run in cell["runs"]:
-            methods = methods_by_hash.setdefault((cell["column"], run["seed"]), {})
-            methods.setdefault(run["partition"][:12], cell["method"])
+            methods = by_run.setdefault((cell["column"], run["seed"]), {})
+            partition = run["partition"][:12]
+            if partition not in methods:
+                methods[partition] = cell["method"]
     entries = []
-    for (column, seed), methods in methods_by_hash.items():
-        shared, *others = methods
-        deviating = [f" ({methods[other]}: {other})" for other in others]
-        entries.append(f"{column}, seed {seed}: {shared}" + "".join(deviating))
+    for (column, seed), methods in by_run.items():
+        partitions = _join_partitions(methods)
+        entries.append(f"{column}, seed {seed}: {partitions}")
     return "; ".join(entries)
+
+
+def _join_partitions(methods: dict[str, str]) -> str:
+    """Return the shared hash, and the others with the method that has them in parentheses.
+
+    `methods` has the first method of each hash.
+    """
+    shared, *others = methods
+    text = shared
+    for partition in others:
+        method = methods[partition]
+        text += f" ({method}: {partition})"
+    return text
 
 
 # --- tables
@@ -150,6 +167,10 @@ def _overview(cells: Sequence[Json], columns: Sequence[str], ending: str = "") -
 
 
 def _overview_entry(cell: Json | None, ending: str) -> str:
+    """Return a mean accuracy with its interval, and the paper's in parentheses.
+
+    The entry is empty where the method was not run in the column.
+    """
     if cell is None:
         return ""
     accuracy = cell["accuracy"][cell["score"] + ending]
@@ -189,7 +210,7 @@ def _details(cells: Sequence[Json]) -> str:
         columns["difference, own"] = _paper_entries(cells, "difference_own", "+.2f")
     columns["seeds"] = [_seeds_entry(cell) for cell in cells]
     columns["rounds"] = [str(cell["rounds"]) for cell in cells]
-    columns["to 99%"] = [f"{statistics.fmean(cell['rounds_to_99']):.0f}" for cell in cells]
+    columns["to 99%"] = [_close_entry(cell) for cell in cells]
     columns["values per round"] = _traffic_entries(cells, "values_per_round")
     if has_paper:
         columns["paper's values per round"] = _paper_entries(cells, "params_per_round", ",")
@@ -223,6 +244,7 @@ def _accuracy_entries(cells: Sequence[Json], group: str, name: str) -> list[str]
 
 
 def _accuracy_entry(accuracy: dict[str, float] | None) -> str:
+    """Return a mean ± the deviation over clients [± the half-width of the interval]."""
     if accuracy is None:
         return "–"
     mean = _percent(accuracy["mean"])
@@ -251,7 +273,14 @@ def _traffic_entries(cells: Sequence[Json], name: str) -> list[str]:
     return [f"{cell['communication'][name]:,.0f}" for cell in cells]
 
 
+def _close_entry(cell: Json) -> str:
+    """Return the first round with 99% of the last accuracy, as the mean over seeds."""
+    mean = statistics.fmean(cell["rounds_to_99"])
+    return f"{mean:.0f}"
+
+
 def _seeds_entry(cell: Json) -> str:
+    """Return the number of seeds that finished, and of those that diverged."""
     seeds = len(cell["seeds"])
     diverged = len(cell.get("diverged", []))
     if diverged:

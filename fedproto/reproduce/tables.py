@@ -112,10 +112,14 @@ def _read_run(runs: Path, planned: PlannedRun) -> Json | None:
 def _read_curve(metrics: Sequence[Json], scores: Sequence[str]) -> dict[str, list[Any]]:
     """Return the evaluated rounds and the mean accuracies over all classes in them."""
     evaluated = [line for line in metrics if line["accuracy"]]
-    curve: dict[str, list[Any]] = {"round": [line["round"] for line in evaluated]}
+    rounds = [line["round"] for line in evaluated]
+    accuracies = [line["accuracy"] for line in evaluated]
+    curve: dict[str, list[Any]] = {"round": rounds}
     for score in scores:
-        if not score.endswith("_own"):
-            curve[score] = [round(line["accuracy"][score]["mean"], 5) for line in evaluated]
+        if score.endswith("_own"):
+            continue
+        means = [accuracy[score]["mean"] for accuracy in accuracies]
+        curve[score] = [round(mean, 5) for mean in means]
     return curve
 
 
@@ -148,6 +152,10 @@ def _find_diverged(runs: Path, planned: Sequence[PlannedRun]) -> list[Json]:
 def _gather_cell(
     spec: Spec, row: Row, column: str, planned: Sequence[PlannedRun], folder: Path
 ) -> Json:
+    """Return the results of a row in a column: its runs, one per seed, and their summary.
+
+    `folder` holds the run folders.
+    """
     runs = []
     for each in planned:
         run = _read_run(folder, each)
@@ -190,6 +198,7 @@ def _summarise_runs(runs: Sequence[Json], score: str) -> Json:
 
 
 def _traffic_per_round(run: Json) -> dict[str, float]:
+    """Return the values uploaded per round, and the mean bytes per round in both directions."""
     communication = run["communication"]
     return {
         "values_per_round": communication["values_per_round"],
@@ -228,7 +237,8 @@ def summary(accuracies: Sequence[Sequence[float]]) -> dict[str, float]:
     deviations = [np.std(clients) for clients in accuracies]
     result = {"mean": statistics.fmean(means), "std_clients": statistics.fmean(deviations)}
     if len(means) > 1:
-        half_width = stats.t.ppf(0.975, len(means) - 1) * stats.sem(means)
+        quantile = stats.t.ppf(0.975, len(means) - 1)
+        half_width = quantile * stats.sem(means)
         if not np.isnan(half_width):
             result["interval"] = float(half_width)
     return result

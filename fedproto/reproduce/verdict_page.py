@@ -88,6 +88,7 @@ def render_page(papers: Sequence[Claim], further: Sequence[Claim]) -> str:
 
 
 def _data_sets(claim: Claim) -> list[str]:
+    """Return the data sets of a claim, in the order of its answers."""
     return list(dict.fromkeys(answer.data for answer in claim.answers))
 
 
@@ -99,6 +100,7 @@ def _answers_on(claim: Claim, data: str) -> list[Answer]:
 
 
 def _summary(papers: Sequence[Claim], further: Sequence[Claim]) -> str:
+    """Return the table of all claims with their verdicts."""
     lines = [
         "## Summary",
         "",
@@ -114,6 +116,7 @@ def _summary(papers: Sequence[Claim], further: Sequence[Claim]) -> str:
 
 
 def _summary_line(number: int, claim: Claim) -> str:
+    """Return a claim with its verdict, and its figures or the effects on each data set."""
     figures = claim.figures
     if not figures:
         figures = "; ".join(_summarise_data_set(claim, data) for data in _data_sets(claim))
@@ -159,6 +162,7 @@ def _range(answers: Sequence[Answer], claim: Claim) -> str:
 
 
 def _paragraph(number: int, claim: Claim) -> str:
+    """Return a claim with its verdict, the outcomes, how it was measured, and its figure."""
     parts = [f"**{number}. {claim.title}: {claim.verdict}.**"]
     if claim.figures:
         parts.append(claim.figures)
@@ -228,6 +232,7 @@ def _answers_table(claim: Claim) -> str:
 
 
 def _list_answers(claim: Claim) -> str:
+    """Return a table with a row per comparison."""
     rows = []
     for answer in claim.answers:
         effect = answer.comparison.text(claim.digits)
@@ -315,6 +320,7 @@ def render_csv(claims: Sequence[Claim]) -> str:
 
 
 def _make_record(claim: Claim, family: str, answer: Answer) -> dict[str, str | int]:
+    """Return a comparison as a row of the CSV."""
     comparison = answer.comparison
     low, high = comparison.interval()
     return {
