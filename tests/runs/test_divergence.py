@@ -191,6 +191,6 @@ def test_tables_keep_a_seed_that_diverged(tmp_path: Path) -> None:
         in text
     )
     assert (
-        "the means below are of the other seeds: Local (n = 3, stdev 2), seed 2: round 1, client "
+        "the means below are over the other seeds: Local (n = 3, stdev 2), seed 2: round 1, client "
         in text
     )
