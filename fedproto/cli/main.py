@@ -270,14 +270,12 @@ def reproduce(
     from fedproto.cli.console import sweep_bar
     from fedproto.engines.distributed.torchrun import refuse_torchrun
     from fedproto.reproduce.make import make
-    from fedproto.reproduce.plan import Narrowed
+    from fedproto.reproduce.plan import Request
 
     refuse_torchrun("reproduce")
     given = {"device": device, "data_dir": data_dir}
     computed = tuple((key, value) for key, value in given.items() if value is not None)
-    narrowed = Narrowed(
-        quick, seeds, rounds, tuple(methods.split(",")) if methods else (), computed
-    )
+    request = Request(quick, seeds, rounds, tuple(methods.split(",")) if methods else (), computed)
     target_folder = out or Path("runs") / ("quick" if quick else "reproduce")
     flags = {"--seeds": seeds, "--rounds": rounds, "--methods": methods}
     said = "".join(f" {flag} {value}" for flag, value in flags.items() if value is not None)
@@ -288,7 +286,7 @@ def reproduce(
         return sweep_bar(Console(), cells, folder, broken)
 
     try:
-        for path in make(target, narrowed, target_folder, archive, None if finished else bar):
+        for path in make(target, request, target_folder, archive, None if finished else bar):
             say(f"written to {path}")
     except KeyboardInterrupt:
         say(f"stopped; `{command}{f' --out {out}' if out else ''}` goes on", stderr=True)

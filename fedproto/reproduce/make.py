@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from fedproto.core.files import read_json, write_atomically
 from fedproto.errors import FedProtoError, RunFolderError, need
 from fedproto.reproduce.archive import pack, unpack
-from fedproto.reproduce.plan import Narrowed, PlannedRun, Spec, plan, read_spec, targets
+from fedproto.reproduce.plan import PlannedRun, Request, Spec, plan, read_spec, targets
 from fedproto.reproduce.probes import probe_models
 from fedproto.reproduce.table_page import render_page
 from fedproto.reproduce.tables import gather
@@ -51,7 +51,7 @@ ENDINGS = (".json", ".md", ".csv", ".png", "-measures.json")
 
 def make(
     target: str,
-    narrowed: Narrowed,
+    request: Request,
     out: Path,
     archive: Path | None,
     open_reporter: OpenReporter | None,
@@ -67,7 +67,7 @@ def make(
     names = _list_specs(target)
     if any(name.startswith("fig-") for name in names):
         need("matplotlib", "'fedproto[plots]'", "a figure")
-    specs = [read_spec(name, narrowed) for name in names]
+    specs = [read_spec(name, request) for name in names]
     plans = [plan(spec, finished_only) for spec in specs]
     for name in names:
         _refuse_foreign_files(out, name)
@@ -80,11 +80,11 @@ def make(
     for spec, planned in zip(specs, plans, strict=True):
         if open_reporter is not None:
             _run_missing(spec, planned, runs, archive, open_reporter)
-        if narrowed.methods or narrowed.seeds:
+        if request.methods or request.seeds:
             # A page shows all finished runs, also those that were not asked for this time.
-            spec = read_spec(spec.name, replace(narrowed, methods=(), seeds=None))
+            spec = read_spec(spec.name, replace(request, methods=(), seeds=None))
             planned = plan(spec, finished_only)
-        yield from _write_target(spec, planned, narrowed, out)
+        yield from _write_target(spec, planned, request, out)
     if has_verdicts:
         yield from _write_verdicts(out)
 
@@ -179,12 +179,12 @@ def _finish_cell(folder: RunFolder, spec: Spec) -> None:
 
 
 def _write_target(
-    spec: Spec, planned: Sequence[PlannedRun], narrowed: Narrowed, out: Path
+    spec: Spec, planned: Sequence[PlannedRun], request: Request, out: Path
 ) -> Iterator[Path]:
     """Write the JSON, the page and the figure of all planned runs that are finished."""
     name = spec.name
     runs = out / "runs" / name
-    content = gather(spec, planned, runs, _name_command(name, narrowed))
+    content = gather(spec, planned, runs, _name_command(name, request))
     if not any(cell["runs"] for cell in content["cells"]):
         raise RunFolderError(
             f"{runs} holds no finished run of {name}: leave out --finished to run it"
@@ -194,13 +194,13 @@ def _write_target(
     yield from _draw_figure(name, content, out)
 
 
-def _name_command(name: str, narrowed: Narrowed) -> str:
+def _name_command(name: str, request: Request) -> str:
     """Return the command that makes the target with the same version and rounds."""
     command = f"{COMMAND} {name}"
-    if narrowed.quick:
+    if request.quick:
         command += " --quick"
-    if narrowed.rounds:
-        command += f" --rounds {narrowed.rounds}"
+    if request.rounds:
+        command += f" --rounds {request.rounds}"
     return command
 
 

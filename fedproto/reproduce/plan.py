@@ -62,7 +62,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Narrowed:
+class Request:
     """The part of a spec that is asked for, and how it is computed.
 
     quick     the small version that needs no data
@@ -97,7 +97,7 @@ def targets() -> list[str]:
 # --- reading a spec
 
 
-def read_spec(name: str, narrowed: Narrowed) -> Spec:
+def read_spec(name: str, request: Request) -> Spec:
     """Return the part of the spec `name` that is asked for.
 
     Raises ConfigError where there is no such spec, or no such method in it.
@@ -105,15 +105,15 @@ def read_spec(name: str, narrowed: Narrowed) -> Spec:
     if name not in targets():
         raise unknown("target", name, [*targets(), "verdicts", "all"])
     tables = read_tables(SPECS / f"{name}.toml")
-    quick = tables.get("quick", {}) if narrowed.quick else {}
+    quick = tables.get("quick", {}) if request.quick else {}
     without = quick.get("without", ())
     settings = {key: value for key, value in tables["settings"].items() if key not in without}
     settings |= quick.get("settings", {})
-    settings |= dict(narrowed.settings)
+    settings |= dict(request.settings)
     column_names = quick.get("columns", tables["columns"])
     columns = {column: tables["columns"][column] for column in column_names}
-    seeds = _choose_seeds(tables["seeds"], narrowed.seeds, quick.get("seeds"))
-    rounds = narrowed.rounds or quick.get("rounds")
+    seeds = _choose_seeds(tables["seeds"], request.seeds, quick.get("seeds"))
+    rounds = request.rounds or quick.get("rounds")
     rows = [
         _read_row(tables, row_name, settings, columns, seeds, rounds)
         for row_name in quick.get("rows", tables["rows"])
@@ -126,12 +126,12 @@ def read_spec(name: str, narrowed: Narrowed) -> Spec:
     return Spec(
         name=name,
         title=title,
-        paper=None if narrowed.quick else tables.get("paper"),
+        paper=None if request.quick else tables.get("paper"),
         settings=settings,
         columns=columns,
-        rows=_select_rows(rows, narrowed.methods),
+        rows=_select_rows(rows, request.methods),
         after=tables.get("after", {}),
-        quick=narrowed.quick,
+        quick=request.quick,
         note=tables.get("note", ""),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedproto.reproduce import make
-from fedproto.reproduce.plan import Narrowed
+from fedproto.reproduce.plan import Request
 
 #: Two methods in two columns with two seeds: eight federations.
 TINY = """
@@ -127,11 +127,11 @@ def make_target(
     target: str = "tiny",
     archive: Path | None = None,
     stop_at: tuple[int, int] | None = None,
-    **narrowed: Any,
+    **request: Any,
 ) -> tuple[QuietReporter, list[Path]]:
     """Make a target; return the reporter and the files that were written."""
     reporter = QuietReporter(stop_at)
-    files = list(make.make(target, Narrowed(**narrowed), out, archive, reporter.open))
+    files = list(make.make(target, Request(**request), out, archive, reporter.open))
     return reporter, files
 
 

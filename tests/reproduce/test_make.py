@@ -20,7 +20,7 @@ from helpers.reproduction import (
 
 from fedproto.errors import ConfigError
 from fedproto.reproduce import archive, make, plan
-from fedproto.reproduce.plan import Narrowed
+from fedproto.reproduce.plan import Request
 from fedproto.runs import sweep
 from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import RunFolder
@@ -153,9 +153,9 @@ def test_all_targets_are_planned_before_the_first_is_run(first, specs, tmp_path)
     if first == "a":
         (specs / "tiny.toml").rename(specs / "a.toml")
     reporter = QuietReporter()
-    narrowed = Narrowed(methods=("local",))
+    request = Request(methods=("local",))
     with pytest.raises(ConfigError, match="unknown method 'local'"):
-        list(make.make("all", narrowed, tmp_path / "out", None, reporter.open))
+        list(make.make("all", request, tmp_path / "out", None, reporter.open))
     assert reporter.trained == []
     assert not (tmp_path / "out").exists()
 

@@ -13,7 +13,7 @@ from PIL import Image
 from fedproto.errors import MissingExtra
 from fedproto.reproduce import make
 from fedproto.reproduce.pictures import clusters, draw, folder, front, limits, measures, spread
-from fedproto.reproduce.plan import Narrowed, plan, read_spec
+from fedproto.reproduce.plan import Request, plan, read_spec
 from fedproto.reproduce.tables import summary
 
 COLUMNS = ("n = 3, stdev 2", "n = 4, stdev 2")
@@ -284,7 +284,7 @@ def test_where_nothing_can_be_compared_there_is_no_measure() -> None:
 
 def test_a_figure_finds_the_folders_that_the_plan_names() -> None:
     for target in ("fig-tsne", "study-options"):
-        for each in plan(read_spec(target, Narrowed(quick=True))):
+        for each in plan(read_spec(target, Request(quick=True))):
             found = {"method": each.row.name, "column": each.column, "seeds": [each.seed]}
             assert folder(Path("runs"), found) == Path("runs") / each.cell.name
 
@@ -358,7 +358,7 @@ def test_without_matplotlib_a_figure_says_how_to_get_it(
         MissingExtra,
         match=r"a figure needs the package 'matplotlib': pip install 'fedproto\[plots\]'",
     ):
-        list(make.make("fig-shots", Narrowed(), tmp_path, None, pytest.fail))
+        list(make.make("fig-shots", Request(), tmp_path, None, pytest.fail))
     assert not list(tmp_path.iterdir())
 
 

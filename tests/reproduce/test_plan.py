@@ -14,7 +14,7 @@ from fedproto.config.options import Part
 from fedproto.data import DataFolders
 from fedproto.errors import DataError
 from fedproto.reproduce import plan
-from fedproto.reproduce.plan import Narrowed, read_spec
+from fedproto.reproduce.plan import Request, read_spec
 from fedproto.reproduce.tables import paper_rows
 from fedproto.runs import assemble
 from fedproto.runs.experiment import Experiment
@@ -43,9 +43,9 @@ def divide_data(config):
 
 
 @functools.cache
-def plan_target(target, **narrowed):
+def plan_target(target, **request):
     """Planned once per target: a table has hundreds of configurations."""
-    return plan.plan(read_spec(target, Narrowed(**narrowed)))
+    return plan.plan(read_spec(target, Request(**request)))
 
 
 # --- all specs
@@ -58,7 +58,7 @@ def test_every_table_and_figure_of_the_paper_has_a_target():
 @every_target
 @pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
 def test_every_cell_can_be_configured(target, quick, weights_file):
-    spec = read_spec(target, Narrowed(quick=quick))
+    spec = read_spec(target, Request(quick=quick))
     planned = plan_target(target, quick=quick)
     assert len(planned) > 0
     assert len(planned) == sum(len(row.columns) * len(row.seeds) for row in spec.rows)
@@ -101,7 +101,7 @@ def test_quick_versions_need_no_data_and_can_be_prepared(target, monkeypatch, tm
     """Layers that methods name exist, and no class runs out of images."""
     monkeypatch.delenv("FEDPROTO_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    spec = read_spec(target, Narrowed(quick=True))
+    spec = read_spec(target, Request(quick=True))
     assert spec.paper is None  # other settings than the paper's are not compared with its numbers
     planned = plan.plan(spec)
     for each in planned:
@@ -138,7 +138,7 @@ def test_missing_data_is_refused_before_anything_is_run(monkeypatch, tmp_path):
     monkeypatch.delenv("FEDPROTO_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(DataError, match=r"resnet18-tiny-imagenet-32\.safetensors was not found in"):
-        plan.plan(read_spec("study-before", Narrowed()))
+        plan.plan(read_spec("study-before", Request()))
     answer = fedproto("reproduce", "all", "--seeds", "1", "--out", tmp_path / "out")
     assert answer.code == 2
     assert "was not found" in only_line(answer.err)
@@ -190,7 +190,7 @@ def papers_rounds(dataset):
 
 @every_table
 def test_tables_have_the_papers_methods_settings_and_rounds(target, weights_file):
-    spec = read_spec(target, Narrowed())
+    spec = read_spec(target, Request())
     assert spec.paper == TABLES[target]
     assert [row.name for row in spec.rows[: len(METHODS)]] == list(METHODS)
     rounds = {}
@@ -278,7 +278,7 @@ def test_methods_of_a_table_share_their_partitions(weights_file):
 
 def test_own_initial_weights_are_used_only_where_no_weights_are_sent():
     for name in plan.targets():
-        for row in read_spec(name, Narrowed()).rows:
+        for row in read_spec(name, Request()).rows:
             if row.settings.get("start") == "own":
                 algorithm = row.settings["algorithm"].partition("(")[0]
                 assert algorithm in ("fedproto", "local")
@@ -287,8 +287,8 @@ def test_own_initial_weights_are_used_only_where_no_weights_are_sent():
 # --- a part of a target
 
 
-def row_names(target, **narrowed):
-    return [row.name for row in read_spec(target, Narrowed(**narrowed)).rows]
+def row_names(target, **request):
+    return [row.name for row in read_spec(target, Request(**request)).rows]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_methods_are_named_by_row_or_algorithm(methods, rows):
 @every_target
 def test_rows_can_be_asked_for_though_their_names_hold_commas(target):
     """Each row by its own name, as the command line splits it."""
-    rows = read_spec(target, Narrowed()).rows
+    rows = read_spec(target, Request()).rows
     for row in rows:
         of_algorithm = [r.name for r in rows if r.settings["algorithm"] == row.name.lower()]
         found = row_names(target, methods=tuple(row.name.split(",")))
@@ -322,19 +322,19 @@ def test_rows_can_be_asked_for_though_their_names_hold_commas(target):
 
 @pytest.mark.parametrize("seeds", [1, 2, 5])
 def test_fewer_seeds_are_the_first_of_the_spec(seeds):
-    for row in read_spec("table-mnist", Narrowed(seeds=seeds)).rows:
+    for row in read_spec("table-mnist", Request(seeds=seeds)).rows:
         assert row.seeds == list(range(seeds))
 
 
 def test_there_may_be_more_seeds_than_the_spec_has():
-    rows = {row.name: row for row in read_spec("table-cifar10", Narrowed(seeds=4)).rows}
+    rows = {row.name: row for row in read_spec("table-cifar10", Request(seeds=4)).rows}
     assert rows["FedProto"].seeds == [0, 1, 2, 3]
     assert rows["FedProto, batch 8"].seeds == [0]
 
 
 @every_target
 def test_rounds_apply_to_every_run(target, weights_file):
-    spec = read_spec(target, Narrowed(rounds=7, seeds=1))
+    spec = read_spec(target, Request(rounds=7, seeds=1))
     assert spec.settings["rounds"] == 7  # so the JSON says what was done
     planned = plan.plan(spec)
     assert {each.cell.config.rounds for each in planned} == {7}
@@ -344,8 +344,8 @@ def test_rounds_apply_to_every_run(target, weights_file):
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_restrictions_combine(quick):
-    narrowed = Narrowed(quick=quick, seeds=2, rounds=4, methods=("fedper",))
-    planned = plan.plan(read_spec("fig-tsne", narrowed))
+    request = Request(quick=quick, seeds=2, rounds=4, methods=("fedper",))
+    planned = plan.plan(read_spec("fig-tsne", request))
     assert [(each.row.name, each.seed) for each in planned] == [("FedPer", 0), ("FedPer", 1)]
     for each in planned:
         assert (each.cell.config.rounds, each.cell.config.checkpoint_every) == (4, 4)

@@ -13,7 +13,7 @@ from fedproto.core import rounds
 from fedproto.core.engine import Chunk, Cohort
 from fedproto.core.types import Upload
 from fedproto.errors import DivergedError, TrainingError
-from fedproto.reproduce.plan import Narrowed, plan, read_spec
+from fedproto.reproduce.plan import Request, plan, read_spec
 from fedproto.reproduce.table_page import render_page
 from fedproto.reproduce.tables import gather
 from fedproto.runs.experiment import Experiment, reopen
@@ -161,7 +161,7 @@ def test_a_sweep_says_which_federation_diverged(tmp_path: Path) -> None:
 
 def test_tables_keep_a_seed_that_diverged(tmp_path: Path) -> None:
     """One that exploded is a run like others, one that is not finite has no run; the cell names both."""
-    spec = read_spec("table-mnist", Narrowed(quick=True, seeds=3, methods=("local",)))
+    spec = read_spec("table-mnist", Request(quick=True, seeds=3, methods=("local",)))
     planned = plan(spec)
     assert len(planned) == 3
     sweep = tmp_path / "sweep.toml"
