@@ -1,5 +1,6 @@
 #!/bin/sh
-# All GPU numbers of RESULTS.md, about six minutes on an H200: sh benchmarks/gpu.sh OUT, with MNIST in $FEDPROTO_DATA
+# Measures all GPU numbers of RESULTS.md, in about six minutes on an H200:
+#   sh benchmarks/gpu.sh OUT    with MNIST in $FEDPROTO_DATA
 set -e
 out=${1:?name a folder for the results}
 mkdir -p "$out"

@@ -104,7 +104,7 @@ def reproduce(
     from fedproto.cli.progress import sweep_bar
     from fedproto.engines.distributed.torchrun import refuse_torchrun
     from fedproto.reproduce.make import make
-    from fedproto.reproduce.plan import Narrowed
+    from fedproto.reproduce.plan import Request
 
     refuse_torchrun("reproduce")
     computed = []
@@ -113,7 +113,7 @@ def reproduce(
     if data_dir is not None:
         computed.append(("data_dir", data_dir))
     chosen_methods = tuple(methods.split(",")) if methods else ()
-    narrowed = Narrowed(quick, seeds, rounds, chosen_methods, tuple(computed))
+    request = Request(quick, seeds, rounds, chosen_methods, tuple(computed))
     target_folder = out or Path("runs") / ("quick" if quick else "reproduce")
     broken: list[str] = []
 
@@ -121,7 +121,7 @@ def reproduce(
         return sweep_bar(Console(), cells, folder, broken)
 
     try:
-        for path in make(target, narrowed, target_folder, archive, None if finished else bar):
+        for path in make(target, request, target_folder, archive, None if finished else bar):
             say(f"written to {path}")
     except KeyboardInterrupt:
         narrowing = {"--seeds": seeds, "--rounds": rounds, "--methods": methods}

@@ -1,7 +1,8 @@
-"""Finished cells as one file that can travel: another machine unpacks it and goes on from there.
+"""Finished cells in one file that can be moved to another machine, which goes on from there.
 
-It holds what tables and figures are made of, not models: config.toml, metrics.jsonl, result.json and what was made of
-the models afterwards. Partitions, which the methods of a table share, are stored once, by their hash.
+The archive holds what tables and figures are made of, not models: config.toml, metrics.jsonl,
+result.json and the probes of the models. Partitions, which the methods of a table share, are
+stored once each, by their hash.
 """
 
 from __future__ import annotations
@@ -19,29 +20,32 @@ from fedproto.errors import RunFolderError
 from fedproto.runs.folder import RunFolder, whole_folder
 from fedproto.runs.sweep import COMPUTE_SETTINGS
 
-NEEDED = ("config.toml", "metrics.jsonl", "result.json")
-LOOKS = ("embeddings.npz", "travel.json", "before.json")
+CELL_FILES = ("config.toml", "metrics.jsonl", "result.json")
+PROBE_FILES = ("embeddings.npz", "travel.json", "before.json")
 PARTITIONS = "partitions"
+
+Files = dict[PurePosixPath, bytes]
+
+
+# --- packing
 
 
 def pack(archive: Path, runs: Path) -> None:
-    """Write all finished cells under `runs` (target/cell) into the archive, whole or not at all."""
-    buffer, known = io.BytesIO(), set()
+    """Replace the archive, atomically, by one of all finished cells under `runs` (target/cell)."""
+    buffer = io.BytesIO()
+    packed_partitions = set()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
         for result in sorted(runs.glob("*/*/result.json")):
             cell = result.parent
-            if (
-                not any((cell / name).exists() for name in LOOKS)
-                and RunFolder(cell).checkpoint_round()
-            ):
-                continue  # its models, which do not travel, are to be looked at or to go before it is done
-            for name in (*NEEDED, *LOOKS):
+            if _awaits_probes(cell):
+                continue
+            for name in (*CELL_FILES, *PROBE_FILES):
                 if (cell / name).exists():
                     tar.add(cell / name, f"{cell.parent.name}/{cell.name}/{name}")
-            stamp = _stamp(result.read_bytes(), str(result))
-            if stamp not in known:
-                tar.add(cell / "partition.json", str(_partition(stamp)))
-                known.add(stamp)
+            partition = _read_partition_hash(result.read_bytes(), str(result))
+            if partition not in packed_partitions:
+                tar.add(cell / "partition.json", str(_partition_path(partition)))
+                packed_partitions.add(partition)
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(archive, buffer.getvalue())
@@ -49,90 +53,113 @@ def pack(archive: Path, runs: Path) -> None:
         raise RunFolderError(f"{archive} cannot be written: {error}") from error
 
 
+def _awaits_probes(cell: Path) -> bool:
+    """Return whether a finished cell still has models, of which no probe has been made yet.
+
+    Its checkpoint does not travel, so elsewhere the probes could never be made.
+    """
+    has_probe = any((cell / name).exists() for name in PROBE_FILES)
+    return not has_probe and RunFolder(cell).checkpoint_round() > 0
+
+
+# --- unpacking
+
+
 def unpack(archive: Path, runs: Path) -> int:
-    """Put the archive's cells where none are finished yet; how many were new."""
-    files, new = _files(archive), 0
+    """Put the archive's cells where none are finished yet; return how many were new.
+
+    Raises RunFolderError if the archive is damaged or lacks a part of a cell.
+    """
+    files = _read_files(archive)
+    new = 0
     for path in files:
-        if (
-            path.name != "result.json"
-            or len(path.parts) != 3
-            or ".." in path.parts
-            or path.is_absolute()
-        ):
+        if path.name != "result.json" or not _is_inside_target(path):
             continue
-        if _is_free(runs / path.parent, files.get(path.parent / "config.toml", b"")):
-            try:
-                _place(runs / path.parent, path.parent, files)
-            except (KeyError, TypeError, ValueError, RunFolderError) as error:
-                raise RunFolderError(
-                    f"{archive} does not hold all of {path.parent}: {error}"
-                ) from error
-            except OSError as error:
-                raise RunFolderError(f"{runs / path.parent} cannot be written: {error}") from error
-            new += 1
+        cell = path.parent
+        if not _is_free(runs / cell, files.get(cell / "config.toml", b"")):
+            continue
+        try:
+            _place(runs / cell, cell, files)
+        except (KeyError, TypeError, ValueError, RunFolderError) as error:
+            raise RunFolderError(f"{archive} does not hold all of {cell}: {error}") from error
+        except OSError as error:
+            raise RunFolderError(f"{runs / cell} cannot be written: {error}") from error
+        new += 1
     return new
 
 
-def _is_free(place: Path, config: bytes) -> bool:
-    """Where there is nothing, or the same run, and unfinished; one of other settings is somebody's work."""
-    if (place / "result.json").exists():
+def _is_inside_target(path: PurePosixPath) -> bool:
+    """Return whether a path is target/cell/file and leads nowhere else."""
+    return len(path.parts) == 3 and ".." not in path.parts and not path.is_absolute()
+
+
+def _read_files(archive: Path) -> Files:
+    """Return the content of all regular files in the archive."""
+    files = {}
+    try:
+        # Decompressed as a whole before anything is used: the checksum comes last.
+        content = io.BytesIO(gzip.decompress(archive.read_bytes()))
+        with tarfile.open(fileobj=content, mode="r:") as tar:
+            for member in tar:
+                file = tar.extractfile(member) if member.isfile() else None
+                if file is not None:
+                    files[PurePosixPath(member.name)] = file.read()
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+        raise RunFolderError(f"{archive} is not an archive of finished cells: {error}") from error
+    return files
+
+
+def _is_free(folder: Path, config: bytes) -> bool:
+    """Return whether a cell may be put there: there is nothing, or the same run, unfinished.
+
+    An unfinished run with other settings is somebody's work and stays.
+    """
+    if (folder / "result.json").exists():
         return False
-    if not place.exists():
+    if not folder.exists():
         return True
     try:
-        return _meant((place / "config.toml").read_bytes()) == _meant(config)
+        existing = (folder / "config.toml").read_bytes()
+        return _identifying_settings(existing) == _identifying_settings(config)
     except (OSError, RunFolderError):
         return False
 
 
-def _meant(config: bytes) -> dict[str, Any]:
-    """What a run is, whatever computed it; models name weights by where they lie, which differs between machines."""
-    return {
-        key: value
-        for key, value in parse_toml(config, "config.toml").items()
-        if key not in (*COMPUTE_SETTINGS, "model")
-    }
+def _identifying_settings(config: bytes) -> dict[str, Any]:
+    """Return the settings that make a run what it is, without how and where it is computed.
+
+    The model is left out, too: it may name a file of weights, whose place differs by machine.
+    """
+    settings = parse_toml(config, "config.toml")
+    left_out = (*COMPUTE_SETTINGS, "model")
+    return {key: value for key, value in settings.items() if key not in left_out}
 
 
-def _files(archive: Path) -> dict[PurePosixPath, bytes]:
-    try:
-        content = io.BytesIO(
-            gzip.decompress(archive.read_bytes())
-        )  # all of it: its checksum comes last
-        with tarfile.open(fileobj=content, mode="r:") as tar:
-            return {
-                PurePosixPath(member.name): tar.extractfile(member).read()
-                for member in tar
-                if member.isfile()
-            }  # type: ignore[union-attr]
-    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
-        raise RunFolderError(f"{archive} is no archive of finished cells: {error}") from error
+def _place(folder: Path, cell: PurePosixPath, files: Files) -> None:
+    """Write one cell, whole or not at all; an unfinished run that is there is replaced."""
+    partition = _read_partition_hash(files[cell / "result.json"], f"result.json of {cell}")
+    content = {name: files[cell / name] for name in CELL_FILES}
+    content["partition.json"] = files[_partition_path(partition)]
+    for name in PROBE_FILES:
+        if cell / name in files:
+            content[name] = files[cell / name]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with whole_folder(folder) as temporary:
+        for name, text in content.items():
+            write_atomically(temporary / name, text)
+        if folder.exists():
+            with hold_lock(folder):  # not while a process trains it
+                shutil.rmtree(folder)
 
 
-def _place(target: Path, cell: PurePosixPath, files: dict[PurePosixPath, bytes]) -> None:
-    """One cell, whole or not at all."""
-    stamp = _stamp(files[cell / "result.json"], f"result.json of {cell}")
-    found = {name: files[cell / name] for name in NEEDED} | {
-        "partition.json": files[_partition(stamp)]
-    }
-    found |= {name: files[cell / name] for name in LOOKS if cell / name in files}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with whole_folder(target) as temporary:
-        for name, content in found.items():
-            write_atomically(temporary / name, content)
-        if target.exists():
-            with hold_lock(target):  # whoever trains it now is not robbed of it
-                shutil.rmtree(target)  # what was begun here
-
-
-def _stamp(content: bytes, where: str) -> str:
-    """The hash of the partition that a result.json names."""
+def _read_partition_hash(content: bytes, where: str) -> str:
+    """Return the hash of the partition that a result.json names."""
     result = parse_json(content, where)
-    stamp = result.get("partition") if isinstance(result, dict) else None
-    if not isinstance(stamp, str):
+    partition = result.get("partition") if isinstance(result, dict) else None
+    if not isinstance(partition, str):
         raise RunFolderError(f"{where} is damaged: it does not name its partition")
-    return stamp
+    return partition
 
 
-def _partition(stamp: str) -> PurePosixPath:
-    return PurePosixPath(PARTITIONS) / f"{stamp}.json"
+def _partition_path(partition: str) -> PurePosixPath:
+    return PurePosixPath(PARTITIONS) / f"{partition}.json"

@@ -29,10 +29,12 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-LEVEL = 0.05  # the chance of a wrong statement in a family, for each of the two kinds of tests
-CONFIDENCE = 0.95  # of intervals, each for itself
+#: The chance of a wrong statement in a family, for each of the two kinds of tests.
+LEVEL = 0.05
+#: The confidence of each interval by itself; intervals are not corrected for their family.
+CONFIDENCE = 0.95
 #: Points. In the median of the paper's 18 settings FedProto leads the best other method by 0.8
-#: points; less than about a third of such a lead is no difference that matters.
+#: points; a difference of less than about a third of such a lead does not matter.
 ACCURACY_MARGIN = 0.3
 #: Points. A standard deviation of 1 point over 20 clients, as on MNIST, is itself only known to
 #: about 0.2 points.
@@ -40,7 +42,8 @@ DEVIATION_MARGIN = 0.2
 #: Rounds. A tenth of the rounds that FedProto is given in the paper's tables; accuracy is measured
 #: every 5 to 20.
 ROUNDS_MARGIN = 10.0
-_SAME = 1e-9  # differences that vary by less do not vary
+#: Differences whose range is smaller than this are taken to be the same in every seed.
+_SAME_RANGE = 1e-9
 
 
 class Outcome(Enum):
@@ -54,28 +57,35 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Measurement:
-    """A number of one federation: known, a lower bound (`at_least`), or None if the run diverged."""
+    """A number of one federation.
+
+    It is known, a lower bound of the true number (`at_least`), or None if the run diverged.
+    """
 
     value: float | None
     at_least: bool = False
 
 
-Key = tuple[Any, int]  # a setting, and a seed
-Numbers = Mapping[Key, Measurement]
+#: A federation: its setting and its seed.
+Key = tuple[Any, int]
+Measurements = Mapping[Key, Measurement]
 
 
 @dataclass(frozen=True)
 class Comparison:
     """The differences of two methods (first minus second) over the federations that both ran.
 
-    effect                 the mean over seeds; a bound of it if `bounded` says so
-    half_width             of its 95% interval; None where the seeds cannot tell
-    margin                 differences up to this do not matter; None if no margin is stated
-    p_difference           two-sided p of Student's paired test; 1 where it cannot be used
-    p_equivalence          the larger p of the two one-sided tests; 1 where they cannot be used
-    bounded                -1: the true effect is this or lower, 1: this or higher, 0: known,
-                           None: unknown on both sides
-    reason                 why nothing can be said, where that is so
+    effect           the mean over seeds; only a bound of it if `bounded` says so
+    half_width       of the effect's 95% interval; None where the seeds cannot tell
+    margin           differences up to this do not matter; None if no margin is stated
+    p_difference     two-sided p of Student's paired test; 1 where it cannot be used
+    p_equivalence    the larger p of the two one-sided tests; 1 where they cannot be used
+    higher           the number of federations in which the first method is higher
+    bounded          -1: the true effect is this or lower, 1: this or higher, 0: known,
+                     None: unknown on both sides
+    diverged_first   federations in which only the first method diverged; `_second` likewise
+    censored_first   federations in which the first method's number is a lower bound
+    reason           why nothing can be said, where that is so
     """
 
     effect: float
@@ -85,7 +95,7 @@ class Comparison:
     p_equivalence: float
     seeds: int
     federations: int
-    higher: int  # federations in which the first is higher
+    higher: int
     smaller_is_better: bool = False
     bounded: int | None = 0
     diverged_first: int = 0
@@ -95,17 +105,22 @@ class Comparison:
     reason: str = ""
 
     def interval(self) -> tuple[float, float]:
-        """Both ends of the 95% interval."""
+        """Return both ends of the 95% interval; NaN where there is none."""
         half_width = math.nan if self.half_width is None else self.half_width
         return self.effect - half_width, self.effect + half_width
 
     def text(self, digits: int = 2) -> str:
-        """The effect and its interval, and what was not measured."""
+        """Return the effect with its interval, and whether it is only a bound."""
         if not self.federations:
             return "–"
-        bound = {-1: "≤ ", 1: "≥ ", 0: "", None: "about "}[self.bounded]
-        half_width = "" if self.half_width is None else f" ± {self.half_width:.{digits}f}"
-        return f"{bound}{self.effect:+.{digits}f}{half_width}"
+        bound = _BOUND_SIGNS[self.bounded]
+        effect = f"{bound}{self.effect:+.{digits}f}"
+        if self.half_width is None:
+            return effect
+        return f"{effect} ± {self.half_width:.{digits}f}"
+
+
+_BOUND_SIGNS = {-1: "≤ ", 1: "≥ ", 0: "", None: "about "}
 
 
 @dataclass(frozen=True)
@@ -119,7 +134,10 @@ class Decision:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and the half-width of its 95% interval (Student's t); NaN for fewer than two values."""
+    """Return the mean and the half-width of its 95% interval (Student's t).
+
+    The half-width is NaN for fewer than two values.
+    """
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, math.nan
@@ -128,12 +146,12 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _standard_error(values: Sequence[float]) -> float:
-    """Of the mean."""
+    """Return the standard error of the mean."""
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _chance_above(values: Sequence[float], bound: float) -> float:
-    """One-sided p of Student's test that the mean lies above a bound."""
+    """Return the one-sided p of Student's test that the mean lies above a bound."""
     t = (statistics.fmean(values) - bound) / _standard_error(values)
     return float(special.stdtr(len(values) - 1, -t))
 
@@ -142,71 +160,88 @@ def _chance_above(values: Sequence[float], bound: float) -> float:
 
 
 def exact(numbers: Mapping[Key, float]) -> dict[Key, Measurement]:
-    """Numbers that are all known."""
+    """Return numbers that are all known as measurements."""
     return {key: Measurement(value) for key, value in numbers.items()}
 
 
 def compare(
-    first: Numbers, second: Numbers, *, margin: float | None, smaller_is_better: bool = False
+    first: Measurements,
+    second: Measurements,
+    *,
+    margin: float | None,
+    smaller_is_better: bool = False,
 ) -> Comparison:
-    """First minus second, over the federations that both have."""
+    """Return the comparison of first minus second, over the federations that both have.
+
+    A run that diverged counts as badly as the worst run that finished, so it is a bound.
+    """
     shared = [key for key in first if key in second]
-    known, bounds = _differences(first, second, shared)
-    lost_first = [
-        key for key in shared if first[key].value is None and second[key].value is not None
-    ]
-    lost_second = [
-        key for key in shared if second[key].value is None and first[key].value is not None
-    ]
-    worst = 1 if smaller_is_better else -1  # the sign of a difference that speaks against the first
-    if known:
-        # A diverged run is at least as bad as the worst that finished.
-        extreme = {-1: min(known.values()), 1: max(known.values())}
-        known |= dict.fromkeys(lost_first, extreme[worst])
-        known |= dict.fromkeys(lost_second, extreme[-worst])
-        bounds |= {worst} if lost_first else set()
-        bounds |= {-worst} if lost_second else set()
-    tested = _test(_seed_means(known), margin, bounds)
+    differences, bounds = _subtract(first, second, shared)
+    diverged_first = []
+    diverged_second = []
+    for key in shared:
+        first_value = first[key].value
+        second_value = second[key].value
+        if first_value is None and second_value is not None:
+            diverged_first.append(key)
+        if second_value is None and first_value is not None:
+            diverged_second.append(key)
+    # The sign of a difference that speaks against the first method.
+    against_first = 1 if smaller_is_better else -1
+    if differences:
+        extremes = {-1: min(differences.values()), 1: max(differences.values())}
+        if diverged_first:
+            differences |= dict.fromkeys(diverged_first, extremes[against_first])
+            bounds.add(against_first)
+        if diverged_second:
+            differences |= dict.fromkeys(diverged_second, extremes[-against_first])
+            bounds.add(-against_first)
+    test = _test(_average_by_seed(differences), margin, bounds)
+    higher = [difference > 0 for difference in differences.values()]
+    censored_first = [first[key].at_least for key in shared]
+    censored_second = [second[key].at_least for key in shared]
     return Comparison(
-        effect=tested.effect,
-        half_width=tested.half_width,
+        effect=test.effect,
+        half_width=test.half_width,
         margin=margin,
-        p_difference=tested.p_difference,
-        p_equivalence=tested.p_equivalence,
-        seeds=tested.seeds,
-        federations=len(known),
-        higher=sum(difference > 0 for difference in known.values()),
+        p_difference=test.p_difference,
+        p_equivalence=test.p_equivalence,
+        seeds=test.seeds,
+        federations=len(differences),
+        higher=sum(higher),
         smaller_is_better=smaller_is_better,
-        bounded=tested.bounded,
-        diverged_first=len(lost_first),
-        diverged_second=len(lost_second),
-        censored_first=sum(first[key].at_least for key in shared),
-        censored_second=sum(second[key].at_least for key in shared),
-        reason=tested.reason,
+        bounded=test.bounded,
+        diverged_first=len(diverged_first),
+        diverged_second=len(diverged_second),
+        censored_first=sum(censored_first),
+        censored_second=sum(censored_second),
+        reason=test.reason,
     )
 
 
-def _differences(
-    first: Numbers, second: Numbers, keys: Sequence[Key]
+def _subtract(
+    first: Measurements, second: Measurements, keys: Sequence[Key]
 ) -> tuple[dict[Key, float], set[int]]:
-    """Differences of the runs that finished, and on which sides some of them are only bounds."""
-    known: dict[Key, float] = {}
+    """Return the differences of the runs that finished, and the sides on which some are bounds."""
+    differences: dict[Key, float] = {}
     bounds: set[int] = set()
     for key in keys:
-        ours, theirs = first[key], second[key]
+        ours = first[key]
+        theirs = second[key]
         if ours.value is None or theirs.value is None:
             continue
         if ours.at_least and theirs.at_least:
-            continue  # neither got there: nobody was first
-        known[key] = ours.value - theirs.value
+            continue  # neither reached the goal, so neither was first
+        differences[key] = ours.value - theirs.value
         if theirs.at_least:
             bounds.add(-1)
         if ours.at_least:
             bounds.add(1)
-    return known, bounds
+    return differences, bounds
 
 
-def _seed_means(differences: Mapping[Key, float]) -> list[float]:
+def _average_by_seed(differences: Mapping[Key, float]) -> list[float]:
+    """Return the mean difference of each seed over its settings."""
     by_seed: dict[int, list[float]] = {}
     for (_, seed), difference in differences.items():
         by_seed.setdefault(seed, []).append(difference)
@@ -214,40 +249,59 @@ def _seed_means(differences: Mapping[Key, float]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class _Tested:
+class _TestResult:
+    """The outcome of both tests over one number per seed; see Comparison for the fields."""
+
     effect: float
-    half_width: float | None
-    p_difference: float
-    p_equivalence: float
     seeds: int
     bounded: int | None
-    reason: str
+    half_width: float | None = None
+    p_difference: float = 1.0
+    p_equivalence: float = 1.0
+    reason: str = ""
 
 
-def _test(means: Sequence[float], margin: float | None, bounds: set[int]) -> _Tested:
-    """Both tests over one number per seed; `bounds` are the sides on which some are only bounds."""
+def _test(means: Sequence[float], margin: float | None, bounds: set[int]) -> _TestResult:
+    """Return the result of both tests over one number per seed.
+
+    `bounds` are the sides on which some numbers are only bounds.
+    """
     seeds = len(means)
     effect = statistics.fmean(means) if means else math.nan
     bounded = None if len(bounds) > 1 else next(iter(bounds), 0)
-    if seeds < 2:
-        reason = "one seed" if seeds else "no federation that both finished"
-        return _Tested(effect, None, 1.0, 1.0, seeds, bounded, reason)
-    if np.ptp(means) < _SAME:
-        return _Tested(effect, None, 1.0, 1.0, seeds, bounded, "the same difference in every seed")
+    reason = _why_untestable(means)
+    if reason:
+        return _TestResult(effect, seeds, bounded, reason=reason)
     _, half_width = mean_interval(means)
-    p_above = _chance_above(means, 0)
-    p_below = _chance_above([-mean for mean in means], 0)
-    p_difference = 2 * min(p_above, p_below)
-    if bounded is None or (bounded and np.sign(effect) != bounded):
-        p_difference = 1.0
+    # A bound can show a difference only on the side on which the true effect lies even farther.
+    supports_difference = bounded == 0 or np.sign(effect) == bounded
+    p_difference = difference_p(means) if supports_difference else 1.0
     p_equivalence = 1.0
-    if margin is not None and bounded == 0:
+    if bounded == 0 and margin is not None:
         p_equivalence = equivalence_p(means, margin)
-    return _Tested(effect, half_width, p_difference, p_equivalence, seeds, bounded, "")
+    return _TestResult(effect, seeds, bounded, half_width, p_difference, p_equivalence)
+
+
+def _why_untestable(means: Sequence[float]) -> str:
+    """Return why no test can be made of one number per seed; nothing if it can."""
+    if not means:
+        return "no federation that both finished"
+    if len(means) == 1:
+        return "one seed"
+    if np.ptp(means) < _SAME_RANGE:
+        return "the same difference in every seed"
+    return ""
+
+
+def difference_p(values: Sequence[float]) -> float:
+    """Return the two-sided p of Student's test that the mean is not 0."""
+    p_above = _chance_above(values, 0)
+    p_below = _chance_above([-value for value in values], 0)
+    return 2 * min(p_above, p_below)
 
 
 def equivalence_p(values: Sequence[float], margin: float) -> float:
-    """The p of two one-sided tests that the mean lies within ± margin: the larger of both."""
+    """Return the p of two one-sided tests that the mean lies within ± margin: the larger one."""
     above_lower = _chance_above(values, -margin)
     below_upper = _chance_above([-value for value in values], -margin)
     return max(above_lower, below_upper)
@@ -257,32 +311,36 @@ def equivalence_p(values: Sequence[float], margin: float) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values by Holm's step-down method (1979), in the order given."""
+    """Return p-values adjusted by Holm's step-down method (1979), in the order given."""
     count = len(p_values)
     order = sorted(range(count), key=lambda position: p_values[position])
     adjusted = [1.0] * count
     largest = 0.0
     for rank, position in enumerate(order):
-        largest = max(largest, min(1.0, (count - rank) * p_values[position]))
+        corrected = min(1.0, (count - rank) * p_values[position])
+        largest = max(largest, corrected)
         adjusted[position] = largest
     return adjusted
 
 
 def decide_family(comparisons: Sequence[Comparison]) -> list[Decision]:
-    """The outcome of each comparison of a family, by p-values adjusted over all of them."""
+    """Return the decision on each comparison, by p-values adjusted over the whole family."""
     differences = holm([comparison.p_difference for comparison in comparisons])
     equivalences = holm([comparison.p_equivalence for comparison in comparisons])
     decisions = []
     for comparison, p_difference, p_equivalence in zip(
         comparisons, differences, equivalences, strict=True
     ):
-        outcome = _outcome(comparison, p_difference, p_equivalence)
+        outcome = _decide(comparison, p_difference, p_equivalence)
         decisions.append(Decision(comparison, p_difference, p_equivalence, outcome))
     return decisions
 
 
-def _outcome(comparison: Comparison, p_difference: float, p_equivalence: float) -> Outcome:
-    """Equivalence comes first: a real difference that is smaller than the margin does not matter."""
+def _decide(comparison: Comparison, p_difference: float, p_equivalence: float) -> Outcome:
+    """Return the outcome by adjusted p-values.
+
+    Equivalence comes first: a real difference that is smaller than the margin does not matter.
+    """
     if p_equivalence < LEVEL:
         return Outcome.EQUIVALENT
     if p_difference < LEVEL:

@@ -1,14 +1,20 @@
-"""The judged claims as a page that begins with one screen to quote, and as a CSV with every comparison."""
+"""The judged claims as a page and as a CSV with every comparison.
+
+The page begins with a summary of one screen.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
+from fedproto.reproduce.claims import NOT_MEASURED, Answer, Claim
+from fedproto.reproduce.markdown import format_table
 from fedproto.reproduce.statistics import ACCURACY_MARGIN, DEVIATION_MARGIN, ROUNDS_MARGIN, Outcome
-from fedproto.reproduce.verdicts import NOT_MEASURED, Answer, Claim, judge_all
+from fedproto.reproduce.verdicts import judge_all
 
 PAGE = "VERDICTS.md"
 TABLE = "verdicts.csv"
@@ -19,106 +25,33 @@ Made by `fedproto reproduce verdicts` from the JSON files beside this page."""
 
 _HOW = f"""## How to read this
 
-- **Effect first.** A difference is the first method minus the second, in the same federations
-  (same partition, same seed), as the mean over seeds ± the half-width of its 95% interval.
-- **Outcomes.** *better* and *worse*: Student's paired test over seeds (each seed's mean over
-  its settings is one number). *equivalent*: the difference lies within a margin, by two
-  one-sided tests; even a difference that is real counts as equivalent if it is surely smaller
-  than the margin. *undecided*: neither was shown; it means that these seeds cannot tell, not
-  that there is no difference.
-- **Margins.** {ACCURACY_MARGIN} points of accuracy (FedProto leads the best other method by 0.8
-  points in the median of the paper's settings; about a third of that does not matter),
-  {DEVIATION_MARGIN} points of deviation between clients (it is not known more exactly over 20
-  clients), {ROUNDS_MARGIN:.0f} rounds (a tenth of FedProto's). They were set after these
-  results existed.
-- **Many comparisons.** Each claim is one family; Holm's method keeps the chance of any wrong
-  *better* or *worse* in it at 5%, and likewise of any wrong *equivalent*. The intervals are not
-  corrected.
+- **Effect.** A difference is the first method minus the second in the same federations (same
+  partition, same seed): the mean over seeds ± the half-width of its 95% interval.
+- **Outcomes.** *better* and *worse*: Student's paired test over seeds (the mean of a seed's
+  settings is one number). *equivalent*: the difference lies within a margin, by two one-sided
+  tests; even a real difference counts as equivalent if it is certainly smaller than the margin.
+  *undecided*: neither was shown. These seeds cannot tell, which does not mean that there is no
+  difference.
+- **Margins.** {ACCURACY_MARGIN} points of accuracy (in the median of the paper's settings FedProto
+  leads the best other method by 0.8 points; about a third of that does not matter),
+  {DEVIATION_MARGIN} points of deviation between clients (over 20 clients it is not known more
+  precisely), {ROUNDS_MARGIN:.0f} rounds (a tenth of FedProto's). They were set after these results
+  existed.
+- **Many comparisons.** Each claim is one family. Holm's method keeps the chance of any wrong
+  *better* or *worse* in it at 5%, and likewise that of any wrong *equivalent*. The intervals are
+  not corrected.
 - **One seed, or the same difference in every seed,** is undecided.
-- **Never got there.** A method that never reached the goal needs more rounds than it was given.
-  Its difference is then a bound (≤), which can show that FedProto is faster but not that it is
-  slower or equivalent.
-- **Diverged.** A run that diverged counts as badly as the worst run that finished, so the
-  effect is a bound, too.
-- **Data.** "62 characters" is Chars74K's computer fonts, which stand in for FEMNIST; ResNet18
+- **Goals that were never reached.** A method that never reached the goal needs more rounds than
+  it was given. Its difference is then a bound (≤), which can show that FedProto is faster, but
+  not that it is slower or equivalent.
+- **Diverged runs.** A run that diverged counts like the worst run that finished, so the effect
+  is then a bound, too.
+- **Data.** "62 characters" is Chars74K's computer fonts, which stand in for FEMNIST. ResNet18
   starts from Tiny-ImageNet weights, which stand in for ImageNet's. MNIST and 62 characters have
-  5 seeds, CIFAR-10 has 3. Seeds were fixed before looking, the last round counts, nothing was
+  5 seeds, CIFAR-10 has 3. Seeds were fixed in advance, the last round counts, nothing was
   selected on test data, and quick versions do not count."""
 
-
-def write_verdicts(folder: Path) -> dict[str, str]:
-    """The contents of the page and of the CSV, by file name."""
-    papers, further = judge_all(folder)
-    return {PAGE: page(papers, further), TABLE: table([*papers, *further])}
-
-
-# --- the page
-
-
-def page(papers: Sequence[Claim], further: Sequence[Claim]) -> str:
-    """A summary of one screen, a paragraph per claim, how to read it, and the tables."""
-    claims = [*papers, *further]
-    parts = [
-        _INTRODUCTION,
-        _summary(papers, further),
-        "## Claim by claim",
-        *(_paragraph(number, claim) for number, claim in enumerate(claims, 1)),
-        _HOW,
-        "## Every comparison",
-        f"Setting by setting, and with p-values, in [{TABLE}]({TABLE}). Bold: decided.",
-        *(_answers_table(claim) for claim in claims if claim.answers),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _summary(papers: Sequence[Claim], further: Sequence[Claim]) -> str:
-    lines = [
-        "## In short",
-        "",
-        "| | the paper's claim | verdict | comparisons, and effects |",
-        "|---|---|---|---|",
-    ]
-    lines += [_summary_line(number, claim) for number, claim in enumerate(papers, 1)]
-    lines.append("| | **not in the paper** | | |")
-    lines += [_summary_line(number, claim) for number, claim in enumerate(further, len(papers) + 1)]
-    return "\n".join(lines)
-
-
-def _summary_line(number: int, claim: Claim) -> str:
-    figures = claim.figures or "; ".join(_short(claim, data) for data in _data_sets(claim)) or "–"
-    return f"| {number} | {claim.title} | **{claim.verdict}** | {figures} |"
-
-
-def _short(claim: Claim, data: str) -> str:
-    """How many comparisons on a data set had which outcome, and the effects from smallest to largest."""
-    answers = [answer for answer in claim.answers if answer.data == data]
-    return f"{data}: {count_outcomes(claim, answers)} {_range(answers, claim)}"
-
-
-def _data_sets(claim: Claim) -> list[str]:
-    return list(dict.fromkeys(answer.data for answer in claim.answers))
-
-
-def count_outcomes(claim: Claim, answers: Sequence[Answer]) -> str:
-    """How many of the comparisons had which outcome, such as "9 better, 2 equivalent"."""
-    outcomes = [answer.outcome for answer in answers]
-    counts = [
-        f"{outcomes.count(outcome)} {claim.label(outcome)}"
-        for outcome in Outcome
-        if outcome in outcomes
-    ]
-    return ", ".join(counts)
-
-
-def _paragraph(number: int, claim: Claim) -> str:
-    found = [claim.figures] if claim.figures else list(_sentences(claim))
-    picture = (
-        [f"([figure]({claim.picture}))"] if claim.picture and claim.verdict != NOT_MEASURED else []
-    )
-    said = " ".join([*found, claim.note, *picture])
-    return f"**{number}. {claim.title}: {claim.verdict}.** {said}".strip()
-
-
+#: How a sentence about an outcome goes on, before the name of the second method.
 _WORDS = {
     Outcome.BETTER: "better than",
     Outcome.WORSE: "worse than",
@@ -127,97 +60,215 @@ _WORDS = {
 }
 
 
-def _sentences(claim: Claim) -> Iterator[str]:
-    """A sentence per data set: against whom there was which outcome, with the effects."""
-    firsts = {answer.first for answer in claim.answers}
-    for data in _data_sets(claim):
-        parts = []
-        for outcome, words in _WORDS.items():
-            mine = [
-                answer
-                for answer in claim.answers
-                if (answer.data, answer.outcome) == (data, outcome)
-            ]
-            if mine and len(firsts) > 1:
-                names = "; ".join(answer.first for answer in mine)
-                parts.append(f"{claim.label(outcome)} {_range(mine, claim)}: {names}")
-            elif mine:
-                parts.append(
-                    f"{words} {', '.join(answer.second for answer in mine)} {_range(mine, claim)}"
-                )
-        yield f"On {data} {'; '.join(parts)}.{_unseen(claim, data)}"
+def render_verdicts(folder: Path) -> dict[str, str]:
+    """Return the contents of the page and of the CSV, by file name.
+
+    They are made from the JSON files in the folder.
+    """
+    papers, further = judge_all(folder)
+    return {PAGE: render_page(papers, further), TABLE: render_csv([*papers, *further])}
 
 
-def _range(answers: Sequence[Answer], claim: Claim) -> str:
-    """The effect with its interval, or the smallest and the largest of several effects."""
-    if len(answers) == 1:
-        return f"({answers[0].comparison.text(claim.digits)} {claim.unit})"
-    effects = sorted(answer.comparison.effect for answer in answers)
-    bounds = {answer.comparison.bounded for answer in answers} - {0}
-    bound = ", some of them bounds" if bounds else ""
-    return (
-        f"({effects[0]:+.{claim.digits}f} to {effects[-1]:+.{claim.digits}f} {claim.unit}{bound})"
+# --- the page
+
+
+def render_page(papers: Sequence[Claim], further: Sequence[Claim]) -> str:
+    """Return a summary of one screen, a paragraph per claim, how to read it, and the tables."""
+    claims = [*papers, *further]
+    parts = [_INTRODUCTION, _summary(papers, further), "## Claim by claim"]
+    for number, claim in enumerate(claims, 1):
+        parts.append(_paragraph(number, claim))
+    parts.append(_HOW)
+    parts.append("## Every comparison")
+    parts.append(
+        f"[{TABLE}]({TABLE}) has them by setting and with p-values, too. Decided outcomes are bold."
     )
+    parts += [_answers_table(claim) for claim in claims if claim.answers]
+    return "\n\n".join(parts) + "\n"
 
 
-def _unseen(claim: Claim, data: str) -> str:
-    """Who never got there, and whose runs diverged."""
-    never = []
-    diverged = []
-    for answer in claim.answers:
-        comparison = answer.comparison
-        if answer.data != data:
-            continue
-        if comparison.censored_second:
-            never.append(
-                f"{answer.second} in {comparison.censored_second} of {comparison.federations}"
-            )
-        if comparison.diverged_first:
-            diverged.append(
-                f"{answer.first} in {comparison.diverged_first} of {comparison.federations}"
-            )
-        if comparison.diverged_second:
-            diverged.append(
-                f"{answer.second} in {comparison.diverged_second} of {comparison.federations}"
-            )
-    text = f" Never got there: {', '.join(never)} federations." if never else ""
-    return text + (f" Diverged: {', '.join(diverged)} federations." if diverged else "")
+def _data_sets(claim: Claim) -> list[str]:
+    """Return the data sets of a claim, in the order of its answers."""
+    return list(dict.fromkeys(answer.data for answer in claim.answers))
 
 
-def _answers_table(claim: Claim) -> str:
-    """Methods against data sets where all are against FedProto, else a line per comparison."""
-    firsts = {answer.first for answer in claim.answers}
-    head = f"**{claim.title}** ({claim.unit})"
-    if len(firsts) == 1 and len({answer.data for answer in claim.answers}) > 1:
-        return f"{head}\n\n{_grid(claim)}"
-    lines = [f"| first | second | {claim.unit} | outcome |", "|---|---|---|---|"]
-    for answer in claim.answers:
-        effect = answer.comparison.text(claim.digits)
-        lines.append(
-            f"| {answer.first} | {answer.second} | {effect} | {_emphasise(claim, answer.outcome)} |"
-        )
-    return f"{head}\n\n" + "\n".join(lines)
+def _answers_on(claim: Claim, data: str) -> list[Answer]:
+    return [answer for answer in claim.answers if answer.data == data]
 
 
-def _grid(claim: Claim) -> str:
-    data_sets = list(dict.fromkeys(answer.data for answer in claim.answers))
-    by_place = {(answer.second, answer.data): answer for answer in claim.answers}
-    first = claim.answers[0].first
-    lines = [f"| {first} against | {' | '.join(data_sets)} |", "|---" * (len(data_sets) + 1) + "|"]
-    for second in dict.fromkeys(answer.second for answer in claim.answers):
-        entries = [_entry(by_place.get((second, data)), claim) for data in data_sets]
-        lines.append(f"| {second} | {' | '.join(entries)} |")
+# --- its summary
+
+
+def _summary(papers: Sequence[Claim], further: Sequence[Claim]) -> str:
+    """Return the table of all claims with their verdicts."""
+    lines = [
+        "## Summary",
+        "",
+        "| | the paper's claim | verdict | comparisons and effects |",
+        "|---|---|---|---|",
+    ]
+    for number, claim in enumerate(papers, 1):
+        lines.append(_summary_line(number, claim))
+    lines.append("| | **not in the paper** | | |")
+    for number, claim in enumerate(further, len(papers) + 1):
+        lines.append(_summary_line(number, claim))
     return "\n".join(lines)
 
 
-def _entry(answer: Answer | None, claim: Claim) -> str:
+def _summary_line(number: int, claim: Claim) -> str:
+    """Return a claim with its verdict, and its figures or the effects on each data set."""
+    figures = claim.figures
+    if not figures:
+        figures = "; ".join(_summarise_data_set(claim, data) for data in _data_sets(claim))
+    return f"| {number} | {claim.title} | **{claim.verdict}** | {figures or '–'} |"
+
+
+def _summarise_data_set(claim: Claim, data: str) -> str:
+    """Return how many comparisons on a data set had which outcome, and the range of effects."""
+    answers = _answers_on(claim, data)
+    return f"{data}: {count_outcomes(claim, answers)} {_range(answers, claim)}"
+
+
+def count_outcomes(claim: Claim, answers: Sequence[Answer]) -> str:
+    """Return how many comparisons had which outcome, such as "9 better, 2 equivalent"."""
+    outcomes = [answer.outcome for answer in answers]
+    present = [outcome for outcome in Outcome if outcome in outcomes]
+    counts = [f"{outcomes.count(outcome)} {claim.label(outcome)}" for outcome in present]
+    return ", ".join(counts)
+
+
+def _range(answers: Sequence[Answer], claim: Claim) -> str:
+    """Return the effect with its interval, or the smallest and the largest of several effects.
+
+    Comparisons without a federation that both methods finished have no effect.
+    """
+    comparisons = [answer.comparison for answer in answers if answer.comparison.federations]
+    if not comparisons:
+        return "(no effect measured)"
+    if len(comparisons) == 1:
+        effect = comparisons[0].text(claim.digits)
+        return f"({effect} {claim.unit})"
+    effects = [comparison.effect for comparison in comparisons]
+    number_format = f"+.{claim.digits}f"
+    smallest = format(min(effects), number_format)
+    largest = format(max(effects), number_format)
+    text = f"{smallest} to {largest} {claim.unit}"
+    if any(comparison.bounded != 0 for comparison in comparisons):
+        text += ", some of them bounds"
+    return f"({text})"
+
+
+# --- its paragraphs
+
+
+def _paragraph(number: int, claim: Claim) -> str:
+    """Return a claim with its verdict, the outcomes, how it was measured, and its figure."""
+    parts = [f"**{number}. {claim.title}: {claim.verdict}.**"]
+    if claim.figures:
+        parts.append(claim.figures)
+    else:
+        parts += [_describe_data_set(claim, data) for data in _data_sets(claim)]
+    if claim.note:
+        parts.append(claim.note)
+    if claim.picture and claim.verdict != NOT_MEASURED:
+        parts.append(f"([figure]({claim.picture}))")
+    return " ".join(parts)
+
+
+def _describe_data_set(claim: Claim, data: str) -> str:
+    """Return which methods had which outcome on a data set, with the effects, as a sentence."""
+    has_one_first = len({answer.first for answer in claim.answers}) == 1
+    parts = []
+    for outcome, words in _WORDS.items():
+        answers = [answer for answer in _answers_on(claim, data) if answer.outcome is outcome]
+        if not answers:
+            continue
+        effects = _range(answers, claim)
+        if has_one_first:
+            names = ", ".join(answer.second for answer in answers)
+            parts.append(f"{words} {names} {effects}")
+        else:
+            names = "; ".join(answer.first for answer in answers)
+            parts.append(f"{claim.label(outcome)} {effects}: {names}")
+    return f"On {data}: {'; '.join(parts)}.{_describe_unseen(claim, data)}"
+
+
+def _describe_unseen(claim: Claim, data: str) -> str:
+    """Return which methods never reached the goal, and which diverged, as sentences."""
+    never = []
+    diverged = []
+    for answer in _answers_on(claim, data):
+        comparison = answer.comparison
+        federations = comparison.federations
+        if comparison.censored_second:
+            never.append(f"{answer.second} in {comparison.censored_second} of {federations}")
+        if comparison.diverged_first:
+            diverged.append(f"{answer.first} in {comparison.diverged_first} of {federations}")
+        if comparison.diverged_second:
+            diverged.append(f"{answer.second} in {comparison.diverged_second} of {federations}")
+    text = ""
+    if never:
+        text += f" Never reached the goal: {', '.join(never)} federations."
+    if diverged:
+        text += f" Diverged: {', '.join(diverged)} federations."
+    return text
+
+
+# --- its tables
+
+
+def _answers_table(claim: Claim) -> str:
+    """Return the table of a claim's answers.
+
+    It has methods by data sets where one method is compared on several data sets, otherwise a row
+    per comparison.
+    """
+    has_one_first = len({answer.first for answer in claim.answers}) == 1
+    if has_one_first and len(_data_sets(claim)) > 1:
+        table = _grid(claim)
+    else:
+        table = _list_answers(claim)
+    return f"**{claim.title}** ({claim.unit})\n\n{table}"
+
+
+def _list_answers(claim: Claim) -> str:
+    """Return a table with a row per comparison."""
+    rows = []
+    for answer in claim.answers:
+        effect = answer.comparison.text(claim.digits)
+        outcome = _emphasise(claim, answer.outcome)
+        rows.append([answer.first, answer.second, effect, outcome])
+    return format_table(["first", "second", claim.unit, "outcome"], rows)
+
+
+def _grid(claim: Claim) -> str:
+    """Return a table of the second methods by data sets; the first method is the same in all."""
+    data_sets = _data_sets(claim)
+    by_place = {(answer.second, answer.data): answer for answer in claim.answers}
+    rows = []
+    for second in dict.fromkeys(answer.second for answer in claim.answers):
+        row = [second]
+        for data in data_sets:
+            answer = by_place.get((second, data))
+            row.append(_grid_entry(answer, claim))
+        rows.append(row)
+    first = claim.answers[0].first
+    return format_table([f"{first} against", *data_sets], rows)
+
+
+def _grid_entry(answer: Answer | None, claim: Claim) -> str:
     if answer is None:
         return "–"
-    return f"{answer.comparison.text(claim.digits)} {_emphasise(claim, answer.outcome)}"
+    effect = answer.comparison.text(claim.digits)
+    outcome = _emphasise(claim, answer.outcome)
+    return f"{effect} {outcome}"
 
 
 def _emphasise(claim: Claim, outcome: Outcome) -> str:
-    return outcome.value if outcome is Outcome.UNDECIDED else f"**{claim.label(outcome)}**"
+    """Return the word for an outcome, in bold if something was decided."""
+    if outcome is Outcome.UNDECIDED:
+        return outcome.value
+    return f"**{claim.label(outcome)}**"
 
 
 # --- the CSV
@@ -252,23 +303,26 @@ COLUMNS = (
 )
 
 
-def table(claims: Sequence[Claim]) -> str:
-    """Every comparison as CSV: `family` says which ones were corrected together."""
+_BOUNDS = {-1: "effect or lower", 1: "effect or higher", 0: "", None: "unknown on both sides"}
+
+
+def render_csv(claims: Sequence[Claim]) -> str:
+    """Return every comparison as CSV: `family` says which ones were corrected together."""
     file = io.StringIO()
     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for claim in claims:
         for answer in claim.answers:
-            writer.writerow(_record(claim, claim.key, answer))
+            writer.writerow(_make_record(claim, claim.key, answer))
         for answer in claim.details:
-            writer.writerow(_record(claim, f"{claim.key}, by setting", answer))
+            writer.writerow(_make_record(claim, f"{claim.key}, by setting", answer))
     return file.getvalue()
 
 
-def _record(claim: Claim, family: str, answer: Answer) -> dict[str, str | int]:
+def _make_record(claim: Claim, family: str, answer: Answer) -> dict[str, str | int]:
+    """Return a comparison as a row of the CSV."""
     comparison = answer.comparison
     low, high = comparison.interval()
-    bounds = {-1: "effect or lower", 1: "effect or higher", 0: "", None: "unknown on both sides"}
     return {
         "claim": claim.title,
         "family": family,
@@ -277,10 +331,10 @@ def _record(claim: Claim, family: str, answer: Answer) -> dict[str, str | int]:
         "first": answer.first,
         "second": answer.second,
         "unit": claim.unit,
-        "effect": _number(comparison.effect),
-        "low": _number(low),
-        "high": _number(high),
-        "bound": bounds[comparison.bounded],
+        "effect": _format_number(comparison.effect),
+        "low": _format_number(low),
+        "high": _format_number(high),
+        "bound": _BOUNDS[comparison.bounded],
         "outcome": claim.label(answer.outcome),
         "reason": comparison.reason,
         "seeds": comparison.seeds,
@@ -291,13 +345,13 @@ def _record(claim: Claim, family: str, answer: Answer) -> dict[str, str | int]:
         "diverged_first": comparison.diverged_first,
         "diverged_second": comparison.diverged_second,
         "margin": "" if comparison.margin is None else f"{comparison.margin:g}",
-        "p_difference": _number(comparison.p_difference),
-        "p_difference_holm": _number(answer.decision.p_difference),
-        "p_equivalence": _number(comparison.p_equivalence),
-        "p_equivalence_holm": _number(answer.decision.p_equivalence),
+        "p_difference": _format_number(comparison.p_difference),
+        "p_difference_holm": _format_number(answer.decision.p_difference),
+        "p_equivalence": _format_number(comparison.p_equivalence),
+        "p_equivalence_holm": _format_number(answer.decision.p_equivalence),
     }
 
 
-def _number(value: float) -> str:
-    """Four digits are more than any interval here supports; empty where there is no number."""
-    return "" if value != value else f"{value:.4g}"
+def _format_number(value: float) -> str:
+    """Return a number with four digits, more than any interval here supports; nothing for NaN."""
+    return "" if math.isnan(value) else f"{value:.4g}"

@@ -308,9 +308,9 @@ def archive_of(run: Path, cell: str, path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_archive_that_somebody_sent_runs_no_code(kind: str, sent: Path, trace: Path) -> None:
-    from fedproto.reproduce.plan import Narrowed, plan, read_spec
+    from fedproto.reproduce.plan import Request, plan, read_spec
 
-    first = plan(read_spec("table-mnist", Narrowed(quick=True)))[0].cell
+    first = plan(read_spec("table-mnist", Request(quick=True)))[0].cell
     archive_of(sent / kind, f"table-mnist/{first.name}", Path("cells.tgz"))
     refused = fedproto(
         "reproduce", "table-mnist", "--quick", "--archive", "cells.tgz", "--out", "new"

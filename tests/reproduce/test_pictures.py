@@ -18,7 +18,7 @@ from fedproto.reproduce.pictures.embedding_measures import measure_embeddings
 from fedproto.reproduce.pictures.embeddings import first_run_folder
 from fedproto.reproduce.pictures.panels import limit_accuracies
 from fedproto.reproduce.pictures.placement import cluster, spread_out
-from fedproto.reproduce.plan import Narrowed, plan, read_spec
+from fedproto.reproduce.plan import Request, plan, read_spec
 from fedproto.reproduce.tables import summary
 
 COLUMNS = ("n = 3, stdev 2", "n = 4, stdev 2")
@@ -289,7 +289,7 @@ def test_where_nothing_can_be_compared_there_is_no_measure() -> None:
 
 def test_a_figure_finds_the_folders_that_the_plan_names() -> None:
     for target in ("fig-tsne", "study-options"):
-        for planned in plan(read_spec(target, Narrowed(quick=True))):
+        for planned in plan(read_spec(target, Request(quick=True))):
             cell = {"method": planned.row.name, "column": planned.column, "seeds": [planned.seed]}
             assert first_run_folder(Path("runs"), cell) == Path("runs") / planned.cell.name
 
@@ -359,7 +359,7 @@ def test_without_matplotlib_a_figure_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     message = r"a figure needs the package 'matplotlib': pip install 'fedproto\[plots\]'"
     with pytest.raises(MissingExtra, match=message):
-        list(make.make("fig-shots", Narrowed(), tmp_path, None, pytest.fail))
+        list(make.make("fig-shots", Request(), tmp_path, None, pytest.fail))
     assert not list(tmp_path.iterdir())
 
 
@@ -367,9 +367,9 @@ def test_without_matplotlib_a_table_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert list(make._drawn("table-mnist", make_table(), tmp_path)) == []
+    assert list(make._draw_figure("table-mnist", make_table(), tmp_path)) == []
     monkeypatch.undo()
-    assert [path.name for path in make._drawn("table-mnist", make_table(), tmp_path)] == [
+    assert [path.name for path in make._draw_figure("table-mnist", make_table(), tmp_path)] == [
         "table-mnist.csv",
         "table-mnist.png",
     ]

@@ -1,4 +1,4 @@
-"""The tests behind the verdicts, against scipy, statsmodels, published examples and properties."""
+"""The statistical tests behind the verdicts, against scipy, statsmodels and published examples."""
 
 import math
 
@@ -35,12 +35,12 @@ def outcome(comparison):
     return decision.outcome
 
 
-# --- against others' implementations and published examples
+# --- against other implementations and published examples
 
 
 @settings(max_examples=40, deadline=None)
 @given(samples)
-def test_the_test_of_a_difference_is_scipys_paired_test(pairs):
+def test_differences_agree_with_scipys_paired_test(pairs):
     ours, theirs = zip(*pairs, strict=True)
     found = compare(seeds(ours), seeds(theirs), margin=0.3)
     if found.reason:
@@ -54,7 +54,7 @@ def test_the_test_of_a_difference_is_scipys_paired_test(pairs):
 
 @settings(max_examples=40, deadline=None)
 @given(samples, st.floats(0.01, 50))
-def test_the_test_of_equivalence_is_statsmodels_tost(pairs, margin):
+def test_equivalence_agrees_with_tost_in_statsmodels(pairs, margin):
     ours, theirs = (np.array(values) for values in zip(*pairs, strict=True))
     if np.ptp(ours - theirs) < 1e-6:
         return
@@ -64,8 +64,11 @@ def test_the_test_of_equivalence_is_statsmodels_tost(pairs, margin):
     )
 
 
-def test_tost_of_ten_differences_by_hand():
-    """Mean 0.1, deviation 0.2, n = 10, margin 0.3: t = 3.162 and -6.325 with 9 degrees of freedom; p = 0.0058."""
+def test_tost_of_ten_differences_is_as_computed_by_hand():
+    """Mean 0.1, deviation 0.2, n = 10, margin 0.3: with 9 degrees of freedom p = 0.0058.
+
+    The two t are 3.162 and -6.325.
+    """
     values = np.linspace(-1, 1, 10)
     values = 0.1 + 0.2 * values / values.std(ddof=1)
     se = 0.2 / math.sqrt(10)
@@ -74,7 +77,7 @@ def test_tost_of_ten_differences_by_hand():
 
 
 def test_holms_published_example():
-    """Wikipedia's example (Holm-Bonferroni method): the first and the last hypothesis are rejected."""
+    """Wikipedia (Holm-Bonferroni method): the first and the last hypothesis are rejected."""
     adjusted = holm([0.01, 0.04, 0.03, 0.005])
     assert adjusted == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert [p < 0.05 for p in adjusted] == [True, False, False, True]
@@ -82,11 +85,11 @@ def test_holms_published_example():
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
-def test_holm_is_statsmodels(p_values):
+def test_holm_agrees_with_statsmodels(p_values):
     assert holm(p_values) == pytest.approx(multipletests(p_values, method="holm")[1], abs=1e-12)
 
 
-def test_an_interval_is_scipys():
+def test_intervals_agree_with_scipy():
     values = [1.0, 2.5, 2.0, 4.0]
     mean, half = mean_interval(values)
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
@@ -113,12 +116,12 @@ WIDE = (-4.0, 5.0, 0.0, 3.0, -3.5)
         (0.3, TIGHT, Outcome.BETTER),  # at the margin is not within it
     ],
 )
-def test_outcomes(mean, spread, expected):
+def test_outcome_by_mean_and_spread(mean, spread, expected):
     found = compare(seeds([90 + mean + each for each in spread]), seeds([90.0] * 5), margin=0.3)
     assert outcome(found) is expected
 
 
-def test_less_may_be_better():
+def test_smaller_may_be_better():
     found = compare(
         seeds([1.0, 1.1, 0.9]), seeds([5.0, 5.0, 5.0]), margin=0.3, smaller_is_better=True
     )
@@ -142,7 +145,7 @@ def test_without_a_margin_nothing_is_equivalent():
 
 
 @given(samples, st.floats(0.01, 50))
-def test_who_comes_first_does_not_matter(pairs, margin):
+def test_swapping_the_methods_swaps_the_outcome(pairs, margin):
     ours, theirs = zip(*pairs, strict=True)
     one = compare(seeds(ours), seeds(theirs), margin=margin)
     other = compare(seeds(theirs), seeds(ours), margin=margin)
@@ -157,7 +160,7 @@ def test_a_wider_margin_never_makes_equivalence_harder(pairs, margin, more):
         assert equivalence_p(differences, margin + more) <= equivalence_p(differences, margin)
 
 
-def test_settings_of_a_seed_are_one_number():
+def test_the_settings_of_a_seed_count_as_one_number():
     """Thirty federations of five seeds are five numbers, whatever the settings share."""
     ours = {
         (column, seed): 90 + seed + shift
@@ -173,7 +176,7 @@ def test_settings_of_a_seed_are_one_number():
     assert (found.higher, found.federations, found.seeds) == (7, 8, 4)
 
 
-def test_only_federations_that_both_have_are_compared():
+def test_only_federations_that_both_methods_ran_are_compared():
     ours = exact({("a", 0): 1.0, ("a", 1): 5.0, ("b", 0): 3.0})
     found = compare(ours, exact({("a", 0): 0.0, ("b", 0): 1.0}), margin=0.3)
     assert (found.effect, found.federations, found.seeds) == (1.5, 2, 1)
@@ -194,17 +197,17 @@ def test_a_family_is_corrected():
     assert ten[0].p_difference == pytest.approx(min(1, 10 * alone.p_difference))
 
 
-def test_equivalence_is_corrected_too():
+def test_equivalence_is_corrected_as_well():
     close = compare(seeds([0.3, -0.2, 0.25, -0.3, 0.1]), seeds([0.0] * 5), margin=0.4)
     assert outcome(close) is Outcome.EQUIVALENT
     assert {decision.outcome for decision in decide_family([close] * 20)} == {Outcome.UNDECIDED}
 
 
-# --- what was not seen
+# --- bounds and diverged runs
 
 
 def censored(values, last):
-    """Rounds to a goal; None for a run that never got there in its `last` rounds."""
+    """Return rounds to a goal; None stands for a run that never reached it in `last` rounds."""
     found = {}
     for seed, value in enumerate(values):
         found["a", seed] = Measurement(last, at_least=True) if value is None else Measurement(value)
@@ -215,14 +218,14 @@ def rounds(ours, theirs):
     return compare(ours, theirs, margin=10, smaller_is_better=True)
 
 
-def test_who_never_gets_there_is_slower_by_a_bound():
+def test_a_method_that_never_reaches_the_goal_is_slower_by_a_bound():
     found = rounds(seeds([10, 12, 11, 9, 10]), censored([None] * 5, 100))
     assert (found.bounded, found.censored_second) == (-1, 5)
     assert found.text(1).startswith("≤ -89.6") and outcome(found) is Outcome.BETTER
 
 
 def test_a_bound_never_shows_the_opposite_or_equivalence():
-    """The rival stopped after 5 rounds, short of the goal; that it would have been faster is not known."""
+    """The rival stopped after 5 rounds without reaching the goal: it need not be faster."""
     faster = rounds(seeds([90, 92, 91, 89, 90]), censored([None] * 5, 5))
     assert faster.effect > 80 and outcome(faster) is Outcome.UNDECIDED
     level = rounds(seeds([99, 100, 101, 100, 100]), censored([100, 100, None, 99, 101], 100))
@@ -234,13 +237,13 @@ def test_bounds_on_both_sides_show_nothing():
     assert found.bounded is None and outcome(found) is Outcome.UNDECIDED
 
 
-def test_two_that_never_got_there_say_nothing():
+def test_federations_in_which_neither_reached_the_goal_are_left_out():
     found = rounds(censored([10, None], 100), censored([40, None], 100))
     assert (found.federations, found.seeds) == (1, 1)
 
 
-def test_a_diverged_run_counts_as_badly_as_the_worst():
-    """Four seeds lose 20 to 23 points, the fifth diverged; without it, nothing would be shown of that seed."""
+def test_a_diverged_run_counts_like_the_worst():
+    """Four seeds lose 20 to 23 points, and the fifth diverged: it counts like the worst."""
     broken = seeds([78.0, 77.0, 76.0, 75.0, 0.0]) | {("a", 4): Measurement(None)}
     found = compare(broken, seeds([98.0] * 5), margin=0.3)
     assert (found.seeds, found.federations, found.diverged_first) == (5, 5, 1)
@@ -258,7 +261,7 @@ def test_a_method_that_diverged_is_neither_better_nor_equivalent():
     assert outcome(compare(close, seeds([95.0] * 5), margin=0.3)) is Outcome.UNDECIDED
 
 
-def test_the_others_divergence_counts_for_the_first():
+def test_divergence_of_the_second_method_counts_for_the_first():
     other = seeds([94.0, 94.1, 93.9, 94.2, 0.0]) | {("a", 4): Measurement(None)}
     found = compare(seeds([95.0] * 5), other, margin=0.3)
     assert found.bounded == 1 and found.diverged_second == 1 and outcome(found) is Outcome.BETTER

@@ -14,8 +14,9 @@ from fedproto.core import rounds
 from fedproto.core.engine import Chunk, Cohort
 from fedproto.core.types import Upload
 from fedproto.errors import DivergedError, TrainingError
-from fedproto.reproduce.plan import Narrowed, plan, read_spec
-from fedproto.reproduce.tables import gather, markdown
+from fedproto.reproduce.plan import Request, plan, read_spec
+from fedproto.reproduce.table_page import render_page
+from fedproto.reproduce.tables import gather
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.sweep import read_sweep, run_sweep
@@ -160,7 +161,7 @@ def test_a_sweep_says_which_federation_diverged(tmp_path: Path) -> None:
 
 def test_tables_keep_a_seed_that_diverged(tmp_path: Path) -> None:
     """A run that exploded counts, one that is not finite has no result; the cell names both."""
-    spec = read_spec("table-mnist", Narrowed(quick=True, seeds=3, methods=("local",)))
+    spec = read_spec("table-mnist", Request(quick=True, seeds=3, methods=("local",)))
     planned = plan(spec)
     assert len(planned) == 3
     sweep = tmp_path / "sweep.toml"
@@ -184,12 +185,12 @@ def test_tables_keep_a_seed_that_diverged(tmp_path: Path) -> None:
     assert cell["seeds"] == [0, 1]
     assert [run.get("diverged", False) for run in cell["runs"]] == [False, True]
     assert [each["seed"] for each in cell["diverged"]] == [2]
-    text = markdown(found)
+    text = render_page(found)
     assert (
         "**The loss exploded**, but the run finished and counts: Local (n = 3, stdev 2), seed 1."
         in text
     )
     assert (
-        "the means below are of the other seeds: Local (n = 3, stdev 2), seed 2: round 1, client "
+        "the means below are over the other seeds: Local (n = 3, stdev 2), seed 2: round 1, client "
         in text
     )
