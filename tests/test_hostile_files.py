@@ -326,7 +326,7 @@ def upload_of(value: float, weight: float = 1.0, dtype: torch.dtype = torch.floa
 @pytest.mark.parametrize(
     ("upload", "sentence"),
     [
-        (upload_of(1e300), "has prototypes that are not finite"),  # infinite in float32
+        (upload_of(1e300), "has prototypes with values that are not finite"),  # infinite in float32
         (upload_of(1.0, 1e300), "has weight with values that are not finite"),
         (upload_of(1.0, 1e-300), "a weight that is not positive"),  # zero in float32
         (upload_of(3e38, 1e-30), "is too large: with it the prototypes are not finite"),
