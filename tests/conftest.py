@@ -1,4 +1,4 @@
-"""One thread for every process: the suite runs a process a core, and tiny models gain nothing from a second thread."""
+"""One thread per process: the suite runs one process per core, and tiny models need no more."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hypothesis import settings
 
-# A shell's background job begins with Ctrl-C ignored, and so would every process that a test starts.
+# A background job of a shell ignores Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -25,7 +25,7 @@ if beside.exists():
 
 
 def pytest_make_parametrize_id(config, val):
-    """Bytes are named by their number: an archive holds the time it was made at, and workers must agree on names."""
+    """Name bytes by their number: archives hold times, and all workers must agree on names."""
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
 
 

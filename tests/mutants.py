@@ -1,7 +1,7 @@
 """Write tests/MUTATIONS.md from what `mutmut run` left in the folder `mutants`.
 
-`tests/mutations.toml` says why a mutant survives. A reason is found by the module and the changed line, since the
-numbers in mutants' names move with every change to the code.
+`tests/mutations.toml` says why a mutant survives. A reason is found by the module and the changed
+line, since the numbers in mutants' names move with every change to the code.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ DETECTED = ("killed", "timeout", "segfault", "suspicious", "caught by type check
 UNKNOWN_REASON = "not looked at yet"
 INTRODUCTION = """# Which small errors the tests notice
 
-`make mutants` changes the code in one small way at a time (with mutmut) and runs the fast tests that reach the changed
-function. A change that fails a test, or never ends, is noticed. One that all tests pass is listed below with why.
+`make mutants` changes the code in one small way at a time (with mutmut) and runs the fast tests
+that reach the changed function. A change is noticed if a test fails or never ends. A change that no
+test notices is listed below with the reason.
 Made by `tests/mutants.py` from the folder `mutants` and the reasons in `tests/mutations.toml`.
 """
 

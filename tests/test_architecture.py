@@ -1,4 +1,4 @@
-"""What holds for the package as a whole: imports go one way, plug-ins look alike, and the front door is light."""
+"""Rules for the whole package: one-way imports, plug-ins of one form, a light front door."""
 
 import ast
 import doctest
@@ -72,7 +72,7 @@ def imports(module: str) -> Iterator[str]:
 
 
 def unit_of(name: str) -> str:
-    """The file or folder of ours that `fedproto.x.y` lies in; `fedproto.run` lies in the package's own file."""
+    """Return the file or folder of `fedproto.x.y`; that of `fedproto.run` is `__init__.py`."""
     first = name.split(".")[1] if "." in name else "__init__"
     return (
         first
@@ -109,7 +109,7 @@ MATPLOTLIB = ("plots/", "report/", "reproduce/pictures/")
 
 @pytest.mark.parametrize("module", MODULES)
 def test_the_core_knows_neither_flower_nor_matplotlib(module: str) -> None:
-    """Where Flower's people or a figure's reader need them; in `deploy`, only what Flower calls and what it carries."""
+    """Only where Flower or figures need them; in `deploy`, only in the files that Flower calls."""
     allowed = {"matplotlib"} if module.startswith(MATPLOTLIB) else set()
     allowed |= {"flwr"} if module in FLOWER else set()
     assert {name.split(".")[0] for name in imports(module)}.isdisjoint(
@@ -118,7 +118,7 @@ def test_the_core_knows_neither_flower_nor_matplotlib(module: str) -> None:
 
 
 def test_pure_modules_know_no_files() -> None:
-    """The arithmetic and the algorithms are functions of tensors: nothing of theirs touches a disk or a clock."""
+    """The arithmetic and the algorithms are functions of tensors: no disk, no clock."""
     core = [
         "core/types",
         "core/prototypes",
@@ -192,7 +192,7 @@ def test_every_error_is_one_that_the_command_line_prints() -> None:
     "module", [module for module in MODULES if module not in ("__main__", "errors")]
 )
 def test_errors_are_defined_in_one_place(module: str) -> None:
-    """All but `Interrupted`, which is not for people: it must pass every `except Exception` on its way out."""
+    """All but `Interrupted`, which must pass every `except Exception` on its way out."""
     loaded = (
         importlib.import_module("fedproto." + module.replace("/", "."))
         if module != "__init__"

@@ -1,8 +1,8 @@
-"""Fixed runs whose numbers never change: every algorithm, engine and kind of data, one resume, one sweep.
+"""Fixed runs whose numbers never change: all algorithms, engines and kinds of data, one sweep.
 
 `golden.json` was recorded before the package was rearranged. Partitions, traffic and accuracies are
 compared exactly; losses and prototypes to 1e-9, because another processor adds in another order.
-`python tests/test_golden.py` prints the same numbers for whoever wants to compare two versions to the bit.
+`python tests/test_golden.py` prints the numbers, to compare two versions to the bit.
 """
 
 from __future__ import annotations

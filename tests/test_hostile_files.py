@@ -96,7 +96,7 @@ for path in sys.argv[1:]:
 
 
 def test_crafted_pickles_are_refused(tmp_path):
-    """In a process of its own, since five of these ended it with SIGSEGV, and one filled the memory."""
+    """In a process of its own: five of these files ended it with SIGSEGV, one filled the memory."""
     files = [tmp_path / f"data_batch_{number}" for number in range(len(CRAFTED) + 1)]
     for file, crafted in zip(files, CRAFTED.values(), strict=False):
         file.write_bytes(pickle.dumps({b"data": crafted, b"labels": [0]}, 2))
@@ -649,7 +649,7 @@ def places_of(value, path=()):
 
 
 def damaged(value, path, how):
-    """A copy of a JSON value, with the entry at this path replaced by `how(entry)`, or deleted where that is `...`."""
+    """Return a copy of a JSON value whose entry at this path is `how(entry)`; deleted if `...`."""
     if not path:
         return how(value)
     copied = dict(value) if isinstance(value, dict) else list(value)
@@ -780,7 +780,7 @@ def test_an_undamaged_folder_is_read(finished):
 
 
 def test_a_width_that_torch_cannot_count_to_is_one_sentence():
-    """Torch raises TypeError for it, where it raises RuntimeError for a width that only lacks the memory."""
+    """Torch raises TypeError for it, but RuntimeError for a width that only lacks the memory."""
     with pytest.raises(ConfigError, match=r"model mlp.* cannot be built") as refused:
         fedproto.run(dataset="digits", model=f"mlp(hidden={'9' * 30})", rounds=1)
     assert len(str(refused.value).splitlines()) == 1

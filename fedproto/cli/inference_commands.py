@@ -263,8 +263,8 @@ def _name_clients_that_cannot_reject(found: list[Rejection], reject: float) -> N
         listed += f" and {len(described) - MAX_NAMED_CLIENTS} others"
     say(
         f"{len(images)} of {len(clients)} clients cannot reject {reject:g} of known images, "
-        f"which needs {count_rows_needed(reject)} held-out images, and are left out of the fractions "
-        f"rejected; each with the images it has: {listed}",
+        f"which needs {count_rows_needed(reject)} held-out images, and are left out of the "
+        f"fractions rejected; each with the images it has: {listed}",
         stderr=True,
     )
 

@@ -1,4 +1,4 @@
-"""Each method's loss, upload and aggregate, computed by hand for two clients, and what must hold for all of them."""
+"""Loss, upload and aggregate of each algorithm by hand, and properties of all algorithms."""
 
 import importlib
 import inspect
@@ -24,7 +24,8 @@ PARAMS = {
     "head.v": torch.tensor([[1.0, 0.0], [0.0, -1.0]], dtype=torch.float64),
 }
 OTHER = {name: value + 1 for name, value in PARAMS.items()}
-#: On paper: the features X W are (1, 0.5), (0, 2), (1, 1.5), so the class means are (1, 1) and (0, 2); the logits are
+#: By hand: the features X W are (1, 0.5), (0, 2), (1, 1.5), so the class means are (1, 1) and
+#: (0, 2); the logits are
 LOGITS = [[1.0, -0.5], [0.0, -2.0], [1.0, -1.5]]
 CROSS_ENTROPY = (
     math.log(1 + math.exp(-1.5)) + math.log(1 + math.exp(2.0)) + math.log(1 + math.exp(-2.5))
@@ -78,7 +79,7 @@ def test_fedprox_has_mu_0_1_unless_told_otherwise():
 
 
 def test_fedprox_holds_no_running_statistics():
-    """They have no gradient and are no weights: a mile between them adds nothing to the 8 weights' term."""
+    """Statistics have no gradient, so a large distance between them adds nothing to the term."""
     own = PARAMS | {"body.bn.running_mean": torch.zeros(2), "body.bn.running_var": torch.ones(2)}
     received = OTHER | {
         "body.bn.running_mean": torch.full((2,), 1e6),
@@ -114,7 +115,7 @@ def test_fedproto_regularises_each_sample(distance):
 
 
 def test_fedproto_regularises_each_class_of_the_batch():
-    """Eq. 8: the batch means (1, 1) and (0, 2) are at squared distances 2 and 1 from (0, 0) and (0, 1)."""
+    """Eq. 8: the batch means are at squared distances 2 and 1 from (0, 0) and (0, 1)."""
     received = prototypes([[0.0, 0.0], [0.0, 1.0]])
     terms = build("fedproto", distance="sql2", regularise="class").loss(
         step(PARAMS, received, X, Y)
@@ -171,7 +172,8 @@ def test_local_says_nothing():
     assert algorithm.upload(step(PARAMS, {}, X, Y)) == ({}, {})
 
 
-#: global prototypes of two clients with 2 + 1 and 1 + 0 samples; class means are (1, 1), (0, 2) and (10, 5)
+#: Global prototypes of two clients with 2 + 1 and 1 + 0 samples; the class means are (1, 1),
+#: (0, 2) and (10, 5).
 AGGREGATES = {
     "samples": [[(2 * 1 + 10) / 3, (2 * 1 + 5) / 3], [0.0, 2.0]],
     "uniform": [[5.5, 3.0], [0.0, 2.0]],
@@ -252,7 +254,7 @@ def test_fesem_averages_each_cluster_by_samples_and_reports_the_empty_one():
 
 
 def test_fesem_seeds_its_centres_from_the_first_uploads():
-    """Two tight groups far apart: k-means++ puts one seed in each, and the centres are the groups' means."""
+    """Two tight groups far apart: each gets one seed, and the centres are the groups' means."""
     algorithm, server = start("fesem", clusters=2)
     clients = [
         ({name: value + shift for name, value in PARAMS.items()}, 1)
@@ -265,7 +267,7 @@ def test_fesem_seeds_its_centres_from_the_first_uploads():
 
 
 def test_fesem_seeds_its_centres_by_weights_and_not_by_running_statistics():
-    """Two groups by weights, crossed by two groups of running variances that are a million apart."""
+    """Two groups by weights, crossed by two groups of running variances, a million apart."""
     algorithm = build("fesem", clusters=2)
     statistics = {"bn.running_var": torch.zeros(2, dtype=torch.float64)}
     server = algorithm.init(PARAMS | statistics, TASK)
@@ -285,7 +287,7 @@ def test_fesem_seeds_its_centres_by_weights_and_not_by_running_statistics():
 
 
 def test_fesem_seeds_its_centres_by_models_whatever_their_amounts_of_data():
-    """Two groups by weights, crossed by two amounts of data; each row of weights sums to nearly 0."""
+    """Two groups by weights, crossed by two amounts of data; each column sums to nearly 0."""
     algorithm, server = start("fesem", clusters=2)
     direction = torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
     clients = []
@@ -355,7 +357,7 @@ def test_fesem_waits_with_seeding_until_enough_clients_speak():
     assert algorithm.notes(new) == [sentence]
 
 
-# ---------------------------------------------------------------- what must hold for every algorithm, new ones too
+# --- properties of every algorithm, new ones too
 
 
 def test_options_that_are_not_given_have_the_values_of_the_documentation():
@@ -482,7 +484,7 @@ def test_what_is_uploaded_is_what_is_shared(name):
     ],
 )
 def test_a_stack_of_clients_computes_what_each_computes_alone(name, options):
-    """An engine that trains many clients at once needs every client-side function to be vmappable, gradients too."""
+    """All client-side functions work under vmap, with gradients: stacks of clients need that."""
     algorithm, received, x, y = first_step(name, **options)
     clients = [PARAMS, OTHER, {key: value - 0.5 for key, value in PARAMS.items()}]
     stacked = {key: torch.stack([params[key] for params in clients]) for key in PARAMS}
@@ -504,7 +506,7 @@ def test_a_stack_of_clients_computes_what_each_computes_alone(name, options):
 
 
 def test_the_mean_over_clients_is_numpys():
-    """Eq. 6 without its extra division, over 5 clients and 4 classes with holes, against a loop in numpy."""
+    """Eq. 6 without its extra division, over 5 clients and 4 classes, against a loop in numpy."""
     rng = np.random.default_rng(0)
     counts, means = rng.integers(0, 4, (5, 4)), rng.normal(size=(5, 4, 3))
     counts[:, 3] = 0

@@ -1,4 +1,4 @@
-"""Exact identities between methods, and with plain SGD written by somebody who has never heard of this package."""
+"""Exact identities between algorithms, and with plain SGD that does not use this package."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_the_methods_differ_where_they_should():
 
 
 def plain_sgd(run, rounds):
-    """One client's training as a tutorial would write it: a module, an optimiser, a loop over batches."""
+    """Train one client as a tutorial would: a module, an optimiser, a loop over batches."""
     member, training = run.federation.members[0], run.engine.trainings[0]
     x, y = member.train.x[member.train.rows], member.train.y[member.train.rows]
     width = member.initial["body.fc1.weight"].shape[1]
@@ -103,7 +103,7 @@ def test_the_order_of_clients_does_not_matter(name):
 
 
 def test_everyone_speaking_is_nobody_absent():
-    """With full participation the memory of the absent holds this round's uploads and nothing else."""
+    """With full participation only this round's uploads are remembered."""
     run, _ = finished("fedproto")
     assert run.progress.latest_uploads.last_round.tolist() == [3] * 4
 
@@ -111,7 +111,7 @@ def test_everyone_speaking_is_nobody_absent():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_method_learns(name):
-    """Well above the 1/ways of guessing on its own classes, after a minute's worth of rounds for a tiny model."""
+    """The accuracy among own classes is well above 1/ways after a few rounds of a tiny model."""
     settings = {"clients": 8, "rounds": 25, "shots": 20, "test_shots": 20, "precision": "float32"}
     _, result = finished(name, model="mlp", **settings)
     assert result.accuracy["head_own"]["mean"] > 0.8

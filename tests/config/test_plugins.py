@@ -672,7 +672,8 @@ WRONG = {
     "a source with an argument": ("dataset", "def f(): pass", "must take 1 positional arguments"),
     "a source of lists": (
         "dataset",
-        "from fedproto.data import Source, Split\ndef f(data_folders):\n    s = Split([[1.0]], [0])\n"
+        "from fedproto.data import Source, Split\n"
+        "def f(data_folders):\n    s = Split([[1.0]], [0])\n"
         "    return Source('s', ('a',), s, s)",
         "dataset 'sent:f' failed",
     ),

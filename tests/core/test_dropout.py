@@ -1,4 +1,4 @@
-"""Dropout whose draws are handed in: what the layers become, what they draw, and on what the draws depend."""
+"""Dropout whose draws are passed in: the layers, the draws, and what the draws depend on."""
 
 import math
 

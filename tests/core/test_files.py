@@ -1,4 +1,4 @@
-"""Atomic writes, locks, and readers that refuse what is corrupted, foreign or absurd in one sentence."""
+"""Atomic writes, locks, and readers that refuse corrupted or foreign files in one sentence."""
 
 import json
 import multiprocessing
@@ -47,7 +47,7 @@ def test_a_public_file_follows_the_umask(tmp_path: Path) -> None:
 
 
 def test_concurrent_writers_never_mix_their_bytes(tmp_path: Path) -> None:
-    """With one temporary name for everybody, one writer's file was renamed under another's hands."""
+    """With one temporary name for all writers, one renamed the file that another was writing."""
     path = tmp_path / "value"
     contents = [bytes([65 + number]) * 200_000 for number in range(4)]
     failures: list[BaseException] = []

@@ -88,7 +88,7 @@ def gradient(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("name", KINKED)
 def test_rounding_errors_have_no_gradient(name, scale, dtype):
-    """Equal vectors, but for a few units in the last place: without a tolerance each has a slope of 1."""
+    """Vectors that differ by rounding only: without a tolerance each value has a slope of 1."""
     b = (scale * random(4, 9)).to(dtype)
     a = b * (1 + 4 * torch.finfo(dtype).eps * random(4, 9, seed=1).sign().to(dtype))
     assert not torch.equal(a, b)
@@ -98,7 +98,7 @@ def test_rounding_errors_have_no_gradient(name, scale, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", KINKED)
 def test_differences_that_are_no_rounding_errors_have_their_gradient(name, dtype):
-    """A thousand units in the last place are far from the kink: the slope of |a − b| is 1 on its upper side."""
+    """A thousand units in the last place are far from the kink: the slope of |a − b| is 1."""
     b = torch.arange(1, 9, dtype=dtype)[None]
     a = b + 8 * 1000 * torch.finfo(dtype).eps
     upper_side = {"l1": 1.0, "l2": 8**-0.5, "emd": 1 / 8}

@@ -6,7 +6,7 @@ from fedproto.core import rng
 
 
 def test_bits_are_splitmix64():
-    """The first outputs of splitmix64 from state 1234567, as published (Rosetta Code, Vigna's reference code)."""
+    """The first outputs of splitmix64 from state 1234567, as published (Rosetta Code)."""
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     drawn = rng.bits(torch.tensor(1234567), 4)
     assert [value % 2**64 for value in drawn.tolist()] == published
@@ -43,7 +43,7 @@ def test_every_part_of_a_key_matters():
 
 
 def test_uniform_draws_are_uniform():
-    """Kolmogorov-Smirnov: the draws' distribution and the diagonal part by less than 1.95/sqrt(n), p > 0.001."""
+    """Kolmogorov-Smirnov: the largest distance is below 1.95/sqrt(n), which means p > 0.001."""
     count = 100_000
     draws = rng.uniform(rng.key(0, "any"), count).sort().values
     gap = (draws - torch.arange(1, count + 1) / count).abs().max()
@@ -53,7 +53,7 @@ def test_uniform_draws_are_uniform():
 
 
 def test_first_places_of_permutations_are_uniform():
-    """Each of 10 samples leads 1,000 of 10,000 permutations, give or take four standard deviations."""
+    """Each of 10 samples leads 1,000 of 10,000 permutations, within four standard deviations."""
     firsts = rng.permutation(rng.key(0, "shuffle", torch.arange(10_000)), 10)[:, 0]
     counts = firsts.bincount(minlength=10)
     assert ((counts - 1000).abs() < 4 * 30).all()

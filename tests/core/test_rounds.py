@@ -1,4 +1,4 @@
-"""The round loop: who takes part, what is remembered, what is counted, and what a client does in its round."""
+"""The round loop: the cohort, latest uploads, traffic, and what a client does in its round."""
 
 import math
 from dataclasses import replace
@@ -49,7 +49,7 @@ def test_samples_differ_between_rounds_and_seeds():
 
 
 def speak(value: float, count: float) -> Upload:
-    """One client's upload of a single class with one-dimensional prototype `value` from `count` samples."""
+    """A client's upload of one class: a one-dimensional prototype `value` of `count` samples."""
     return stack_uploads(
         [Upload({"prototypes": torch.tensor([[value * count]])}, {"weight": torch.tensor([count])})]
     )
@@ -58,7 +58,7 @@ def speak(value: float, count: float) -> Upload:
 @pytest.mark.parametrize(
     ("absent", "expected"),
     [
-        # Round 1: values 0 .. 5 with 1 .. 6 samples. Round 2: only client 2 speaks, and now says 20 (3 samples).
+        # Round 1: values 0 .. 5 with 1 .. 6 samples. Round 2: client 2 uploads 20 (3 samples).
         ("remember", (0 * 1 + 1 * 2 + 20 * 3 + 3 * 4 + 4 * 5 + 5 * 6) / 21),
         ("drop", 20.0),
     ],
@@ -79,7 +79,7 @@ def test_one_of_six_holders_present(absent, expected):
 
 @pytest.mark.parametrize("absent", ["remember", "drop"])
 def test_the_loop_remembers_or_drops_the_absent(absent):
-    """Two rounds of half the clients, against prototypes summed by hand from the uploads that arrived."""
+    """Two rounds of half the clients, against prototypes summed by hand from their uploads."""
     run = experiment("fedproto", absent=absent, clients=6, rounds=2, participation=0.5)
     last: dict[int, Upload] = {}
     original = run.engine.train
@@ -150,7 +150,7 @@ def test_a_straggler_does_half_its_steps(slow, steps, monkeypatch):
     ],
 )
 def test_the_last_partial_batch(last_batch, model, steps):
-    """22 images in batches of 4. Where the model has BatchNorm, the batch of two is dropped unless asked for."""
+    """22 images in batches of 4: the batch of two is dropped for BatchNorm unless asked for."""
     run = images_of_noise(images=28, model=model, batch=4, last_batch=last_batch)
     assert len(run.federation.members[0].train) == 22
     assert (
@@ -210,7 +210,7 @@ def test_running_statistics_travel_with_their_layer():
 
 
 def test_during_collects_what_passed_in_the_last_epoch():
-    """With a learning rate of almost nothing and no dropout, embeddings do not move: `during` is `after`."""
+    """With a tiny learning rate and no dropout, embeddings do not move: `during` is `after`."""
     during, _ = finished("fedproto(collect=during)", lr=1e-30, epochs=2)
     after, _ = finished("fedproto(collect=after)", lr=1e-30, epochs=2)
     assert torch.allclose(during.progress.server["prototypes"], after.progress.server["prototypes"])
@@ -249,7 +249,7 @@ def test_crops_and_flips_are_those_of_a_loop_over_images():
 
 
 def test_four_accuracies_by_hand():
-    """Three test images of class 1 in a client that owns classes 1 and 2; the fake scores say where each goes."""
+    """Three test images of class 1; the client owns classes 1 and 2; the scores are made up."""
     run = experiment("fedproto")
     member = run.federation.members[0]
     own, other = member.classes[0], next(c for c in range(10) if c not in member.classes)
@@ -272,7 +272,7 @@ def test_summary_is_numpys():
 
 
 def test_traffic_on_the_papers_network():
-    """One round: FedAvg 20 x 21,840 values, FedPer with fc1 and fc2 at home 20 x 5,280, FedProto 50 a class."""
+    """One round: FedAvg 20 x 21,840 values, FedPer 20 x 5,280, FedProto 50 per class."""
     found, classes = {}, 0
     for name in ("fedavg", 'fedper(personal="fc1,fc2")', "fedproto"):
         run = Experiment.prepare(
@@ -293,7 +293,7 @@ def test_the_first_download_of_prototypes_is_nothing():
 
 @pytest.mark.parametrize("engine", ["reference", "vectorised"])
 def test_each_clients_downloads_are_those_of_its_own_classes(engine):
-    """A stack trains clients in the order of their steps: what each downloaded must not follow that order."""
+    """Stacks train clients in the order of their steps; what each downloads does not follow it."""
     run, result = finished("fedproto", engine=engine, stdev=2, shots_stdev=3, clients=6, rounds=3)
     held = [len(member.classes) for member in run.federation.members]
     assert len(set(held)) > 1

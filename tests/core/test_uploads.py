@@ -1,4 +1,4 @@
-"""The latest upload of every client: order, growing lists of classes, leaving, export and restore."""
+"""The latest upload of every client: order, new classes, leaving, export and restore."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def make_upload(classes: int, seed: int) -> Upload:
 
 @st.composite
 def stored_uploads(draw: st.DrawFn) -> tuple[LatestUploads, int]:
-    """Draw the uploads of a few clients, some of which never uploaded, and the number of classes."""
+    """Draw uploads of a few clients, some of which never uploaded, and the number of classes."""
     clients = draw(st.integers(1, 6))
     classes = draw(st.integers(1, 5))
     latest = LatestUploads(clients)
@@ -79,7 +79,7 @@ def test_export_and_restore_are_inverse(drawn: tuple[LatestUploads, int]) -> Non
 def test_a_client_that_was_removed_was_never_summed(
     drawn: tuple[LatestUploads, int], more: int, seed: int
 ) -> None:
-    """Not by a bit, also if it brought new classes; the sums and the single uploads are as before."""
+    """Not by a bit, even if it brought new classes: sums and single uploads are as before."""
     latest, classes = drawn
     joined = latest.copy()
     newcomer = len(joined.last_round)

@@ -1,4 +1,4 @@
-"""The real command line, called in this process (fast) or in one of its own (real signals, real exit codes)."""
+"""The real command line, in this process (fast) or in its own (real signals and exit codes)."""
 
 import contextlib
 import io
@@ -28,7 +28,7 @@ class Answer(NamedTuple):
 
 
 def fedproto(*arguments: str | Path) -> Answer:
-    """What a shell would see of `fedproto ARGUMENTS`. Through `main`, which is where errors become one line."""
+    """Return what a shell would see of `fedproto ARGUMENTS`; errors become one line in `main`."""
     out, err = io.StringIO(), io.StringIO()
     argv = ["fedproto", *map(str, arguments)]
     with contextlib.ExitStack() as stack:

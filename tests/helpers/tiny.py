@@ -1,4 +1,4 @@
-"""Small federations and steps that many tests start from: seconds matter when there are hundreds of them."""
+"""Small federations and steps for hundreds of tests, so they must be fast."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def scored_states(run: Experiment) -> list[Tree]:
 def step(
     params: Tree, received: Tree, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor | None = None
 ) -> Step:
-    """A step of the smallest model there is: features = x W, logits = features V, with W `body.w` and V `head.v`."""
+    """A step of the smallest model: features = x W, logits = features V (`body.w`, `head.v`)."""
     features = x @ params["body.w"]
     batch = Batch(x, y, torch.ones(len(y), dtype=x.dtype) if mask is None else mask)
     return Step(params, features, features @ params["head.v"], batch, received)
