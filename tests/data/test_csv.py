@@ -406,7 +406,7 @@ def test_the_command_line_refuses_in_one_line(tmp_path):
         (("--dataset", f"text:{bad}"), "bad.csv has no column 'text': it has a, label"),
         (
             ("--dataset", "digits", "--model", "textcnn"),
-            "model textcnn takes texts of at least 5 word ids a row",
+            "model textcnn takes texts of at least 5 word ids per row",
         ),
     ]:
         answer = fedproto("run", *arguments, "--out", tmp_path / "run")
