@@ -136,13 +136,9 @@ COMMANDS = {
     "resume, algorithm": ("resume", "{}/stopped-algorithm"),
     "resume, model": ("resume", "{}/stopped-model"),
     "resume, dataset": ("resume", "{}/stopped-dataset"),
-    "predict, algorithm": ("predict", "{}/algorithm"),
     "predict, model": ("predict", "{}/model", "{}/two.npy"),
-    "predict, dataset": ("predict", "{}/dataset", "{}/two.npy"),
     "predict, exported": ("predict", "{}/exported", "{}/two.npy"),
-    "export, algorithm": ("export", "{}/algorithm", "--to", "new", "--no-onnx"),
     "export, model": ("export", "{}/model", "--to", "new", "--no-onnx"),
-    "export, dataset": ("export", "{}/dataset", "--to", "new", "--no-onnx"),
     "export, exported": ("export", "{}/exported", "--to", "new", "--no-onnx"),
     "members": ("members", "{}/algorithm"),
     "members, changed again": ("members", "{}/changed", "--remove", "2"),
@@ -170,6 +166,26 @@ def test_a_command_on_what_somebody_sent_runs_none_of_its_code(
     assert not Path("new").exists()
     assert fedproto(*arguments, "--trust-plugins").code == 0
     assert trace.exists()
+
+
+#: A trained client needs its model only, so the other plug-ins of its run are not looked up.
+COMMANDS_WITHOUT_PLUG_INS = {
+    "predict, algorithm": ("predict", "{}/algorithm", "{}/two.npy"),
+    "predict, dataset": ("predict", "{}/dataset", "{}/two.npy"),
+    "export, algorithm": ("export", "{}/algorithm", "--to", "new", "--no-onnx"),
+    "export, dataset": ("export", "{}/dataset", "--to", "new", "--no-onnx"),
+}
+
+
+@pytest.mark.parametrize(
+    "command", COMMANDS_WITHOUT_PLUG_INS.values(), ids=COMMANDS_WITHOUT_PLUG_INS
+)
+def test_a_command_that_needs_no_plug_in_works_and_runs_no_code(
+    command: tuple[str, ...], sent: Path, trace: Path
+) -> None:
+    answer = fedproto(*[argument.format(sent) for argument in command])
+    assert answer.code == 0, answer.err
+    assert not trace.exists()
 
 
 @pytest.mark.parametrize("command", [("members",), ("report", "--out", "new.html")])
