@@ -16,7 +16,7 @@ from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
 from fedproto.data import DataFolders
-from fedproto.engines.vectorised import layers as stacked
+from fedproto.engines.vectorised import layer_support
 from fedproto.engines.vectorised.engine import VectorisedEngine
 from fedproto.errors import ConfigError, DataError
 from fedproto.models import Fit
@@ -286,7 +286,7 @@ def test_texts_come_out_the_same_by_the_layers_of_a_gpu(folder, monkeypatch):
         "shots": 3,
     }
     first = experiment("reference", **options).execute()
-    monkeypatch.setattr(stacked, "on_gpu", lambda x: True)
+    monkeypatch.setattr(layer_support, "on_gpu", lambda x: True)
     second = experiment("vectorised", **options).execute()
     for mine, theirs in zip(first.states, second.states, strict=True):
         assert max(float((mine[name] - theirs[name]).abs().max()) for name in mine) < 1e-8

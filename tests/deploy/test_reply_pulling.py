@@ -312,7 +312,7 @@ def test_a_large_response_is_refused_by_its_length_before_it_is_read() -> None:
 
     http = httpx.Client(transport=httpx.MockTransport(respond))
     client = SimpleNamespace(_client=http)
-    with pytest.raises(Refused, match="1000 bytes"), reply_pulling._bound_responses(client, 1000):
+    with pytest.raises(Refused, match="1000 bytes"), reply_pulling._limit_responses(client, 1000):
         http.post("http://here/")
     assert read == []
     assert http.post("http://here/").content == bytes(2**20), "afterwards all is as before"
