@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.core import codec
+from fedproto.core.additivity import AdditivityCheck
 from fedproto.core.engine import Chunk, Cohort, Engine, errors_named
 from fedproto.core.federation import Federation
 from fedproto.core.metrics import summarise
@@ -115,6 +116,7 @@ class RoundAccumulator:
         self.cohort = cohort
         self.chunks: list[Chunk] = []  # without their uploads
         self.uploads: Upload | None = None
+        self.check_additivity = AdditivityCheck(algorithm, self.progress.server, round)
         self.download_sizes = self._measure_downloads()
 
     def _measure_downloads(self) -> Tensor:
@@ -142,7 +144,10 @@ class RoundAccumulator:
         uploads = chunk.uploads
         if self.uploads is not None:
             uploads = join_uploads([self.uploads, uploads])
-        self.uploads = sum_uploads(uploads) if self.algorithm.additive else uploads
+        if self.algorithm.additive:
+            self.check_additivity(uploads)
+            uploads = sum_uploads(uploads)
+        self.uploads = uploads
 
     def aggregate(self) -> None:
         """Update the server from the uploads that arrived, or from everybody's latest ones."""

@@ -12,15 +12,17 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from fedproto.errors import ConfigError
+
 #: Named tensors, such as a model's parameters and buffers.
 Tree = dict[str, Tensor]
 
 
 class Batch(NamedTuple):
-    """Some samples, and possibly padding."""
+    """Samples of one client as its model takes them, and possibly padding."""
 
-    x: Tensor  # (b, ...)
-    y: Tensor  # (b,) integers, 0 .. C-1
+    x: Tensor  # (b, ...) float32, normalised; images are (b, channels, height, width)
+    y: Tensor  # (b,) integers, 0 .. C-1: places in the federation's list of classes
     mask: Tensor  # (b,) 1 = a sample, 0 = padding that must change nothing
 
 
@@ -97,10 +99,12 @@ class Algorithm:
     collects   which features `upload` sees, over all the client's samples: none, those of an
                eval-mode pass after training, or those that passed during the last epoch
     upload     step -> the pair of sums this client sends
-    aggregate  (server's state, uploads with a leading axis over speakers) -> its new state
+    aggregate  (server's state, uploads) -> its new state. Uploads have a leading axis over the
+               clients of the round that sent one, with `remembers` over all that ever did
     predict    step -> named scores (b, C), larger is likelier
-    additive   aggregate(uploads) equals aggregate(their sum): needed by secure aggregation, noise
-               and all-reduce
+    additive   aggregate(uploads) equals aggregate(their sum). Then uploads are summed before
+               `aggregate` sees them, with a leading axis of 1; a median, a trimmed mean or clipping
+               per client needs additive=False
     remembers  absent clients still count with their latest upload (this needs single uploads, so
                such an algorithm is never additive)
     mixed      the default models are the data set's mix of architectures
@@ -122,3 +126,10 @@ class Algorithm:
     remembers: bool = False
     mixed: bool = False
     notes: Callable[[Tree], list[str]] = lambda server: []
+
+    def __post_init__(self) -> None:
+        if self.additive and self.remembers:
+            raise ConfigError(
+                f"algorithm {self.name} cannot be both additive and remembers: latest uploads "
+                "must be kept singly"
+            )

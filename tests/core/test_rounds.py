@@ -1,11 +1,13 @@
 """The round loop: the cohort, latest uploads, traffic, and what a client does in its round."""
 
 import math
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from helpers.distributed_runs import use_processes
 from helpers.tiny import build, experiment, finished
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,9 +20,9 @@ from fedproto.core.metrics import summarise
 from fedproto.core.rng import key, uniform
 from fedproto.core.sampling import Schedule, sample_cohort
 from fedproto.core.tensors import stack_uploads
-from fedproto.core.types import Task, Upload
+from fedproto.core.types import Task, Tree, Upload
 from fedproto.core.uploads import LatestUploads
-from fedproto.errors import TrainingError
+from fedproto.errors import ConfigError, TrainingError
 from fedproto.runs.experiment import Experiment
 
 
@@ -408,3 +410,48 @@ def test_groups_of_clients_with_permuted_labels_are_told_apart():
         configure(settings | {"algorithm": "fedavg"})[0], data=clients
     ).execute()
     assert fesem.accuracy["head"]["mean"] > fedavg.accuracy["head"]["mean"] + 0.2
+
+
+# --- an algorithm that says it is additive is
+
+
+def median_of_uploads(server: Tree, uploads: Upload) -> Tree:
+    """The median over clients of each parameter, which is not a function of the sum."""
+    weight = uploads.weights["weight"]
+    return {
+        name: (sums / weight.view(-1, *[1] * (sums.dim() - 1))).median(0).values
+        for name, sums in uploads.sums.items()
+    }
+
+
+@pytest.mark.parametrize("engine", ["reference", "vectorised", "processes"])
+def test_an_algorithm_that_is_wrongly_declared_additive_is_refused(engine: str) -> None:
+    """Without the check a median would silently be a mean, because uploads are summed early."""
+    run = experiment("fedavg", engine="vectorised" if engine == "vectorised" else "reference")
+    run.algorithm = replace(run.algorithm, name="median", aggregate=median_of_uploads)
+    if engine == "processes":
+        run = use_processes(run, workers=2)
+    sentence = (
+        r"algorithm median is declared additive, but what it aggregates from \d uploads differs "
+        r"from what it aggregates from their sum \(.+\): set additive=False"
+    )
+    with pytest.raises(ConfigError, match=f"^{sentence}$"), closing(run.engine):
+        run.execute()
+
+
+def test_an_algorithm_that_is_declared_not_additive_sees_single_uploads() -> None:
+    run = experiment("fedavg", engine="reference")
+    seen = []
+
+    def aggregate(server: Tree, uploads: Upload) -> Tree:
+        seen.append(len(uploads.weights["weight"]))
+        return median_of_uploads(server, uploads)
+
+    run.algorithm = replace(run.algorithm, aggregate=aggregate, additive=False)
+    run.execute()
+    assert set(seen) == {4}
+
+
+def test_an_algorithm_cannot_be_additive_and_remember() -> None:
+    with pytest.raises(ConfigError, match="algorithm fedproto cannot be both additive and rem"):
+        replace(build("fedproto", absent="remember"), additive=True)

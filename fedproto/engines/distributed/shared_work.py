@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fedproto.core.additivity import AdditivityCheck
 from fedproto.core.engine import Chunk, Cohort, Engine, Shard
 from fedproto.core.tensors import (
     concatenate_rows,
@@ -74,7 +75,10 @@ def _train(
     """Train the sampled clients; return one chunk per federation on rank 0."""
 
     def work() -> list[_TrainedPart]:
-        parts = [_TrainedPart(number, algorithm.additive) for number in range(len(cohorts))]
+        parts = []
+        for number, server in enumerate(servers):
+            check = AdditivityCheck(algorithm, server, round)
+            parts.append(_TrainedPart(number, algorithm.additive, check))
         for chunk in inner.train(round, servers, cohorts):
             parts[chunk.federation].add(chunk)
         return parts
@@ -162,9 +166,10 @@ class _PartReport(NamedTuple):
 class _TrainedPart:
     """What this rank's clients of one federation did in a round."""
 
-    def __init__(self, federation: int, additive: bool) -> None:
+    def __init__(self, federation: int, additive: bool, check_additivity: AdditivityCheck) -> None:
         self.federation = federation
         self.additive = additive
+        self.check_additivity = check_additivity
         self.chunks: list[Chunk] = []  # without their uploads
         self.uploads: list[Upload] = []  # or their sum so far, if the algorithm is additive
 
@@ -175,7 +180,9 @@ class _TrainedPart:
             return
         self.uploads.append(chunk.uploads)
         if self.additive:
-            self.uploads = [sum_uploads(join_uploads(self.uploads))]
+            joined = join_uploads(self.uploads)
+            self.check_additivity(joined)
+            self.uploads = [sum_uploads(joined)]
 
     @cached_property
     def tree(self) -> Tree:
