@@ -158,7 +158,7 @@ def test_the_map_of_prototypes_has_all_of_them(runs: Path, single_page: Path) ->
 def test_prototypes_before_and_after_members_joined_and_left(runs: Path, tmp_path: Path) -> None:
     run = RunFolder(Path(shutil.copytree(runs / "fedproto-0", tmp_path / "run")))
     membership = Membership.of(run).without("0")
-    width = membership.members["1"].sums["prototypes"].shape[1]
+    width = membership.upload_of("1").sums["prototypes"].shape[1]
     weights = {name: torch.ones(1) for name in membership.members["1"].weights}
     sums = {"prototypes": torch.ones(1, width, dtype=torch.float64)}
     newcomer = Contribution("newcomer", ("another class",), Upload(sums, weights))
