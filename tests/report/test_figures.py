@@ -159,7 +159,7 @@ def test_prototypes_before_and_after_members_joined_and_left(runs: Path, tmp_pat
     run = RunFolder(Path(shutil.copytree(runs / "fedproto-0", tmp_path / "run")))
     membership = Membership.of(run).without("0")
     width = membership.upload_of("1").sums["prototypes"].shape[1]
-    weights = {name: torch.ones(1) for name in membership.members["1"].weights}
+    weights = {name: torch.ones(1) for name in membership.upload_of("1").weights}
     sums = {"prototypes": torch.ones(1, width, dtype=torch.float64)}
     newcomer = Contribution("newcomer", ("another class",), Upload(sums, weights))
     membership.with_member(newcomer).save(run)
