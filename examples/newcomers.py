@@ -141,7 +141,7 @@ class Trial:
             checkpoint_every=rounds,
             out=run,
         )
-        state = fedproto.Classifier.of(run, 0).member.module.state_dict()
+        state = fedproto.Classifier.of(run, 0).trained.module.state_dict()
         body = {name: value for name, value in state.items() if name.startswith("body.")}
         save_file(body, self.path("body.safetensors"))
         members = [select(client, "classes", "accuracy") for client in result.clients]

@@ -33,6 +33,14 @@ def test_the_readmes_example_is_the_quickstart():
     assert (ROOT / "examples" / "quickstart.py").read_text().endswith(first)
 
 
+def test_quickstart_with_a_single_round(capsys):
+    program = (ROOT / "examples" / "quickstart.py").read_text()
+    assert "rounds = 10\n" in program
+    exec(compile(program.replace("rounds = 10\n", "rounds = 1\n"), "quickstart.py", "exec"), {})
+    assert re.fullmatch(QUICKSTART_OUTPUT, capsys.readouterr().out)
+
+
+@pytest.mark.slow
 def test_quickstart(monkeypatch, capsys):
     run_example("quickstart.py", monkeypatch)
     found = re.fullmatch(QUICKSTART_OUTPUT, capsys.readouterr().out)

@@ -337,10 +337,11 @@ def test_onnx_is_valid_and_names_nothing_of_this_machine(cnn):
 @pytest.mark.parametrize(
     ("model", "shape", "scale"),
     [
-        (
+        pytest.param(
             'resnet18(strides="1,2", weights=/home/me/imagenet.pth, fresh="conv1,fc")',
             (3, 32, 32),
             255.0,
+            marks=pytest.mark.slow,
         ),
         ("textcnn(words=200, filters=6)", (12,), 1.0),
     ],
