@@ -3,9 +3,8 @@
 import os
 import signal
 
-os.environ["OMP_NUM_THREADS"] = (
-    "1"  # before torch is imported, here and in the processes that tests start
-)
+# Before torch is imported, here and in the processes that tests start.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from pathlib import Path
 
@@ -17,7 +16,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 settings.register_profile("noisy machine", deadline=None)
-settings.load_profile("noisy machine")
+settings.register_profile("mutants", deadline=None, max_examples=10, derandomize=True)
+settings.load_profile("mutants" if "MUTANT_UNDER_TEST" in os.environ else "noisy machine")
 
 beside = Path(__file__).resolve().parents[2] / "shared" / "data"
 if beside.exists():
