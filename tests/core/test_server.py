@@ -107,6 +107,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"last": torch.zeros(3)},
         "last is (3,) of torch.float32, where (3,) of torch.int64 is wanted",
     ),
+    "rounds of another number of clients": (
+        {"last": torch.zeros(4, dtype=torch.int64)},
+        "last is (4,) of torch.int64, where (3,) of torch.int64 is wanted",
+    ),
     "uploads without a weight": ({"weights.weight": None}, "there is no weights.weight"),
     "a weight without sums but of other clients": (
         {"sums.prototypes": None, "weights.weight": torch.ones(4, 2)},
