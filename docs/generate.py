@@ -35,7 +35,8 @@ RUN_MEANINGS = {
     "epochs": "local epochs per round",
     "last_batch": "keep or drop the partial batch at the end of an epoch; "
     "`auto` drops it for models with batch normalisation",
-    "dim": "length of the prototypes; other embeddings are projected; none: the models' own",
+    "dim": "length of the prototypes, to which built-in models project; a model of your own must "
+    "give it itself; none: the models' own length",
     "start": "initial weights: one draw per architecture, or one per client",
     "initial": "file with weights of the models' bodies to start from",
     "prototypes": "file or run folder with global prototypes to start from",

@@ -11,8 +11,8 @@ def natural(
     """One client per writer (or value of `client`); `clients` writers are drawn at random.
 
     Clients are numbered in the sorted order of the drawn writers; texts are sorted by character
-    code. Writers without a training row are left out. A client is tested on images of its classes: on the writer's own if every drawn writer has
-    some, otherwise on everybody's.
+    code. Writers without a training row are left out. A client is tested on images of its classes:
+    on the writer's own if every drawn writer has some, otherwise on everybody's.
     """
     if request.train_writer is None:
         raise ConfigError(
