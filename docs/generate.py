@@ -23,7 +23,8 @@ DOCS = Path(__file__).resolve().parent
 #: Keys of a run: what each means.
 RUN_MEANINGS = {
     "dataset": "the data set, or several with counts: `mnist5k*10,digits*10`",
-    "algorithm": "the algorithm; several with commas are compared over the same clients",
+    "algorithm": "the algorithm; on the command line, several with commas are compared over the "
+    "same clients, while `fedproto.run` and an entry of a sweep take one",
     "model": "the model, or several with counts: `cnn*7,mlp*13`; `auto` is the data set's own",
     "partition": "how the data set is divided among clients",
     "profile": "follow the paper's text, or its released code, where they differ",
@@ -35,7 +36,8 @@ RUN_MEANINGS = {
     "epochs": "local epochs per round",
     "last_batch": "keep or drop the partial batch at the end of an epoch; "
     "`auto` drops it for models with batch normalisation",
-    "dim": "length of the prototypes; other embeddings are projected; none: the models' own",
+    "dim": "length of the prototypes, to which built-in models project; a model of your own must "
+    "give it itself; none: the models' own length",
     "start": "initial weights: one draw per architecture, or one per client",
     "initial": "file with weights of the models' bodies to start from",
     "prototypes": "file or run folder with global prototypes to start from",

@@ -17,7 +17,11 @@ FedProtoError
 
 import difflib
 import importlib
+import importlib.util
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 
 
@@ -82,6 +86,39 @@ def shown(value: object, most: int) -> str:
     """Somebody else's value in a sentence of ours: on one line, and short."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def locate(error: BaseException) -> str | None:
+    """Return where somebody's own code failed, as in `mine.py, line 3`; None if only ours did.
+
+    That is the innermost place outside fedproto, torch and Python's standard library.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_own_code(frame.filename):
+            return f"{Path(frame.filename).name}, line {frame.lineno}"
+    return None
+
+
+def _is_own_code(filename: str) -> bool:
+    """Return whether a source file belongs to a user: to a plug-in, a script or a session."""
+    if filename.startswith(("<frozen", "<eval_with_key")):
+        return False
+    path = Path(filename)
+    folders = [Path(__file__).parent]
+    torch_spec = importlib.util.find_spec("torch")
+    if torch_spec is not None and torch_spec.origin is not None:
+        folders.append(Path(torch_spec.origin).parent)
+    if any(path.is_relative_to(folder) for folder in folders):
+        return False
+    is_of_python = path.is_relative_to(sysconfig.get_path("stdlib"))
+    return not is_of_python or "site-packages" in path.parts
+
+
+def name_failure(error: BaseException) -> str:
+    """Return kind and message of an error in one line, as in `KeyError: 'x'`."""
+    lines = str(error).strip().splitlines()
+    kind = type(error).__name__
+    return f"{kind}: {lines[0]}" if lines else kind
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedproto.config import plugins
 from fedproto.config.options import Part, check_options, options_of, parse
-from fedproto.errors import ConfigError, unknown
+from fedproto.errors import ConfigError, shown, unknown
 
 #: Stands for the model that the data set names.
 AUTO = "auto"
@@ -22,7 +22,11 @@ def parse_choices(kind: str, value: Any) -> list[Part]:
     """Parse a choice of plug-ins; model presets are written out, and paths made absolute."""
     if not isinstance(value, str):
         example = plugins.names(kind)[0]
-        raise ConfigError(f"{kind} must be text, such as {example!r}, not {value!r}")
+        problem = f"{kind} must be text, such as {example!r}, not"
+        if isinstance(value, (int, float, list, tuple, dict)):
+            raise ConfigError(f"{problem} {shown(value, 80)}")
+        advice = f"to use a function of your own, write it in a file and pass {'file:function'!r}"
+        raise ConfigError(f"{problem} an object of type {type(value).__name__}; {advice}")
     text = plugins.presets(kind).get(value, value)
     return [_check_part(kind, part) for part in parse(text, kind)]
 

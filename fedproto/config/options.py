@@ -233,6 +233,22 @@ def options_of(function: Callable) -> dict[str, Option]:
     return options
 
 
+def explain_positional(function: Callable, name: str, what: str) -> ConfigError | None:
+    """Return the error for a parameter with a default that is no option for want of a `*`, or None.
+
+    `what` names the plug-in, such as `algorithm 'mine:fedmedian'`.
+    """
+    parameter = inspect.signature(function).parameters.get(name)
+    if parameter is None or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+        return None
+    if parameter.default is parameter.empty:
+        return None
+    return ConfigError(
+        f"{name!r} cannot be set: the function of {what} takes it as a positional parameter, and "
+        "options are keyword-only, so write `*` before it, as in `def function(*, option=1)`"
+    )
+
+
 def _guess_kind(default: Any) -> Any:
     """Return the type of a default; a plug-in from outside need not annotate its parameters."""
     if isinstance(default, (bool, int, float, str)):
@@ -248,7 +264,8 @@ def check_options(function: Callable, given: Mapping[str, Any], what: str) -> di
     options = options_of(function)
     for name in given:
         if name not in options:
-            raise unknown(f"option of {what}", name, options)
+            positional = explain_positional(function, name, what)
+            raise positional or unknown(f"option of {what}", name, options)
     values = {}
     for name, option in options.items():
         where = f"{what}'s {name}"

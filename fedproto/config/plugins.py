@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedproto.config import plugin_trust
 from fedproto.config.options import Part, check_options, options_of, parse
-from fedproto.errors import ConfigError, FedProtoError, unknown
+from fedproto.errors import ConfigError, FedProtoError, locate, name_failure, unknown
 
 #: kind -> the folder of its plug-ins
 FOLDERS = {
@@ -189,16 +188,9 @@ def _call_outside(
 
 def _describe_failure(error: BaseException) -> str:
     """Say where an error was raised and what it says: ` (mine.py, line 3): KeyError: 'x'`."""
-    location = ""
-    frames = traceback.extract_tb(error.__traceback__)
-    if frames:
-        last = frames[-1]
-        location = f" ({Path(last.filename).name}, line {last.lineno})"
-    sentence = type(error).__name__
-    message = str(error).strip()
-    if message:
-        sentence += f": {message.splitlines()[0]}"
-    return f"{location}: {sentence}"
+    place = locate(error)
+    location = "" if place is None else f" ({place})"
+    return f"{location}: {name_failure(error)}"
 
 
 def _check_outside(kind: str, name: str, built: Any) -> None:

@@ -25,6 +25,7 @@ from fedproto.config.options import (
     Threads,
     Width,
     convert,
+    explain_positional,
 )
 from fedproto.errors import ConfigError, unknown
 
@@ -247,6 +248,13 @@ def _unknown_key(
         plugin_names = ", ".join(part.name for part in chosen[owner])
         option = key.partition(".")[2]
         return unknown(f"option of {owner} {plugin_names}", option, accepted[owner])
+    for kind, parts in chosen.items():
+        for part in parts:
+            if plugins.is_outside(kind, part.name):
+                function = plugins.find(kind, part.name)
+                positional = explain_positional(function, key, f"{kind} {part.name!r}")
+                if positional is not None:
+                    return positional
     known = RUN_FIELDS | set(plugins.FOLDERS)
     for names in accepted.values():
         known |= names

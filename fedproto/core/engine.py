@@ -16,7 +16,7 @@ from torch import Tensor
 from fedproto.core import codec
 from fedproto.core.tensors import select_rows
 from fedproto.core.types import Tree, Upload
-from fedproto.errors import FedProtoError, TrainingError
+from fedproto.errors import FedProtoError, TrainingError, locate, name_failure
 
 
 class Cohort(NamedTuple):
@@ -58,7 +58,10 @@ def make_chunk(
 
 @contextmanager
 def errors_named(where: str) -> Iterator[None]:
-    """Turn any error within it, such as one in a model, into a TrainingError that says where."""
+    """Turn any error within it, such as one in a model, into a TrainingError that says where.
+
+    An error in code from outside the package, such as a plug-in, also gets its kind, file and line.
+    """
     try:
         yield
     except FedProtoError:
@@ -67,7 +70,10 @@ def errors_named(where: str) -> Iterator[None]:
         advice = "train fewer clients at a time, as with stack=100"
         raise TrainingError(f"{where}: the GPU's memory is full; {advice}") from error
     except Exception as error:
-        raise TrainingError(f"{where}: {error}") from error
+        place = locate(error)
+        if place is not None:
+            raise TrainingError(f"{where} ({place}): {name_failure(error)}") from error
+        raise TrainingError(f"{where}: {str(error) or type(error).__name__}") from error
 
 
 def even_size(count: int, most: int) -> int:

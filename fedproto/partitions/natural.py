@@ -10,8 +10,9 @@ def natural(
 ) -> list[ClientRows]:
     """One client per writer (or value of `client`); `clients` writers are drawn at random.
 
-    A client is tested on images of its classes: on the writer's own if every drawn writer has
-    some, otherwise on everybody's.
+    Clients are numbered in the sorted order of the drawn writers; texts are sorted by character
+    code. Writers without a training row are left out. A client is tested on images of its classes:
+    on the writer's own if every drawn writer has some, otherwise on everybody's.
     """
     if request.train_writer is None:
         raise ConfigError(
@@ -21,7 +22,9 @@ def natural(
     writers, train_writer = np.unique(request.train_writer, return_inverse=True)
     if request.clients > len(writers):
         raise ConfigError(
-            f"clients is {request.clients}, but there are only {len(writers)} writers"
+            f"clients is {request.clients}, but the training rows name only {len(writers)} "
+            "different writers (values of the column of clients): pass "
+            f"--clients {len(writers)} or fewer"
         )
     shuffled = request.generator.permutation(len(writers))
     drawn = np.sort(shuffled[: request.clients])

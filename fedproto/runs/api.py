@@ -40,11 +40,13 @@ def run(
     its owner: `**{"model.dropout": 0}`.
 
     Args:
-        algorithm: the name of one algorithm.
+        algorithm: the name of one algorithm: of a built-in one, or `file:function` for one of your
+            own. To compare several, call `run` once for each.
         dataset: the name of a data set, or one `(x, y)` or `(x, y, x_test, y_test)` of arrays per
             client.
         model: the name of a model, a module that returns (features, logits), or one such module
-            per client; without it, the model that the data set names.
+            per client (with a named data set, pass `clients` as well); without it, the model that
+            the data set names.
         out: a new folder to write the run to.
         on_round: is called with the result of each round.
     """
@@ -131,7 +133,10 @@ def _configure(algorithm: str, dataset: Any, model: Any, options: Mapping[str, A
     plugins.trust_chosen(settings)
     configs = configure(settings)
     if len(configs) != 1:
-        raise ConfigError(f"fedproto.run takes one algorithm, not {algorithm!r}")
+        raise ConfigError(
+            f"fedproto.run takes one algorithm, not {algorithm!r}: call it in a loop, once for "
+            "each, or compare several with `fedproto run --algorithm` on the command line"
+        )
     return configs[0]
 
 

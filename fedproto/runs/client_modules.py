@@ -95,6 +95,7 @@ class ModuleBuilder:
         self.weights = weights
         self._built: dict[Any, ClientModule] = {}
         self._dims: dict[nn.Module, int] = {}
+        self._projecting: set[nn.Module] = set()  # the modules whose embedding follows `dim`
 
     def build(self, model: Part | nn.Module, examples: Examples, client: int) -> ClientModule:
         """Return a client's module and initial state.
@@ -127,9 +128,22 @@ class ModuleBuilder:
             if dim != first_dim:
                 raise ConfigError(
                     f"client 0's {first.model} embeds in {first_dim} values but client "
-                    f"{member.id}'s {member.model} in {dim}: set dim, and models project to it"
+                    f"{member.id}'s {member.model} in {dim}: {self._advise_dim(first, member)}"
                 )
         return first_dim
+
+    def _advise_dim(self, first: Member, other: Member) -> str:
+        """Say how the embeddings of two members can get one length.
+
+        Models that come with the package project to `dim`; a user's own give what they give.
+        """
+        own = [member for member in (first, other) if member.module not in self._projecting]
+        if not own:
+            return "set dim, and models project to it"
+        if len(own) == 2:
+            return "all embeddings must have one length, and models of your own are not projected"
+        built_in = other if own[0] is first else first
+        return f"set dim to {self._dims[own[0].module]}, and {built_in.model} projects to it"
 
     def _build_architecture(
         self, model: Part | nn.Module, examples: Examples, client: int
@@ -146,6 +160,8 @@ class ModuleBuilder:
         with _explain_training_errors(client):
             module, dropped = hand_in_dropout(module, one_input)
         self._dims[module] = dim
+        if isinstance(model, Part) and not plugins.is_outside("model", model.name):
+            self._projecting.add(module)
         return ClientModule(module, dropped, initial)
 
     def _draw(self, model: Part, shape: tuple[int, ...], *client: int) -> nn.Module:

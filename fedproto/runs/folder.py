@@ -55,6 +55,7 @@ CLIENT_MODELS = "models"
 DIVERGED = "diverged.json"
 VERSION = 1  # of the JSON files, and of each line of metrics.jsonl
 CHECKPOINT_FORMAT = TensorFormat("checkpoint", 1)
+MAX_NAMED_RUNS = 10  # in one sentence
 
 
 class RunFolder:
@@ -113,9 +114,7 @@ class RunFolder:
         """Return the run folder at `path`, or refuse one that lacks what every run has."""
         for name in (CONFIG, PARTITION):
             if not (path / name).exists():
-                raise RunFolderError(
-                    f"{path} is not a run folder: it must hold {CONFIG} and {PARTITION}"
-                )
+                raise RunFolderError(f"{path} is not a run folder: {_say_what_is_missing(path)}")
         return cls(path)
 
     @contextmanager
@@ -320,6 +319,17 @@ def configs_below(path: Path) -> list[Path]:
     configs = path.glob(f"*/{CONFIG}")
     visible = [config for config in configs if not config.parent.name.startswith(".")]
     return sorted(visible, key=lambda config: config.stat().st_mtime_ns)
+
+
+def _say_what_is_missing(path: Path) -> str:
+    """Say what a folder that is not a run folder lacks, or which run folders are inside it."""
+    runs = [str(config.parent) for config in configs_below(path)]
+    if not runs:
+        return f"it must hold {CONFIG} and {PARTITION}"
+    named = ", ".join(runs[:MAX_NAMED_RUNS])
+    if len(runs) > MAX_NAMED_RUNS:
+        named += f" and {len(runs) - MAX_NAMED_RUNS} others"
+    return f"it holds the run folders {named}, so name one of them"
 
 
 def is_taken(path: Path) -> bool:

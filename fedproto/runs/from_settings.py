@@ -157,7 +157,8 @@ def _list_modules(modules: Any, clients: int) -> list[Part | nn.Module]:
     is_list = isinstance(listed, Sequence) and len(listed) == clients
     if not is_list or not all(isinstance(module, nn.Module) for module in listed):
         raise ConfigError(
-            f"model must be text, a module, or a list of {clients} modules, one per client"
+            f"model must be text, a module, or a list of {clients} modules, one per client "
+            f"(clients is {clients})"
         )
     return list(listed)
 

@@ -649,6 +649,12 @@ WRONG = {
         "def f(lam): pass",
         "must take 0 positional arguments",
     ),
+    "an option that is not keyword-only": (
+        "algorithm(lam=2)",
+        "def f(lam=1.0): pass",
+        "'lam' cannot be set: the function of algorithm sent takes it as a positional parameter",
+        "write `*` before it",
+    ),
     "a method whose loss takes two": (
         "algorithm",
         "from dataclasses import replace\nfrom fedproto.algorithms.fedavg import fedavg\n"
@@ -749,3 +755,36 @@ def test_a_method_whose_aggregate_returns_nothing_is_one_sentence(trace: Path) -
     assert "round 1, the server of fedavg: aggregate must return a dict of tensors" in only_line(
         refused.err
     )
+
+
+def test_a_key_that_a_plug_in_takes_by_position_is_refused_with_the_reason(trace: Path) -> None:
+    Path("sent.py").write_text("def f(lam=1.0): pass")
+    refused = fedproto("run", *SMALL, "--algorithm", "sent:f", "--set", "lam=2", "--out", "new")
+    assert refused.code == 2
+    words = "the function of algorithm 'sent:f' takes it as a positional parameter"
+    assert words in only_line(refused.err)
+
+
+LOSS_THAT_FAILS = """
+from dataclasses import replace
+
+from fedproto.algorithms.fedproto import fedproto
+
+
+def loss(step):
+    return {"distance": step.received["protos"].sum()}
+
+
+def f():
+    return replace(fedproto(), name="mine", loss=loss)
+"""
+
+
+def test_a_method_that_fails_is_named_with_its_file_and_line(trace: Path) -> None:
+    Path("sent.py").write_text(LOSS_THAT_FAILS)
+    engine = ("--engine", "vectorised")
+    refused = fedproto("run", *SMALL, *engine, "--algorithm", "sent:f", "--out", "new")
+    assert refused.code == 2
+    cause = "algorithm mine cannot be run for many clients at once (sent.py, line 8: KeyError"
+    assert cause in " ".join(refused.out.split())
+    assert ", training (sent.py, line 8): KeyError: 'protos'" in only_line(refused.err)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedproto.algorithms.fedavg import fedavg
 from fedproto.config import plugins
 from fedproto.config.choices import resolve_auto
 from fedproto.config.config_file import read_toml
@@ -323,6 +324,11 @@ def test_several_algorithms_are_as_many_configurations() -> None:
         ({"algorithm": "local*2"}, "a count has no meaning"),
         ({"dataset": 5}, "dataset must be text"),
         ({"model": ["cnn"]}, "model must be text"),
+        (
+            {"algorithm": fedavg()},
+            "not an object of type Algorithm; to use a function of your own, write it in a file "
+            "and pass 'file:function'",
+        ),
     ],
 )
 def test_a_choice_of_the_wrong_kind_is_refused(settings: dict[str, Any], message: str) -> None:

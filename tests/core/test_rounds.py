@@ -338,7 +338,17 @@ def test_an_error_in_training_names_round_client_and_stage():
         raise ValueError("boom")
 
     run.engine.algorithm = replace(run.algorithm, loss=broken)
-    with pytest.raises(TrainingError, match=r"round 1, client 0 .*training: boom"):
+    place = r"\(test_rounds\.py, line \d+\)"
+    with pytest.raises(
+        TrainingError, match=rf"round 1, client 0 .*training {place}: ValueError: boom"
+    ):
+        run.execute()
+
+
+def test_an_error_outside_a_users_code_names_no_file():
+    run = experiment("local")
+    run.engine.algorithm = replace(run.algorithm, loss=torch.relu)
+    with pytest.raises(TrainingError, match=r"round 1, client 0 .*, training: relu"):
         run.execute()
 
 

@@ -208,6 +208,11 @@ def own_pfllib(path):
 
 
 def own_csv(path):
+    if path.name == "visits.csv":
+        hospitals = ("north", "south", "east", "west")
+        rows = [f"{n % 7},{hospitals[n // 2 % 4]},{'ill' if n % 2 else 'well'}" for n in range(80)]
+        path.write_text("\n".join(["age,hospital,finding", *rows]) + "\n")
+        return
     rows = [f"{number},{number % 7},{'red' if number % 2 else 'white'}" for number in range(60)]
     path.write_text("id,acid,kind\n" + "\n".join(rows) + "\n")
 

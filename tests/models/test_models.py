@@ -1,5 +1,7 @@
 """The models: layer sizes, arithmetic, weights from files, and which client gets which model."""
 
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from fedproto.config.choices import parse_choices
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
 from fedproto.errors import ConfigError
-from fedproto.models import Fit
+from fedproto.models import Classifier, Fit
 from fedproto.models.resnet18 import Block
 from fedproto.runs.assemble import deal
 from fedproto.runs.experiment import Experiment
@@ -559,6 +561,33 @@ def run(model):
 def test_a_users_module_runs():
     result = run(Own(lambda x, logits: (x, logits)))
     assert [client["model"] for client in result.clients] == ["Own", "Own"]
+
+
+def test_a_list_of_modules_of_another_length_is_refused_with_the_number_of_clients():
+    with pytest.raises(ConfigError, match=r"list of 20 modules, one per client \(clients is 20\)"):
+        fedproto.run(dataset="digits", model=[Own(lambda x, logits: (x, logits))] * 3)
+
+
+def test_modules_of_ones_own_that_embed_in_different_lengths_are_not_told_to_set_dim():
+    modules = [Own(lambda x, logits: (x, logits)), Own(lambda x, logits: (x[:, :4], logits))]
+    with pytest.raises(ConfigError, match="one length, and models of your own are not projected"):
+        run(modules)
+
+
+def narrow(fit):
+    """A model of one's own that embeds in seven values, whatever `dim` is."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 7))
+    return Classifier(body, nn.Linear(7, fit.classes))
+
+
+@pytest.mark.parametrize("order", ["{},mlp", "mlp,{}"])
+def test_a_model_of_ones_own_beside_a_built_in_one_is_told_which_dim_to_set(order, monkeypatch):
+    module = types.ModuleType("narrowmodels")
+    module.narrow = narrow
+    monkeypatch.setitem(sys.modules, "narrowmodels", module)
+    model = order.format("narrowmodels:narrow")
+    with pytest.raises(ConfigError, match="set dim to 7, and mlp projects to it"):
+        fedproto.run(dataset="digits", model=model, clients=4, shots=5, rounds=1)
 
 
 def test_modules_may_differ_between_clients():

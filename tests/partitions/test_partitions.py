@@ -494,8 +494,20 @@ def test_natural_without_writers_is_refused():
 
 
 def test_natural_with_more_clients_than_writers_is_refused():
-    with pytest.raises(ConfigError, match="clients is 13, but there are only 12 writers"):
+    problem = r"clients is 13, but the training rows name only 12 different writers \(values of"
+    with pytest.raises(ConfigError, match=f"{problem}.*pass --clients 12 or fewer"):
         divide("natural", a_request(13))
+
+
+@pytest.mark.parametrize("clients", [4, 2])
+def test_natural_numbers_clients_in_the_sorted_order_of_their_writers(clients):
+    hospitals = np.array(["west", "east", "South", "north"])
+    request = a_request(
+        clients, train=np.zeros(4, int), test=np.zeros(4, int), train_writer=hospitals
+    )._replace(test_writer=None)
+    order = [str(hospitals[train[0]]) for train, _ in rows_of(divide("natural", request))]
+    assert order == sorted(order)
+    assert len(order) == clients
 
 
 # --- file: a partition written before

@@ -396,6 +396,21 @@ def test_a_newcomer_never_continues_with_another_body(
     assert resumed(second) == whole
 
 
+def test_a_folder_of_compared_runs_is_refused_with_the_names_of_the_runs(tmp_path: Path) -> None:
+    for name in ("local", "fedproto"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").touch()
+    with pytest.raises(RunFolderError) as caught:
+        load_client(tmp_path)
+    assert f"{tmp_path} is not a run folder: it holds the run folders" in str(caught.value)
+    for name in ("local", "fedproto"):
+        assert str(tmp_path / name) in str(caught.value)
+    with pytest.raises(
+        RunFolderError, match=r"local is not a run folder: it must hold config.toml"
+    ):
+        load_client(tmp_path / "local")
+
+
 def test_a_folder_that_was_never_completed_is_not_a_compared_run(
     finished: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ import fedproto
 from fedproto.config import plugins
 from fedproto.config.options import FilePath, options_of
 from fedproto.config.settings import DEFAULTS, RUN_FIELDS, Config
+from fedproto.errors import ConfigError
 from fedproto.runs import keywords
 from fedproto.runs.keywords import FileName, RunKeywords
 
@@ -100,3 +101,8 @@ def test_a_type_checker_refuses_a_misspelt_keyword_and_a_wrong_type(tmp_path):
     errors = re.findall(r"snippet\.py:(\d+): error: (.*)", checked.stdout)
     assert [line for line, _ in errors] == ["5", "6"], checked.stdout
     assert 'Unexpected keyword argument "round"' in errors[0][1]
+
+
+def test_several_algorithms_are_refused_with_what_to_do_instead():
+    with pytest.raises(ConfigError, match=r"takes one algorithm, .*: call it in a loop"):
+        fedproto.run(algorithm="local,fedavg", dataset="digits")

@@ -51,16 +51,21 @@ class Preprocessing:
         they have another shape or hold values that do not fit.
         """
         x = np.asarray(x)
-        self._check_values(x)
         channels_last = (*self.shape[1:], self.shape[0])
+        accepted = [self.shape, (math.prod(self.shape),), channels_last]
+        if self.shape[0] == 1:
+            accepted.append(self.shape[1:])
+        if x.shape[1:] not in accepted and x.shape in accepted:
+            raise DataError(
+                f"a single input of shape {x.shape} was given, but inputs need a leading axis: "
+                "pass x[None] instead of x"
+            )
+        self._check_values(x)
+        if x.shape[1:] not in accepted:
+            raise DataError(f"inputs of shape {x.shape[1:]} were given, but {self.shape} is needed")
         # Pillow and most files have the channels last.
         if x.shape[1:] == channels_last and channels_last != self.shape:
             x = np.moveaxis(x, -1, 1)
-        accepted = [self.shape, (math.prod(self.shape),)]
-        if self.shape[0] == 1:
-            accepted.append(self.shape[1:])
-        if x.shape[1:] not in accepted:
-            raise DataError(f"inputs of shape {x.shape[1:]} were given, but {self.shape} is needed")
         return np.array(x, np.float32, order="C").reshape(len(x), *self.shape)
 
     def _check_values(self, x: np.ndarray) -> None:

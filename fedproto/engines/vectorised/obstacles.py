@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from fedproto.engines.vectorised.layers import STACKED_LAYERS
 from fedproto.engines.vectorised.plan import Plan
 from fedproto.engines.vectorised.receiving import send_all_classes, send_own_classes
 from fedproto.engines.vectorised.stacks import Stack
+from fedproto.errors import locate, name_failure
 
 
 def find_obstacle(
@@ -41,10 +43,11 @@ def find_obstacle(
         reason = _find_mixing(clients, trainings)
         if reason is None and _has_single_image_batch(clients, trainings):
             reason = "has BatchNorm, and a client's last batch has one image"
-        if reason is None:
-            reason = _find_error(clients, federations, algorithm, trainings, plan)
         if reason is not None:
             return f"{model} {reason}"
+        error = _find_error(clients, federations, algorithm, trainings, plan)
+        if error is not None:
+            return _describe_error(error, model, algorithm)
     return None
 
 
@@ -104,7 +107,7 @@ def _find_error(
     algorithm: Algorithm,
     trainings: Sequence[Training],
     plan: Plan,
-) -> str | None:
+) -> Exception | None:
     """Return the error of a step and an evaluation of two clients in a stack, or None."""
     number, member = clients[0]
     training = trainings[number]
@@ -113,9 +116,21 @@ def _find_error(
         server = algorithm.init(member.initial, federations[number].task)
         _try_round(_shorten(group, training.batch), algorithm, server, training, plan)
     except Exception as error:  # a user's module may raise anything under vmap
-        sentence = str(error).strip().split(". ")[0].splitlines()[0]
-        return f"cannot be run for many clients at once ({type(error).__name__}: {sentence})"
+        return error
     return None
+
+
+def _describe_error(error: Exception, model: str, algorithm: Algorithm) -> str:
+    """Say whether the model or a function of the algorithm failed in a stack, where, and how."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    place = locate(error)
+    subject = model
+    if place is not None and torch.nn.modules.module.__file__ not in files:
+        subject = f"algorithm {algorithm.name}"
+    reason = name_failure(error).split(". ")[0].rstrip(".")
+    if place is not None:
+        reason = f"{place}: {reason}"
+    return f"{subject} cannot be run for many clients at once ({reason})"
 
 
 def _try_round(
