@@ -27,7 +27,12 @@ class Batch(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a loss, an upload or a prediction is computed from."""
+    """What a loss, an upload or a prediction is computed from.
+
+    A loss sees a batch; `upload` sees all training samples of the client, whose features and logits
+    are empty if the algorithm collects nothing. In `upload` and `predict` the batch has no x. In
+    training `received` has the client's own classes, in evaluation all classes.
+    """
 
     params: Tree  # the client's parameters and buffers
     features: Tensor  # (b, d) embeddings h = f(φ; x)
