@@ -3,6 +3,10 @@
 import io
 import os
 import re
+import signal
+import subprocess
+import sys
+import time
 import tomllib
 import zipfile
 from email.message import EmailMessage
@@ -215,3 +219,137 @@ def test_flower_packs_only_the_settings(tmp_path: Path) -> None:
     assert "pyproject.toml" in names and all(
         name == "pyproject.toml" or name.startswith(".info") for name in names
     )
+
+
+# --- the scripts of the folder
+
+#: Stands in for flower-supernode. Like Flower's, it starts a process that ends with its parent.
+SUPERNODE = """#!/usr/bin/env bash
+echo "$$" > supernode.pid
+sleep 300 &
+helper=$!
+echo "$helper" > helper.pid
+trap 'kill "$helper"; echo ended > supernode.end; exit 0' TERM
+touch supernode.ready
+wait
+"""
+#: Stands in for a flower-supernode that the server refuses.
+REFUSED_SUPERNODE = """#!/usr/bin/env bash
+touch supernode.ready
+exit 1
+"""
+
+
+def start_member_script(tmp_path: Path, supernode: str) -> tuple[Path, subprocess.Popen[str]]:
+    """Start ./member.sh with a stand-in for flower-supernode, and wait until that has started."""
+    folder = tmp_path / "fed"
+    scaffold.init(folder, ["a", "b"], "digits", ["0", "1"])
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "flower-supernode").write_text(supernode)
+    (programs / "flower-supernode").chmod(0o755)
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "RETRY": "300"}
+    environment.pop("FLWR_HOME", None)
+    running = subprocess.Popen(
+        ["./member.sh", "a"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 30
+    while not (folder / "supernode.ready").exists():
+        assert time.monotonic() < deadline, "the stand-in did not start"
+        time.sleep(0.05)
+    return folder, running
+
+
+def is_group_empty(group: int) -> bool:
+    """Return whether no process of a group is left, within a few seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_members_script_ends_all_that_it_started(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """Only the script gets the signal, as from a service manager or from `kill`."""
+    folder, running = start_member_script(tmp_path, SUPERNODE)
+    running.send_signal(number)
+    assert running.wait(30) == 128 + number
+    assert (folder / "supernode.end").read_text() == "ended\n"
+    assert is_group_empty(running.pid)
+
+
+def test_a_member_that_is_refused_tries_again_until_it_is_stopped(tmp_path: Path) -> None:
+    _, running = start_member_script(tmp_path, REFUSED_SUPERNODE)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "a keeps trying; Ctrl-C stops it\n"
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(30) == 128 + signal.SIGTERM
+    assert is_group_empty(running.pid)
+
+
+def run_keys_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("cryptography")
+    folder.mkdir(exist_ok=True)
+    (folder / "keys.py").write_text((scaffold.TEMPLATE / "keys.py").read_text())
+    command = [sys.executable, "keys.py", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_the_keys_script_prints_a_line_per_file(tmp_path: Path) -> None:
+    done = run_keys_script(tmp_path, "localhost", "::1", "--", "a")
+    assert done.returncode == 0, done.stderr
+    written = {line.split()[1].rstrip(",") for line in done.stdout.splitlines()}
+    made = {f"keys/{path.name}" for path in (tmp_path / "keys").iterdir()}
+    assert written == made
+    assert {"keys/a", "keys/a.pub", "keys/ca.crt"} < made
+    again = run_keys_script(tmp_path, "--", "a", "b")
+    assert again.stdout.splitlines() == [
+        "keys/ca.crt exists, so no certificate is made",
+        "a has keys already",
+        "written: keys/b, which is secret",
+        "written: keys/b.pub",
+    ]
+
+
+def test_the_keys_script_explains_itself_and_makes_nothing(tmp_path: Path) -> None:
+    done = run_keys_script(tmp_path, "--help")
+    assert done.returncode == 0 and "[-- MEMBER ...]" in done.stdout
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--hepl",),
+        ("local host",),
+        ("",),
+        ("localhost", "--", "--help"),
+        ("localhost", "--", "../a"),
+        ("localhost", "--", "ca.crt"),
+        ("localhost", "--", "a.pub"),
+    ],
+)
+def test_the_keys_script_refuses_odd_names_and_makes_nothing(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = run_keys_script(tmp_path, *words)
+    assert done.returncode == 2 and "error: " in done.stderr
+    assert not (tmp_path / "keys").exists()
+
+
+def test_a_member_can_make_its_own_keys(tmp_path: Path) -> None:
+    """Its certificate authority is the server's, so none is made beside them."""
+    done = run_keys_script(tmp_path, "--only-keys", "--", "a")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "keys").iterdir()} == {"a", "a.pub"}
