@@ -9,6 +9,8 @@ import sys
 import time
 import tomllib
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from email.message import EmailMessage
 from pathlib import Path
 
@@ -240,11 +242,11 @@ exit 1
 """
 
 
-def start_member_script(tmp_path: Path, supernode: str) -> tuple[Path, subprocess.Popen[str]]:
-    """Start ./member.sh with a stand-in for flower-supernode, and wait until that has started."""
-    folder = tmp_path / "fed"
+@contextmanager
+def run_member_script(folder: Path, supernode: str) -> Iterator[subprocess.Popen[str]]:
+    """Yield a running ./member.sh whose flower-supernode is a stand-in that has started."""
     scaffold.init(folder, ["a", "b"], "digits", ["0", "1"])
-    programs = tmp_path / "bin"
+    programs = folder / "bin"
     programs.mkdir()
     (programs / "flower-supernode").write_text(supernode)
     (programs / "flower-supernode").chmod(0o755)
@@ -258,11 +260,16 @@ def start_member_script(tmp_path: Path, supernode: str) -> tuple[Path, subproces
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 30
-    while not (folder / "supernode.ready").exists():
-        assert time.monotonic() < deadline, "the stand-in did not start"
-        time.sleep(0.05)
-    return folder, running
+    try:
+        deadline = time.monotonic() + 30
+        while not (folder / "supernode.ready").exists():
+            assert time.monotonic() < deadline, "the stand-in did not start"
+            time.sleep(0.05)
+        yield running
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
 
 
 def is_group_empty(group: int) -> bool:
@@ -282,20 +289,21 @@ def test_a_signal_to_the_members_script_ends_all_that_it_started(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     """Only the script gets the signal, as from a service manager or from `kill`."""
-    folder, running = start_member_script(tmp_path, SUPERNODE)
-    running.send_signal(number)
-    assert running.wait(30) == 128 + number
-    assert (folder / "supernode.end").read_text() == "ended\n"
-    assert is_group_empty(running.pid)
+    folder = tmp_path / "fed"
+    with run_member_script(folder, SUPERNODE) as running:
+        running.send_signal(number)
+        assert running.wait(30) == 128 + number
+        assert (folder / "supernode.end").read_text() == "ended\n"
+        assert is_group_empty(running.pid)
 
 
 def test_a_member_that_is_refused_tries_again_until_it_is_stopped(tmp_path: Path) -> None:
-    _, running = start_member_script(tmp_path, REFUSED_SUPERNODE)
-    assert running.stdout is not None
-    assert running.stdout.readline() == "a keeps trying; Ctrl-C stops it\n"
-    running.send_signal(signal.SIGTERM)
-    assert running.wait(30) == 128 + signal.SIGTERM
-    assert is_group_empty(running.pid)
+    with run_member_script(tmp_path / "fed", REFUSED_SUPERNODE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "a keeps trying; Ctrl-C stops it\n"
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(30) == 128 + signal.SIGTERM
+        assert is_group_empty(running.pid)
 
 
 def run_keys_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
