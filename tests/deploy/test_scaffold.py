@@ -27,7 +27,8 @@ from fedproto.deploy.settings import (
     read_member,
     split_run_config,
 )
-from fedproto.errors import ConfigError
+from fedproto.deploy.status import read_status
+from fedproto.errors import ConfigError, RunFolderError
 
 
 def test_init_writes_a_federation_that_passes_its_own_checks(tmp_path: Path) -> None:
@@ -135,6 +136,14 @@ def test_a_federation_from_the_template_trains(tmp_path: Path) -> None:
     own = {name: read_member(tmp_path / "fed" / f"{name}.toml") for name in "ab"}
     serve(state, LocalTransport(own, state), lambda sentence: None)
     assert state.round == 1 and state.server["known"].all()
+
+
+def test_the_status_of_a_folder_before_the_first_round_says_what_is_missing(tmp_path: Path) -> None:
+    scaffold.init(tmp_path / "fed", ["a", "b"], "digits", ["0", "1"])
+    with pytest.raises(RunFolderError, match=r"has not started: .* when \./run\.sh begins"):
+        read_status(tmp_path / "fed")
+    with pytest.raises(RunFolderError, match="name the folder that `fedproto deploy init` made"):
+        read_status(tmp_path)
 
 
 @pytest.mark.parametrize(
