@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,9 @@ from rich.console import Console
 from fedproto.cli.flags import PluginDir, TrustPlugins
 from fedproto.cli.output import execute, print_table, say, show_results
 from fedproto.errors import ConfigError
+
+#: Steps of training below which a newcomer is told to train longer.
+FEW_STEPS = 200
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -96,7 +100,15 @@ def join(
             say("stopped; nothing was written", stderr=True)
         raise typer.Exit(130) from None
     _print_epochs(joined.epochs)
-    say(_describe_precision(len(prepared[0].federation.members[0].test)))
+    newcomer = prepared[0].federation.members[0]
+    say(_describe_precision(len(newcomer.test)))
+    steps = epochs * math.ceil(len(newcomer.train) / prepared[0].config.batch)
+    if steps < FEW_STEPS:
+        say(
+            f"{len(newcomer.train)} training images in {epochs} epochs are about {steps} steps of "
+            "training: with so few, try more epochs or a larger lr, "
+            "as in --epochs 50 --set lr=0.05"
+        )
     say(f"written to {target}; {_say_how_to_add(prototypes, target)}")
 
 
@@ -107,7 +119,7 @@ def _describe_precision(test_images: int) -> str:
     points = 100 / test_images
     return (
         f"measured on {test_images} test images: one image is worth {points:.2g} points; "
-        "try several seeds before you believe a difference"
+        "try several values of --seed before you believe a difference"
     )
 
 

@@ -56,6 +56,7 @@ def test_join_shows_a_table_and_leaves_a_run(run, tmp_path):
         correct = epoch["joined"]["head"] * images
         assert correct == pytest.approx(round(correct))
     assert f"one image is worth {100 / images:.2g} points" in answer.out
+    assert "15 training images in 2 epochs are about 4 steps of training" in answer.out
     target = tmp_path / "new"
     remedy = f"fold it in with: fedproto members {run} --add {target}"
     assert answer.out.splitlines()[-1] == f"written to {target}; {remedy}"
