@@ -234,13 +234,20 @@ def test_flower_packs_only_the_settings(tmp_path: Path) -> None:
 
 # --- the scripts of the folder
 
-#: Stands in for flower-supernode. Like Flower's, it starts a process that ends with its parent.
+#: Stands in for flower-supernode. Like Flower's, it starts a process that ends with it, takes a
+#: moment to take its leave of the server, and dies at once of a second signal.
 SUPERNODE = """#!/usr/bin/env bash
-echo "$$" > supernode.pid
 sleep 300 &
 helper=$!
-echo "$helper" > helper.pid
-trap 'kill "$helper"; echo ended > supernode.end; exit 0' TERM
+echo "$$ $helper" > pids
+leave() {
+  trap - INT TERM
+  kill "$helper"
+  sleep 0.5
+  echo left > supernode.end
+  exit 0
+}
+trap leave INT TERM
 touch supernode.ready
 wait
 """
@@ -276,34 +283,40 @@ def run_member_script(folder: Path, supernode: str) -> Iterator[subprocess.Popen
             time.sleep(0.05)
         yield running
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
+        running.kill()
         running.wait()
+        for process in find_left(folder):
+            os.kill(process, signal.SIGKILL)
 
 
-def is_group_empty(group: int) -> bool:
-    """Return whether no process of a group is left, within a few seconds."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
+def find_left(folder: Path) -> list[int]:
+    """Return the processes of the stand-in that are still there."""
+    if not (folder / "pids").exists():
+        return []
+    left = []
+    for word in (folder / "pids").read_text().split():
+        with suppress(ProcessLookupError):
+            os.kill(int(word), 0)
+            left.append(int(word))
+    return left
 
 
+@pytest.mark.parametrize("to", ["script", "group"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_members_script_ends_all_that_it_started(
-    number: signal.Signals, tmp_path: Path
+    number: signal.Signals, to: str, tmp_path: Path
 ) -> None:
-    """Only the script gets the signal, as from a service manager or from `kill`."""
+    """`kill` and service managers signal the script, a terminal its whole process group."""
     folder = tmp_path / "fed"
     with run_member_script(folder, SUPERNODE) as running:
-        running.send_signal(number)
+        assert len(find_left(folder)) == 2
+        if to == "script":
+            running.send_signal(number)
+        else:
+            os.killpg(running.pid, number)
         assert running.wait(30) == 128 + number
-        assert (folder / "supernode.end").read_text() == "ended\n"
-        assert is_group_empty(running.pid)
+        assert (folder / "supernode.end").read_text() == "left\n"
+        assert find_left(folder) == []
 
 
 def test_a_member_that_is_refused_tries_again_until_it_is_stopped(tmp_path: Path) -> None:
@@ -312,7 +325,7 @@ def test_a_member_that_is_refused_tries_again_until_it_is_stopped(tmp_path: Path
         assert running.stdout.readline() == "a keeps trying; Ctrl-C stops it\n"
         running.send_signal(signal.SIGTERM)
         assert running.wait(30) == 128 + signal.SIGTERM
-        assert is_group_empty(running.pid)
+        assert running.stdout.read() == ""  # at its end: nobody has it open any more
 
 
 def run_keys_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,9 @@ start_member() {
 }
 
 # Run a command in the background and wait for it: while one runs in the foreground, the shell
-# handles no signal.
+# handles no signal. With -m it is a process group of its own, so that Ctrl-C reaches it only by
+# `stop`: of a second signal, Flower dies before it has taken its leave of the server.
+set -m
 await() {
   "$@" &
   wait "$!"
