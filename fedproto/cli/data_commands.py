@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 
 from fedproto.cli.output import print_table, say
+from fedproto.cli.plain_help import PlainTyper
 from fedproto.errors import DataError
 
-data_app = typer.Typer(
+data_app = PlainTyper(
     help="Download data sets, list those that are there, and check their files.",
     no_args_is_help=True,
-    rich_markup_mode=None,
 )
 
 DataDir = Annotated[

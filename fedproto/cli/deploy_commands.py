@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from fedproto.cli.output import print_table, say
+from fedproto.cli.plain_help import PlainTyper
 
-deploy_app = typer.Typer(
+deploy_app = PlainTyper(
     help="Run a federation across real machines, with Flower.",
     no_args_is_help=True,
-    rich_markup_mode=None,
 )
 
 

@@ -65,6 +65,7 @@ def predict(
 ) -> None:
     """Classify inputs; without any, show how well each client recognises unseen classes."""
     if not inputs:
+        _refuse_without_inputs(run)
         wanted = DEFAULT_REJECT if reject is None else reject
         _show_rejections(run, client, wanted, json)
         return
@@ -195,6 +196,18 @@ def _describe_answer(answer: dict[str, Any]) -> str:
 
 
 # --- predict without inputs
+
+
+def _refuse_without_inputs(run: Path) -> None:
+    """Refuse a member's file or an exported folder, whose test images of others are not there."""
+    from fedproto.inference.export.manifest import MANIFEST
+
+    is_member = run.suffix == ".toml" and run.is_file()
+    if is_member or (run / MANIFEST).exists():
+        raise DataError(
+            f"there is nothing to classify: name an image or another input after {run} "
+            "(without inputs, predict measures the clients of a run, which needs a run folder)"
+        )
 
 
 def _show_rejections(run: Path, client: int | None, reject: float, json: bool) -> None:

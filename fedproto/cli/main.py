@@ -19,6 +19,7 @@ from fedproto.cli.inference_commands import export, predict
 from fedproto.cli.list_command import list_plugins
 from fedproto.cli.membership_commands import extend, join, members
 from fedproto.cli.output import escape
+from fedproto.cli.plain_help import PlainTyper
 from fedproto.cli.report_command import report
 from fedproto.cli.run_commands import RUN_EPILOG, resume, run
 from fedproto.cli.sweep_commands import reproduce, sweep
@@ -26,12 +27,11 @@ from fedproto.config import plugin_trust
 from fedproto.core.interrupts import handle_sigterm
 from fedproto.errors import FedProtoError
 
-app = typer.Typer(
+app = PlainTyper(
     help="Federated learning by class prototypes, for clients that share only class names.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # [20] is a default, not markup
 )
 app.command(epilog=RUN_EPILOG)(run)
 app.command()(resume)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,10 @@ from rich.console import Console
 
 from fedproto.cli.flags import PluginDir, TrustPlugins
 from fedproto.cli.output import execute, print_table, say, show_results
+from fedproto.errors import ConfigError
+
+#: Steps of training below which a newcomer is told to train longer.
+FEW_STEPS = 200
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -84,7 +89,7 @@ def join(
         say(notice, stderr=True)
 
     def bar(run_name: str) -> AbstractContextManager[OnRound]:
-        return progress_bar(Console(), run_name, 0, epochs)
+        return progress_bar(Console(), run_name, 0, epochs, unit="epoch")
 
     try:
         joined = proceed(prepared, target, name or target.name, bar)
@@ -95,7 +100,39 @@ def join(
             say("stopped; nothing was written", stderr=True)
         raise typer.Exit(130) from None
     _print_epochs(joined.epochs)
-    say(f"written to {target}; fold it in with: fedproto members {prototypes} --add {target}")
+    newcomer = prepared[0].federation.members[0]
+    say(_describe_precision(len(newcomer.test)))
+    steps = epochs * math.ceil(len(newcomer.train) / prepared[0].config.batch)
+    if steps < FEW_STEPS:
+        say(
+            f"{len(newcomer.train)} training images in {epochs} epochs are about {steps} steps of "
+            "training: with so few, try more epochs or a larger lr, "
+            "as in --epochs 50 --set lr=0.05"
+        )
+    say(f"written to {target}; {_say_how_to_add(prototypes, target)}")
+
+
+def _describe_precision(test_images: int) -> str:
+    """Return a sentence on how much of a difference one test image makes."""
+    if not test_images:
+        return "there are no test images of the newcomer's classes"
+    points = 100 / test_images
+    return (
+        f"measured on {test_images} test images: one image is worth {points:.2g} points; "
+        "try several values of --seed before you believe a difference"
+    )
+
+
+def _say_how_to_add(prototypes: Path, target: Path) -> str:
+    """Return what to do with the upload; only from a run folder is the federation's run known."""
+    from fedproto.runs.prototype_files import UPLOAD
+
+    if (prototypes / "config.toml").exists():
+        return f"fold it in with: fedproto members {prototypes} --add {target}"
+    return (
+        f"send {target / UPLOAD} to the federation's server, which folds it in with: "
+        f"fedproto members RUN --add {UPLOAD}"
+    )
 
 
 def _print_epochs(epochs: list[Epoch]) -> None:
@@ -129,7 +166,15 @@ def members(
         list[Path] | None, typer.Option(help="fold in a newcomer: its folder, or its upload")
     ] = None,
     remove: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="remove a member's contribution")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="remove the member with this name in the table"),
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="write the global prototypes, and nothing else, to a new file for a newcomer",
+        ),
     ] = None,
     trust_plugins: TrustPlugins = False,
     plugin_dir: PluginDir = None,
@@ -140,6 +185,8 @@ def members(
     from fedproto.runs.folder import RunFolder
 
     folder = RunFolder.open(run)
+    if write is not None:
+        _refuse_target(write, run)
     is_change = bool(add or remove)
     with folder.hold() if is_change else nullcontext():
         membership = Membership.of(folder)
@@ -153,12 +200,36 @@ def members(
             membership.save(folder)
     rows = [(name, ", ".join(membership.held_by(name))) for name in membership.members]
     print_table(("member", "classes"), rows)
+    if membership.changes:
+        say("History:")
     for change in membership.changes:
         sentence = f"{change['member']} {change['did']}"
         if change["classes"]:
             verb = "brought" if change["did"] == "joined" else "took along"
             sentence += f", and {verb} {', '.join(change['classes'])}"
         say(sentence)
+    if write is not None:
+        _write_global_prototypes(run, write)
+
+
+def _refuse_target(path: Path, run: Path) -> None:
+    """Refuse a file that exists, or that would be taken for one of the run's own."""
+    if path.exists():
+        raise ConfigError(f"{path} exists already: name another file")
+    if path.resolve().parent == run.resolve():
+        raise ConfigError(f"{path} is in the run folder: name a file outside of it")
+
+
+def _write_global_prototypes(run: Path, path: Path) -> None:
+    """Write a run's present global prototypes, without what single members sent."""
+    from fedproto.core.files import explain_write_errors
+    from fedproto.runs.prototype_files import read_prototypes, write_prototypes
+
+    shared = read_prototypes(run)
+    tensors = {"prototypes": shared.values, "known": shared.known}
+    with explain_write_errors(path):
+        write_prototypes(path, tensors, shared.classes)
+    say(f"the global prototypes are in {path}; a newcomer runs: fedproto join --prototypes {path}")
 
 
 def extend(

@@ -24,20 +24,22 @@ from fedproto.runs.sweep import Cell, batches
 
 
 @contextmanager
-def progress_bar(console: Console, name: str, done: int, rounds: int) -> Iterator[OnRound]:
+def progress_bar(
+    console: Console, name: str, done: int, rounds: int, unit: str = "round"
+) -> Iterator[OnRound]:
     """Yield a function that is called with each round's result and moves a bar over the rounds.
 
-    Evaluated rounds and notes leave a line above the bar.
+    Evaluated rounds and notes leave a line above the bar. `unit` is what a round is called.
     """
-    with _bar(console, "rounds, left") as bar:
+    with _bar(console, f"{unit}s, left") as bar:
         task = bar.add_task(name, total=rounds, completed=done)
 
         def show(result: RoundResult) -> None:
             bar.update(task, completed=result.round)
             if result.accuracy:
-                _print(console, _describe_round(name, result))
+                _print(console, _describe_round(name, unit, result))
             for note in result.notes:
-                _print(console, f"round {result.round}: {note}", "yellow")
+                _print(console, f"{unit} {result.round}: {note}", "yellow")
 
         yield show
 
@@ -107,11 +109,11 @@ def _print(console: Console, sentence: str, style: str = "") -> None:
     console.print(sentence, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
-def _describe_round(name: str, result: RoundResult) -> str:
+def _describe_round(name: str, unit: str, result: RoundResult) -> str:
     accuracies = []
     for key, summary in (result.accuracy or {}).items():
         if not key.endswith("_own"):
             accuracies.append(f"{key} {summary['mean']:.1%}")
     loss = sum(result.loss.values())
     listed = "  ".join(accuracies)
-    return f"{name} round {result.round:>4}  loss {loss:.3f}  accuracy by {listed}"
+    return f"{name} {unit} {result.round:>4}  loss {loss:.3f}  accuracy by {listed}"

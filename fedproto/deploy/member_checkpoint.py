@@ -21,11 +21,12 @@ from fedproto.core.tensors import flatten_groups, split_groups
 from fedproto.core.types import Tree
 from fedproto.deploy.messages import Message
 from fedproto.deploy.settings import MemberSettings
-from fedproto.errors import RunFolderError
+from fedproto.errors import RunFolderError, shown
 
 STATE_FILE = "member.safetensors"
 STATE_FORMAT = TensorFormat("member state", 1)
 LOCK_WAIT_SECONDS = 3600.0  # while another request is handled
+MAX_SHOWN_CHARACTERS = 300  # of a setting, in an error
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class MemberCheckpoint:
             "classes": list(self.classes),
             "reply": self.reply.header,
             "member": own.fingerprint(),
+            "identity": own.identity(),
         }
         with explain_write_errors(path):
             write_tensors(path, tensors, STATE_FORMAT, header, private=True)
@@ -66,8 +68,8 @@ class MemberCheckpoint:
         tensors, header = read_tensors(path, STATE_FORMAT)
         if header.get("member") != own.fingerprint():
             raise RunFolderError(
-                f"{path} belongs to another member, or to other data or another model: "
-                "name another state"
+                f"{path} {_describe_difference(header.get('identity'), own)}: change that back, "
+                "or name another `state`, which starts a new model"
             )
         groups = split_groups(tensors)
         arrays = {name: value.numpy() for name, value in groups.get("reply", {}).items()}
@@ -81,6 +83,20 @@ class MemberCheckpoint:
             )
         except (KeyError, TypeError) as error:
             raise RunFolderError(f"{path} is not a complete member state: {error}") from error
+
+
+def _describe_difference(stored: object, own: MemberSettings) -> str:
+    """Return which settings of a saved state are not the member's; a file may not tell them."""
+    differences = []
+    if isinstance(stored, dict):
+        for key, value in own.identity().items():
+            if key in stored and stored[key] != value:
+                before = shown(stored[key], MAX_SHOWN_CHARACTERS)
+                now = shown(value, MAX_SHOWN_CHARACTERS)
+                differences.append(f"{key} was {before} and is {now} now")
+    if not differences:
+        return "belongs to another member: its name, data, model or classes are not the same"
+    return f"belongs to other settings ({'; '.join(differences)})"
 
 
 def find_state_file(own: MemberSettings) -> Path:

@@ -185,5 +185,8 @@ def _evaluate_members(state: ServerState, transport: Transport, say: Say) -> Non
         if name in requests:
             state.members[name].note_sent(0, sent_bytes)
     _save(state, say)
-    folder = state.path.parent
-    say(f"{state.round} rounds are done; `fedproto deploy status {folder}` shows the members")
+    say(
+        f"{state.round} rounds are done in all; `fedproto deploy status {state.path.parent}` shows "
+        "the members; more need a larger `rounds`, which is the total: "
+        f"./run.sh 'rounds={state.round + 10}'"
+    )

@@ -37,6 +37,8 @@ from fedproto.errors import ConfigError, unknown
 SENDS = ("prototypes", "weights", "counts")
 #: Settings of a member that are paths, relative to the folder of its file.
 _MEMBER_PATHS = ("state", "weights", "data_dir")
+#: Settings of a member that its saved state belongs to, in the order of its fingerprint.
+IDENTITY = ("name", "data", "model", "classes")
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,10 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """A member's own TOML file; of it, only the names of its classes leave its machine.
+    """A member's own TOML file. Of its text, only the name and the names of classes leave it.
 
-    Names are separated by commas.
+    What training makes of the data leaves it as `sends` and `tell_accuracy` allow. Names are
+    separated by commas.
     """
 
     name: str
@@ -127,10 +130,13 @@ class MemberSettings:
     algorithms: str = ""  # those it takes part in; empty: all that `sends` allows
     sends: str = "prototypes,counts"  # what may leave it: prototypes, weights, counts
 
+    def identity(self) -> dict[str, str]:
+        """Return the settings that are fixed from the member's first round on."""
+        return {key: getattr(self, key) for key in IDENTITY}
+
     def fingerprint(self) -> str:
         """Return a short hash that changes if a saved state is no longer this member's."""
-        identity = (self.name, self.data, self.model, self.classes)
-        return hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
+        return hashlib.sha256("\0".join(self.identity().values()).encode()).hexdigest()[:16]
 
 
 def parse_settings(kind: type, given: Mapping[str, Any], where: str) -> Any:

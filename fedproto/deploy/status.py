@@ -24,8 +24,14 @@ def read_status(path: Path) -> dict[str, Any]:
     candidates = [path, path / STATE_FILE, path / "server" / STATE_FILE]
     files = [candidate for candidate in candidates if candidate.is_file()]
     if not files:
+        if (path / "run.sh").exists():
+            raise RunFolderError(
+                f"the federation in {path} has not started: {STATE_FILE} appears when ./run.sh "
+                "begins its first round"
+            )
         raise RunFolderError(
-            f"{path} holds no {STATE_FILE}, which the server writes before its first round"
+            f"{path} holds no {STATE_FILE}, which the server writes before its first round: name "
+            "the folder that `fedproto deploy init` made, on the server's machine"
         )
     _, header = read_state(files[0])
     members = {}

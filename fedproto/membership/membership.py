@@ -176,7 +176,10 @@ class Membership:
         """
         name = contribution.member
         if name in self.members:
-            raise DataError(f"there is a member {name!r} already: give the newcomer another name")
+            raise DataError(
+                f"there is a member {name!r} already: give the newcomer another name, "
+                "or remove the member first"
+            )
         like = self.upload_of(next(iter(self.members)))
         contribution.check_layout(like)
         contribution = contribution.cast(like)

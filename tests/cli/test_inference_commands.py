@@ -226,6 +226,16 @@ def test_predict_without_images_shows_how_unseen_classes_are_recognised(run):
     assert "rejecting 5% of known images was asked for" in answer.out
 
 
+def test_predict_without_images_needs_a_run_folder(run, tmp_path):
+    member = tmp_path / "dale.toml"
+    member.write_text('name = "dale"\ndata = "digits"\nstate = "state-dale"\n')
+    succeed("export", run, "--to", tmp_path / "exported", "--no-onnx")
+    for path in (member, tmp_path / "exported"):
+        answer = fail("predict", path)
+        assert f"name an image or another input after {path}" in answer.err
+        assert "needs a run folder" in answer.err
+
+
 def test_predict_without_images_as_json(run):
     told = lines_of(succeed("predict", run, "--json", "--reject", "0.3", "--client", "2"))
     assert told == [vars(each) for each in measure_rejections(run, 0.3, [2])]

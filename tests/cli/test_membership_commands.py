@@ -1,6 +1,7 @@
 """The commands `join` and `members`."""
 
 import json
+import re
 import shutil
 import signal
 
@@ -10,6 +11,8 @@ import torch
 from helpers.command_line import fedproto as command
 from helpers.command_line import files_in, only_line
 from helpers.trained_runs import NEWCOMER, cells, fail, succeed
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 import fedproto
 from fedproto.core.types import Upload
@@ -47,6 +50,13 @@ def test_join_shows_a_table_and_leaves_a_run(run, tmp_path):
             f"{head - alone:+.1%}",
             f"{near:.1%}",
         ]
+    assert "joined epoch    2" in answer.out and "round" not in answer.out
+    images = int(re.search(r"measured on (\d+) test images", answer.out)[1])
+    for epoch in told["epochs"]:
+        correct = epoch["joined"]["head"] * images
+        assert correct == pytest.approx(round(correct))
+    assert f"one image is worth {100 / images:.2g} points" in answer.out
+    assert "15 training images in 2 epochs are about 4 steps of training" in answer.out
     target = tmp_path / "new"
     remedy = f"fold it in with: fedproto members {run} --add {target}"
     assert answer.out.splitlines()[-1] == f"written to {target}; {remedy}"
@@ -76,8 +86,12 @@ def test_join_without_a_pull_makes_no_difference(run, tmp_path):
 def test_join_takes_a_file_and_a_name_and_has_a_default_folder(run, tmp_path):
     """A federation may send its prototypes as a file."""
     shutil.copy(run / "prototypes.safetensors", tmp_path / "received.safetensors")
-    succeed(
+    answer = succeed(
         "join", "--prototypes", tmp_path / "received.safetensors", *NEWCOMER, "--name", "clinic"
+    )
+    assert answer.out.splitlines()[-1] == (
+        "written to runs/newcomer; send runs/newcomer/upload.safetensors to the federation's "
+        "server, which folds it in with: fedproto members RUN --add upload.safetensors"
     )
     folder = tmp_path / "work" / "runs" / "newcomer"
     assert Contribution.load(folder).member == "clinic"
@@ -197,7 +211,7 @@ def test_members_join_and_leave(own_run, newcomer):
     original = read_prototypes(own_run)
     answer = succeed("members", own_run, "--add", newcomer)
     assert cells(answer.out, "member")[-1] == ["hospital", "0, 5, 7"]
-    assert "hospital joined, and brought 0" in answer.out
+    assert answer.out.splitlines()[-2:] == ["History:", "hospital joined, and brought 0"]
     with_it = read_prototypes(own_run)
     assert with_it.known.sum() == original.known.sum() + 1
     answer = succeed("members", own_run, "--remove", "hospital")
@@ -206,6 +220,49 @@ def test_members_join_and_leave(own_run, newcomer):
     assert torch.equal(without.values, original.values) and torch.equal(
         without.known, original.known
     )
+
+
+def test_members_writes_the_global_prototypes_and_nothing_else(own_run, newcomer, tmp_path):
+    """Files of a run also hold what single members sent."""
+    assert {"local", "held"} < load_file(own_run / "prototypes.safetensors").keys()
+    for words in ((), ("--add", newcomer)):
+        path = tmp_path / f"global-{len(words)}.safetensors"
+        succeed("members", own_run, *words, "--write", path)
+        assert load_file(path).keys() == {"prototypes", "known"}
+        written = read_prototypes(path)
+        current = read_prototypes(own_run)
+        assert written.classes == current.classes
+        assert torch.equal(written.values, current.values)
+        assert torch.equal(written.known, current.known)
+        with safe_open(path, "pt") as file:
+            assert "hospital" not in str(file.metadata())
+        folder = tmp_path / f"new-{len(words)}"
+        succeed("join", "--prototypes", path, *NEWCOMER, "--out", folder)
+        assert Contribution.load(folder).classes == ("0", "5", "7")
+
+
+def test_a_newcomer_learns_the_same_from_the_written_file(run, newcomer, tmp_path):
+    succeed("members", run, "--write", tmp_path / "global.safetensors")
+    folder = tmp_path / "hospital"
+    prototypes = tmp_path / "global.safetensors"
+    succeed("join", "--prototypes", prototypes, *NEWCOMER, "--out", folder)
+    expected = Contribution.load(newcomer).upload.sums["prototypes"]
+    assert torch.equal(Contribution.load(folder).upload.sums["prototypes"], expected)
+
+
+def test_members_writes_over_no_file_and_not_into_the_run(own_run, newcomer, tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    for path, message in (
+        (tmp_path / "mine", "exists already"),
+        (own_run / "prototypes.safetensors", "exists already"),
+        (own_run / "members.safetensors", "is in the run folder"),
+    ):
+        answer = fail("members", own_run, "--add", newcomer, "--write", path, writes=own_run)
+        assert message in answer.err
+    assert (tmp_path / "mine").read_text() == "precious"
+    path = tmp_path / "missing" / "global.safetensors"
+    answer = command("members", own_run, "--write", path)
+    assert answer.code == 2 and "cannot be written" in only_line(answer.err)
 
 
 def test_members_may_replace_one_by_another(own_run, newcomer):
@@ -241,7 +298,7 @@ def test_members_refuses_and_leaves_all_as_it_was(own_run, newcomer, tmp_path):
         (("--remove", "nobody"), "there is no member 'nobody': there are 0, 1, 2, 3"),
         (("--remove", "0", "--remove", "nobody"), "there is no member 'nobody'"),
         (("--remove", "0", "--remove", "0"), "there is no member '0'"),
-        (("--add", newcomer, "--add", newcomer), "there is a member 'hospital' already"),
+        (("--add", newcomer, "--add", newcomer), "or remove the member first"),
         (("--add", newcomer, "--add", tmp_path / "text"), "text"),
         (("--add", tmp_path / "missing"), "missing"),
         (("--add", tmp_path), "upload.safetensors"),
@@ -291,4 +348,6 @@ def test_members_of_a_newcomers_folder_never_forget_the_federation(run, newcomer
 
 @pytest.mark.parametrize("name", ["predict", "export", "join", "members", "extend"])
 def test_every_command_explains_itself(name):
-    assert "Usage" in succeed(name, "--help").out
+    out = succeed(name, "--help").out
+    assert "Usage" in out and "[required]" in out
+    assert "\\" not in out

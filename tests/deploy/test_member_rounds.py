@@ -20,9 +20,10 @@ from helpers.deployment import (
     with_header,
 )
 
+from fedproto.core.files import read_tensors, write_tensors
 from fedproto.deploy.member import evaluate_member, train_round
 from fedproto.deploy.member_checkpoint import STATE_FILE as MEMBER_FILE
-from fedproto.deploy.member_checkpoint import MemberCheckpoint
+from fedproto.deploy.member_checkpoint import STATE_FORMAT, MemberCheckpoint
 from fedproto.deploy.messages import (
     Message,
 )
@@ -77,15 +78,34 @@ def test_an_older_round_is_refused(after_two_rounds: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"name": "z"}, {"model": "mlp(hidden=9)"}, {"classes": "0,1"}, {"data": "digits"}]
+    ("key", "value"),
+    [("name", "z"), ("model", "mlp(hidden=9)"), ("classes", "0,1"), ("data", "digits")],
 )
-def test_a_state_of_another_member_is_refused(
-    change: dict[str, str], after_two_rounds: Any
+def test_a_state_of_other_settings_is_refused_by_their_name(
+    key: str, value: str, after_two_rounds: Any
 ) -> None:
     deployment, state = after_two_rounds
+    own = deployment.members["a"]
+    before = getattr(own, key)
     for act in (train_round, evaluate_member):
-        with pytest.raises(RunFolderError, match="another member"):
-            act(state.make_request("a"), replace(deployment.members["a"], **change))
+        with pytest.raises(RunFolderError) as caught:
+            act(state.make_request("a"), replace(own, **{key: value}))
+        assert f"({key} was {before!r} and is {value!r} now)" in str(caught.value)
+        assert "name another `state`" in str(caught.value)
+
+
+def test_a_state_that_does_not_tell_its_settings_is_refused(after_two_rounds: Any) -> None:
+    """As one of an earlier version, which stored their fingerprint only."""
+    deployment, state = after_two_rounds
+    path = state_file_of(deployment)
+    tensors, header = read_tensors(path, STATE_FORMAT)
+    header.pop("identity")
+    write_tensors(path, tensors, STATE_FORMAT, header, private=True)
+    own = deployment.members["a"]
+    train_round(state.make_request("a"), own)
+    write_tensors(path, tensors, STATE_FORMAT, header, private=True)
+    with pytest.raises(RunFolderError, match="name, data, model or classes are not the same"):
+        train_round(state.make_request("a"), replace(own, classes="0,1"))
 
 
 @pytest.mark.parametrize("how", DAMAGES)

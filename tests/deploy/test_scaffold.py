@@ -3,8 +3,14 @@
 import io
 import os
 import re
+import signal
+import subprocess
+import sys
+import time
 import tomllib
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from email.message import EmailMessage
 from pathlib import Path
 
@@ -21,7 +27,8 @@ from fedproto.deploy.settings import (
     read_member,
     split_run_config,
 )
-from fedproto.errors import ConfigError
+from fedproto.deploy.status import read_status
+from fedproto.errors import ConfigError, RunFolderError
 
 
 def test_init_writes_a_federation_that_passes_its_own_checks(tmp_path: Path) -> None:
@@ -131,6 +138,14 @@ def test_a_federation_from_the_template_trains(tmp_path: Path) -> None:
     assert state.round == 1 and state.server["known"].all()
 
 
+def test_the_status_of_a_folder_before_the_first_round_says_what_is_missing(tmp_path: Path) -> None:
+    scaffold.init(tmp_path / "fed", ["a", "b"], "digits", ["0", "1"])
+    with pytest.raises(RunFolderError, match=r"has not started: .* when \./run\.sh begins"):
+        read_status(tmp_path / "fed")
+    with pytest.raises(RunFolderError, match="name the folder that `fedproto deploy init` made"):
+        read_status(tmp_path)
+
+
 @pytest.mark.parametrize(
     "members",
     [
@@ -215,3 +230,156 @@ def test_flower_packs_only_the_settings(tmp_path: Path) -> None:
     assert "pyproject.toml" in names and all(
         name == "pyproject.toml" or name.startswith(".info") for name in names
     )
+
+
+# --- the scripts of the folder
+
+#: Stands in for flower-supernode. Like Flower's, it starts a process that ends with it, takes a
+#: moment to take its leave of the server, and dies at once of a second signal.
+SUPERNODE = """#!/usr/bin/env bash
+sleep 300 &
+helper=$!
+echo "$$ $helper" > pids
+leave() {
+  trap - INT TERM
+  kill "$helper"
+  sleep 0.5
+  echo left > supernode.end
+  exit 0
+}
+trap leave INT TERM
+touch supernode.ready
+wait
+"""
+#: Stands in for a flower-supernode that the server refuses.
+REFUSED_SUPERNODE = """#!/usr/bin/env bash
+touch supernode.ready
+exit 1
+"""
+
+
+@contextmanager
+def run_member_script(folder: Path, supernode: str) -> Iterator[subprocess.Popen[str]]:
+    """Yield a running ./member.sh whose flower-supernode is a stand-in that has started."""
+    scaffold.init(folder, ["a", "b"], "digits", ["0", "1"])
+    programs = folder / "bin"
+    programs.mkdir()
+    (programs / "flower-supernode").write_text(supernode)
+    (programs / "flower-supernode").chmod(0o755)
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "RETRY": "300"}
+    environment.pop("FLWR_HOME", None)
+    running = subprocess.Popen(
+        ["./member.sh", "a"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while not (folder / "supernode.ready").exists():
+            assert time.monotonic() < deadline, "the stand-in did not start"
+            time.sleep(0.05)
+        yield running
+    finally:
+        running.kill()
+        running.wait()
+        for process in find_left(folder):
+            os.kill(process, signal.SIGKILL)
+
+
+def find_left(folder: Path) -> list[int]:
+    """Return the processes of the stand-in that are still there."""
+    if not (folder / "pids").exists():
+        return []
+    left = []
+    for word in (folder / "pids").read_text().split():
+        with suppress(ProcessLookupError):
+            os.kill(int(word), 0)
+            left.append(int(word))
+    return left
+
+
+@pytest.mark.parametrize("to", ["script", "group"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_members_script_ends_all_that_it_started(
+    number: signal.Signals, to: str, tmp_path: Path
+) -> None:
+    """`kill` and service managers signal the script, a terminal its whole process group."""
+    folder = tmp_path / "fed"
+    with run_member_script(folder, SUPERNODE) as running:
+        assert len(find_left(folder)) == 2
+        if to == "script":
+            running.send_signal(number)
+        else:
+            os.killpg(running.pid, number)
+        assert running.wait(30) == 128 + number
+        assert (folder / "supernode.end").read_text() == "left\n"
+        assert find_left(folder) == []
+
+
+def test_a_member_that_is_refused_tries_again_until_it_is_stopped(tmp_path: Path) -> None:
+    with run_member_script(tmp_path / "fed", REFUSED_SUPERNODE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "a keeps trying; Ctrl-C stops it\n"
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(30) == 128 + signal.SIGTERM
+        assert running.stdout.read() == ""  # at its end: nobody has it open any more
+
+
+def run_keys_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("cryptography")
+    folder.mkdir(exist_ok=True)
+    (folder / "keys.py").write_text((scaffold.TEMPLATE / "keys.py").read_text())
+    command = [sys.executable, "keys.py", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_the_keys_script_prints_a_line_per_file(tmp_path: Path) -> None:
+    done = run_keys_script(tmp_path, "localhost", "::1", "--", "a")
+    assert done.returncode == 0, done.stderr
+    written = {line.split()[1].rstrip(",") for line in done.stdout.splitlines()}
+    made = {f"keys/{path.name}" for path in (tmp_path / "keys").iterdir()}
+    assert written == made
+    assert {"keys/a", "keys/a.pub", "keys/ca.crt"} < made
+    again = run_keys_script(tmp_path, "--", "a", "b")
+    assert again.stdout.splitlines() == [
+        "keys/ca.crt exists, so no certificate is made",
+        "a has keys already",
+        "written: keys/b, which is secret",
+        "written: keys/b.pub",
+    ]
+
+
+def test_the_keys_script_explains_itself_and_makes_nothing(tmp_path: Path) -> None:
+    done = run_keys_script(tmp_path, "--help")
+    assert done.returncode == 0 and "[-- MEMBER ...]" in done.stdout
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--hepl",),
+        ("local host",),
+        ("",),
+        ("localhost", "--", "--help"),
+        ("localhost", "--", "../a"),
+        ("localhost", "--", "ca.crt"),
+        ("localhost", "--", "a.pub"),
+    ],
+)
+def test_the_keys_script_refuses_odd_names_and_makes_nothing(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = run_keys_script(tmp_path, *words)
+    assert done.returncode == 2 and "error: " in done.stderr
+    assert not (tmp_path / "keys").exists()
+
+
+def test_a_member_can_make_its_own_keys(tmp_path: Path) -> None:
+    """Its certificate authority is the server's, so none is made beside them."""
+    done = run_keys_script(tmp_path, "--only-keys", "--", "a")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "keys").iterdir()} == {"a", "a.pub"}

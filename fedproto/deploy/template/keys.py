@@ -1,13 +1,18 @@
 """Make certificates and keys: `python keys.py HOST... -- MEMBER...`, once, at the server.
 
 Writes keys/ca.crt (for everybody), keys/server.pem and keys/server.key (for the server), and a pair
-of keys for each member. Give each member ca.crt and its own key in a way you trust, and delete that
-key here.
+of keys for each member: keys/NAME, which is secret, and keys/NAME.pub. Give each member ca.crt and
+its own key in a way you trust, and delete that key here. Files that exist stay as they are.
+
+A member can make its own keys instead: `python keys.py --only-keys -- NAME` on its own machine. It
+sends keys/NAME.pub to the server, and gets ca.crt from there.
 """
 
+import argparse
 import datetime
 import ipaddress
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -24,6 +29,10 @@ UNENCRYPTED = serialization.NoEncryption()
 CA_NAME = "federation CA"
 CA_DAYS = 3650
 SERVER_DAYS = 825
+HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
+MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: Names of files beside the members' keys.
+TAKEN = ("ca.crt", "server.key", "server.pem")
 
 
 def main(words: list[str]) -> None:
@@ -34,12 +43,54 @@ def main(words: list[str]) -> None:
         place = words.index("--")
         hosts = words[:place]
         members = words[place + 1 :]
-    KEYS.mkdir(mode=0o700, exist_ok=True)
-    if not (KEYS / "ca.crt").exists():
-        make_certificates(hosts or ["localhost", "127.0.0.1"])
+    parser = argparse.ArgumentParser(
+        usage="python keys.py [--only-keys] [HOST ...] [-- MEMBER ...]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "hosts",
+        metavar="HOST",
+        nargs="*",
+        default=["localhost", "127.0.0.1"],
+        help="names and addresses of the server (default: localhost 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--only-keys", action="store_true", help="make members' keys, and no certificates"
+    )
+    given = parser.parse_args(hosts)
+    for host in given.hosts:
+        if not is_host(host):
+            parser.error(f"{host!r} is neither a host name nor an address")
     for name in members:
-        if not (KEYS / name).exists() and not (KEYS / f"{name}.pub").exists():
+        if not MEMBER.fullmatch(name) or name in TAKEN or name.endswith(".pub"):
+            parser.error(
+                f"{name!r} cannot be the name of a member: letters, digits, '.', '_' and '-' are "
+                "accepted, other than the names of key files"
+            )
+    make_missing_files(given.hosts, members, with_certificates=not given.only_keys)
+
+
+def make_missing_files(hosts: list[str], members: list[str], with_certificates: bool) -> None:
+    KEYS.mkdir(mode=0o700, exist_ok=True)
+    if with_certificates:
+        if (KEYS / "ca.crt").exists():
+            print("keys/ca.crt exists, so no certificate is made")
+        else:
+            make_certificates(hosts)
+    for name in members:
+        if (KEYS / name).exists() or (KEYS / f"{name}.pub").exists():
+            print(f"{name} has keys already")
+        else:
             make_member_keys(name)
+
+
+def is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return HOST.fullmatch(text) is not None
+    return True
 
 
 def make_certificates(hosts: list[str]) -> None:
@@ -126,6 +177,8 @@ def write(name: str, content: bytes, secret: bool = False) -> None:
     descriptor = os.open(KEYS / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
+    note = ", which is secret" if secret else ""
+    print(f"written: keys/{name}{note}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run the federation's rounds, or continue with them, and show the server's log:
-# ./run.sh, or with other settings: ./run.sh 'rounds=20 lr=0.005'
+# ./run.sh, or with other settings: ./run.sh 'rounds=20 lr=0.005' (20 rounds in all)
 set -e -o pipefail
 . "$(dirname "$0")/env.sh"
 
