@@ -275,6 +275,8 @@ def run_member_script(folder: Path, supernode: str) -> Iterator[subprocess.Popen
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Under nohup the tests ignore SIGHUP, and a script cannot trap what it inherits as ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + 30
