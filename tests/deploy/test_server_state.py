@@ -94,7 +94,10 @@ def fail_with(number: int, times: int) -> Callable[..., int]:
     return opens
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize(
+    "number",
+    [errno.ENOSPC, *(pytest.param(n, marks=pytest.mark.slow) for n in (errno.EROFS, errno.EACCES))],
+)
 def test_an_unwritable_disk_gives_one_sentence_and_loses_nothing(
     number: int, make_deployment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +146,13 @@ def test_a_folder_that_cannot_be_created_gives_one_sentence(
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["fedproto", "fedproto(weighting=eq6,absent=drop)", "fedavg", "fedrep"]
+    "algorithm",
+    [
+        "fedproto",
+        "fedproto(weighting=eq6,absent=drop)",
+        pytest.param("fedavg", marks=pytest.mark.slow),
+        "fedrep",
+    ],
 )
 def test_a_server_restarted_after_every_round_gives_the_same_state(
     algorithm: str, make_deployment: Any

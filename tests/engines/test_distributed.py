@@ -72,7 +72,7 @@ def children(pid: int) -> set[int]:
 # --- the same result
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", RUNS)
 def test_several_processes_compute_what_one_does(name: str, workers: int) -> None:
     found = collect_outcomes(use_processes(experiment(name, **FAULTS | RUNS[name]), workers))[0]

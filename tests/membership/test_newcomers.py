@@ -37,6 +37,7 @@ def of(found, *wanted):
     return run
 
 
+@pytest.mark.slow
 def test_joined_and_alone_have_the_same_rows_and_start(quick):
     found = json.loads((quick / "newcomers.json").read_text())
     for body, clients in (("drawn", 5), ("trained", 3)):
@@ -50,6 +51,7 @@ def test_joined_and_alone_have_the_same_rows_and_start(quick):
         assert all(set(client["images"]) == {5} for client in joined["clients"])
 
 
+@pytest.mark.slow
 def test_rows_are_nested_and_nobody_elses(quick):
     (federation,) = quick.glob("runs/newcomers/*/seed-0/federation-rows.json")
     taken = {row for client in rows_of(federation) for row in client["train"]}
@@ -64,6 +66,7 @@ def rows_of(path):
     return json.loads(path.read_text())["clients"]
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_run_again(study, quick, monkeypatch, capsys):
     before = (quick / "newcomers.json").read_bytes()
     monkeypatch.chdir(quick)
@@ -72,6 +75,7 @@ def test_finished_runs_are_not_run_again(study, quick, monkeypatch, capsys):
     assert (quick / "newcomers.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_the_page_and_the_figure_show_the_numbers_of_the_json(study, quick):
     found = json.loads((quick / "newcomers.json").read_text())
     alone, joined = (

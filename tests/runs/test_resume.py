@@ -266,7 +266,15 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        MOMENTS["after the first line"],
+        pytest.param(MOMENTS["after 11 lines"], marks=pytest.mark.slow),
+        MOMENTS["when a checkpoint is written"],
+    ],
+    ids=MOMENTS,
+)
 def test_a_process_killed_at_any_moment_resumes_to_the_same_folder(
     moment: Callable[[Path], bool], tmp_path: Path, finished: Callable[[str], FinishedRun]
 ) -> None:

@@ -230,7 +230,16 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", STACKS)
+SLOW_STACKS = ("local", "fedrep(head_epochs=2)", "fedproto(absent=drop,collect=during)")
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *(name for name in STACKS if name not in SLOW_STACKS),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_STACKS),
+    ],
+)
 def test_each_federation_gives_what_it_gives_alone(algorithm, tmp_path):
     cells = cells_of(tmp_path, STACKS[algorithm], algorithm=algorithm, eval_every=2)
     assert [len(batch) for batch in batches(cells, tmp_path / "out")] == [8]
