@@ -2,7 +2,7 @@
 
 import torch
 
-from fedproto.core.metrics import mark_correct, summarise
+from fedproto.core.metrics import divide_counts, mark_correct, summarise
 
 NONE = -torch.inf
 
@@ -39,3 +39,9 @@ def test_many_clients_at_once_are_marked_like_each_alone() -> None:
 def test_a_summary_has_mean_and_population_deviation() -> None:
     values = torch.tensor([0.0, 1.0], dtype=torch.float64)
     assert summarise({"head": values}) == {"head": {"mean": 0.5, "std": 0.5}}
+
+
+def test_counts_are_divided_by_the_samples_of_each_client() -> None:
+    accuracies = divide_counts({"head": torch.tensor([1, 3])}, torch.tensor([2, 4]))
+    assert accuracies["head"].tolist() == [0.5, 0.75]
+    assert accuracies["head"].dtype == torch.float64

@@ -94,6 +94,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "it has no 'a'",
     ),
     "a server tensor that is missing": ({"server.known": None}, "there is no known"),
+    "a server tensor that this server does not have": (
+        {"server.extra": torch.ones(1)},
+        "it has no 'extra'",
+    ),
+    "a server tensor with a long name": (
+        {f"server.{'x' * 90}": torch.ones(1)},
+        f"it has no '{'x' * 76}...",
+    ),
     "a server tensor of another shape": (
         {"server.known": torch.ones(3)},
         "known is (3,) of torch.float32, where (2,) of torch.float32 is wanted",
