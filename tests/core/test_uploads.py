@@ -120,7 +120,7 @@ def test_a_copy_is_independent() -> None:
     assert copied.clients() == []
     assert latest.get(0).sums["prototypes"].shape == (2, DIM)
     assert not copied.uploads.sums["prototypes"].any(), "nothing of the upload is left"
-    with pytest.raises(KeyError, match="^0$"):
+    with pytest.raises(KeyError, match=r"^0$"):
         copied.get(0)
 
 
@@ -166,5 +166,5 @@ def test_tensors_that_do_not_fit_are_refused(changes: dict, reason: str) -> None
 
 
 def test_uploads_without_their_rounds_are_refused() -> None:
-    with pytest.raises(ValueError, match="^there is no last$"):
+    with pytest.raises(ValueError, match=r"^there is no last$"):
         LatestUploads.restore({})

@@ -443,7 +443,7 @@ def is_alive(pid: int) -> bool:
 
 
 @needs_proc
-@pytest.mark.parametrize("ending", ["killed", "exits"])
+@pytest.mark.parametrize("ending", ["killed", pytest.param("exits", marks=pytest.mark.slow)])
 def test_workers_do_not_outlive_their_parent(ending: str, tmp_path: Path) -> None:
     body = """
 run = use_processes(experiment("fedavg"), 3)

@@ -288,7 +288,11 @@ def test_a_process_killed_at_any_moment_resumes_to_the_same_folder(
     assert resume(path) == finished("long").files
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    "stop",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+    ids=["Ctrl-C", "SIGTERM"],
+)
 def test_an_interrupted_process_finishes_its_round_and_says_how_to_continue(
     stop: signal.Signals, tmp_path: Path, finished: Callable[[str], FinishedRun]
 ) -> None:
