@@ -20,10 +20,10 @@ run: setup
 	$(BIN)/fedproto run --model cnn-mh --algorithm local,fedproto --shots-stdev 10 --rounds 50
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2
 
 check: setup
 	$(BIN)/ruff check .

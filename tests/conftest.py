@@ -32,3 +32,8 @@ def pytest_make_parametrize_id(config, val):
 def pytest_itemcollected(item):
     """`make mutants`: mutmut 3.8 reads a test's name from `_nodeid`, which pytest no longer has."""
     item._nodeid = item.nodeid
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with Flower's tests: they wait for processes while the other worker goes on."""
+    items.sort(key=lambda item: item.path.name != "test_flower.py")
