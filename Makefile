@@ -20,10 +20,10 @@ run: setup
 	$(BIN)/fedproto run --model cnn-mh --algorithm local,fedproto --shots-stdev 10 --rounds 50
 
 test: setup
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: setup
 	$(BIN)/ruff check .

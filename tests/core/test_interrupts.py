@@ -205,6 +205,7 @@ def test_workers_lost_in_an_interrupt_are_no_lack_of_memory(tmp_path: Path) -> N
     assert (batches, broken) == ([2], [])
 
 
+@pytest.mark.slow
 def test_workers_lost_without_an_interrupt_are_still_an_error(tmp_path: Path) -> None:
     config = tmp_path / "sweep.toml"
     config.write_text(as_toml(LONG | {"rounds": 3}) + "[sweep]\nseed = [0, 1]\n")

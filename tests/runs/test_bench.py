@@ -116,6 +116,7 @@ def test_each_client_draws_from_three_classes_and_always_the_same():
     assert all(np.array_equal(a.train, b.train) for a, b in zip(drawn, again, strict=True))
 
 
+@pytest.mark.slow
 def test_the_benchmark_needs_no_file_outside_the_package(tmp_path):
     """As from an installed wheel: a copy of the package alone, used in an empty folder."""
     package = Path(federations.__file__).parents[2]
