@@ -13,7 +13,6 @@ is built from its configured text, or its module is passed by the caller.
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +65,7 @@ def write_client_models(
         clients.append(place | _describe_client(member, experiment, accuracy))
     writer.close()
     index = {
-        "run": _hash_config(folder),
+        "run": folder.hash_settings(),
         "round": experiment.progress.round,
         "algorithm": experiment.algorithm.name,
         "classes": list(experiment.federation.classes),
@@ -147,7 +146,7 @@ class _ShardWriter:
         if not self._pending:
             return
         path = shard_path(self._folder, self._round, self._shard)
-        header = {"run": _hash_config(self._folder)}
+        header = {"run": self._folder.hash_settings()}
         write_tensors(path, self._pending, SHARD_FORMAT, header)
         self._written.add(path.name)
         self._pending = {}
@@ -159,10 +158,6 @@ class _ShardWriter:
         for path in (self._folder.path / CLIENT_MODELS).glob("*.safetensors"):
             if path.name not in self._written:
                 path.unlink()
-
-
-def _hash_config(folder: RunFolder) -> str:
-    return hashlib.sha256((folder.path / "config.toml").read_bytes()).hexdigest()
 
 
 def shard_path(folder: RunFolder, round: int, shard: int) -> Path:

@@ -223,7 +223,7 @@ class RunFolder:
     def write_start(self, weights: str, inputs: Sequence[Sequence[int]]) -> None:
         """Write what the run begins with: a hash of all clients' weights, and input shapes."""
         started = {
-            "run": self._hash_settings(),
+            "run": self.hash_settings(),
             "weights": weights,
             "inputs": [list(shape) for shape in inputs],
         }
@@ -232,7 +232,7 @@ class RunFolder:
     def read_start(self) -> dict[str, Any]:
         """Read what `write_start` wrote; refuse settings or a partition that changed since."""
         started = self.read_json(START_RECORD)
-        if started.get("run") != self._hash_settings():
+        if started.get("run") != self.hash_settings():
             raise RunFolderError(
                 f"{CONFIG} or {PARTITION} in {self.path} was changed after the run began: put it "
                 "back"
@@ -250,7 +250,7 @@ class RunFolder:
         with (self.path / METRICS).open("a") as file:
             os.fsync(file.fileno())  # a checkpoint must not outlive the lines of its rounds
         path = self.path / CHECKPOINTS / _checkpoint_name(round)
-        header = {"round": round, "run": self._hash_settings()}
+        header = {"round": round, "run": self.hash_settings()}
         write_tensors(path, tree, CHECKPOINT_FORMAT, header)
         for other in path.parent.iterdir():
             if other.name != path.name:
@@ -292,7 +292,7 @@ class RunFolder:
             raise RunFolderError(
                 f"{error}: delete it and `fedproto resume` starts from round 1"
             ) from error
-        if header.get("run") != self._hash_settings():
+        if header.get("run") != self.hash_settings():
             raise RunFolderError(
                 f"checkpoint {newest} is of another run, or {CONFIG} or {PARTITION} was changed "
                 "after it was written: put them back, or delete it and `fedproto resume` starts "
@@ -304,7 +304,7 @@ class RunFolder:
         """Return the files of all checkpoints, the newest last."""
         return sorted((self.path / CHECKPOINTS).glob("round-*.safetensors"))
 
-    def _hash_settings(self) -> str:
+    def hash_settings(self) -> str:
         """Hash settings and partition: a state is continued only under those it came from."""
         config = (self.path / CONFIG).read_bytes()
         partition = (self.path / PARTITION).read_bytes()
