@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from fedproto.errors import DataError, shown
 
@@ -28,6 +29,14 @@ def normalise_name(name: str) -> str:
 def is_plain(name: str) -> bool:
     """Return whether a name is usable and already normalised, as `class_name` returns it."""
     return name == normalise_name(name) and _find_flaw(name) is None
+
+
+def are_plain_names(values: Any) -> bool:
+    """Return whether a value of a file is a list of different names, each usable and normalised."""
+    if not isinstance(values, list) or not values:
+        return False
+    are_plain = all(isinstance(value, str) and is_plain(value) for value in values)
+    return are_plain and len(set(values)) == len(values)
 
 
 def class_name(raw: str, where: str) -> str:

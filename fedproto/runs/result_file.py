@@ -5,24 +5,17 @@ Commands that read run folders rely on these entries; files may hold more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from fedproto.errors import RunFolderError, shown
-
-
-class Entry(NamedTuple):
-    """What a key of a JSON object must hold."""
-
-    accepts: Callable[[Any], bool]
-    description: str  # completes "must be ..."
+from fedproto.core.entries import Entry, check_entries
+from fedproto.errors import RunFolderError
 
 
 def check_result(content: Any, where: str) -> dict[str, Any]:
     """Return the content of a result.json, or raise a sentence that names its first wrong entry."""
-    _check_entries(content, _RESULT, where)
+    check_entries(content, _RESULT, where)
     for number, client in enumerate(content["clients"]):
-        _check_entries(client, _CLIENT, f"{where}: client {number}")
+        check_entries(client, _CLIENT, f"{where}: client {number}")
         images = client.get("images")
         if images is not None and not _is_count_per_class(images, client["classes"]):
             raise RunFolderError(
@@ -33,24 +26,10 @@ def check_result(content: Any, where: str) -> dict[str, Any]:
 
 def check_line(content: Any, where: str) -> dict[str, Any]:
     """Return the content of a line of metrics.jsonl, or raise such a sentence."""
-    _check_entries(content, _LINE, where)
+    check_entries(content, _LINE, where)
     if not _are_numbers(content.get("loss_std", {})):  # a run of an older version has none
         raise RunFolderError(f"{where} is damaged: 'loss_std' must be numbers by name")
     return content
-
-
-def _check_entries(content: Any, entries: Mapping[str, Entry], where: str) -> None:
-    """Raise a sentence that names the first entry that is missing or of another kind."""
-    if not isinstance(content, dict):
-        raise RunFolderError(f"{where} is damaged: it holds {shown(content, 40)}, not an object")
-    for key, entry in entries.items():
-        if key not in content:
-            raise RunFolderError(f"{where} is damaged: it lacks {key!r}")
-        if not entry.accepts(content[key]):
-            found = shown(content[key], 40)
-            raise RunFolderError(
-                f"{where} is damaged: {key!r} must be {entry.description}, not {found}"
-            )
 
 
 # --- kinds of values

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from fedproto.core.class_names import is_plain
+from fedproto.core.class_names import are_plain_names
+from fedproto.core.entries import Entry, check_entries
 from fedproto.core.files import read_tensors
 from fedproto.core.tensors import split_groups
 from fedproto.core.types import Tree
+from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError, RunFolderError, shown
 from fedproto.runs.client_models import (
@@ -27,6 +31,7 @@ from fedproto.runs.held_out import HeldOut, Outputs
 MAX_COUNT = 2**31  # of anything that an index counts
 MAX_SHARDS = 10**5
 MAX_THREADS = 4096
+MAX_KEPT_SHARDS = 2  # a client's own, and that of the weights it shares with others
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class ClientModels:
     """The models of a finished run; `read` gives a client's."""
 
     folder: RunFolder
-    run: str  # a hash of the run's configuration, which its shards repeat
+    run: str  # a hash of the run's settings and partition, which its shards repeat
     round: int
     algorithm: str
     classes: tuple[str, ...]  # of the federation, in the order of the logits
@@ -59,25 +64,30 @@ class ClientModels:
     precision: str
     layouts: list[Any]
     clients: list[Any]
+    _shards: dict[int, dict[str, Tree]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _encodings(self) -> dict[int, Encoding]:
+        return self.folder.encodings()
 
     @classmethod
     def open(cls, folder: RunFolder) -> ClientModels:
         """Read a run folder's index; refused if the run keeps no models, or has not finished."""
         if not (folder.path / INDEX).exists():
             raise RunFolderError(_explain_missing_index(folder))
-        index = _Entry(folder.read_json(INDEX), str(folder.path / INDEX))
+        index = check_entries(folder.read_json(INDEX), _INDEX, str(folder.path / INDEX))
         return cls(
             folder=folder,
-            run=index.text("run"),
-            round=index.count("round"),
-            algorithm=index.text("algorithm"),
-            classes=index.names("classes"),
-            dim=index.count("dim"),
-            has_prototypes=index.get("has_prototypes", bool, "true or false"),
-            threads=index.count("threads", MAX_THREADS),
-            precision=index.text("precision"),
-            layouts=index.get("layouts", list, "a list"),
-            clients=index.get("clients", list, "a list"),
+            run=index["run"],
+            round=index["round"],
+            algorithm=index["algorithm"],
+            classes=tuple(index["classes"]),
+            dim=index["dim"],
+            has_prototypes=index["has_prototypes"],
+            threads=index["threads"],
+            precision=index["precision"],
+            layouts=index["layouts"],
+            clients=index["clients"],
         )
 
     def __len__(self) -> int:
@@ -90,74 +100,94 @@ class ClientModels:
                 f"there is no client {client} in {self.folder.path}: "
                 f"there are clients 0 to {len(self) - 1}"
             )
-        entry = self._entry(client)
+        entry = self._check_entry(client)
         own_tensors = self._read_tensors(client)
-        own_classes = entry.names("own_classes")
-        unknown = set(own_classes) - set(self.classes)
+        unknown = set(entry["own_classes"]) - set(self.classes)
         if unknown:
-            raise entry.error(f"names {shown(min(unknown), 80)}, which is not among the classes")
+            raise self._error(
+                client, f"names {shown(min(unknown), 80)}, which is not among the classes"
+            )
         return StoredClient(
             id=client,
-            dataset=entry.text("dataset"),
-            model=entry.text("model"),
-            is_from_python=entry.get("is_from_python", bool, "true or false"),
-            own_classes=own_classes,
-            preprocessing=self._read_preprocessing(client),
-            accuracy=entry.get("accuracy", dict, "an object"),
-            state=self._read_state(client, own_tensors),
+            dataset=entry["dataset"],
+            model=entry["model"],
+            is_from_python=entry["is_from_python"],
+            own_classes=tuple(entry["own_classes"]),
+            preprocessing=self._read_preprocessing(client, entry["preprocessing"]),
+            accuracy=entry["accuracy"],
+            state=self._read_state(client, entry["layout"], own_tensors),
             held_out=self._read_held_out(client, own_tensors),
         )
 
-    def _entry(self, client: int) -> _Entry:
-        return _Entry(self.clients[client], f"{self.folder.path / INDEX}: client {client}")
+    def _name(self, client: int) -> str:
+        return f"{self.folder.path / INDEX}: client {client}"
+
+    def _error(self, client: int, what: str) -> RunFolderError:
+        return RunFolderError(f"{self._name(client)} {what}")
+
+    def _check_entry(self, client: int) -> dict[str, Any]:
+        """Return a client's entry of the index, once its kinds of values are checked."""
+        return check_entries(self.clients[client], _CLIENT, self._name(client))
 
     def _read_tensors(self, client: int) -> dict[str, Tree]:
         """Return a client's tensors in groups: its weights, and the groups of held-out rows."""
-        shard = self._entry(client).index("shard", MAX_SHARDS)
-        path = shard_path(self.folder, self.round, shard)
-        tensors, header = read_tensors(path, SHARD_FORMAT)
-        if header.get("run") != self.run:
-            raise RunFolderError(f"{path} belongs to another run than {self.folder.path / INDEX}")
-        return split_groups(split_groups(tensors).get(str(client), {}))
+        shard = self._read_shard(self._check_entry(client)["shard"])
+        return split_groups(shard.get(str(client), {}))
 
-    def _read_state(self, client: int, own_tensors: dict[str, Tree]) -> Tree:
-        entry = self._entry(client)
-        layout = self.layouts[entry.index("layout", len(self.layouts))]
+    def _read_shard(self, number: int) -> dict[str, Tree]:
+        """Return a shard's tensors by client. The last two are kept: neighbours share a shard."""
+        if number not in self._shards:
+            path = shard_path(self.folder, self.round, number)
+            tensors, header = read_tensors(path, SHARD_FORMAT)
+            if header.get("run") != self.run:
+                index = self.folder.path / INDEX
+                raise RunFolderError(f"{path} belongs to another run than {index}")
+            while len(self._shards) >= MAX_KEPT_SHARDS:
+                del self._shards[next(iter(self._shards))]
+            self._shards[number] = split_groups(tensors)
+        return self._shards[number]
+
+    def _read_state(self, client: int, number: int, own_tensors: dict[str, Tree]) -> Tree:
+        """Return a client's weights; a layout says in whose entry each of them is stored."""
+        layout = self.layouts[number] if number < len(self.layouts) else None
         if not isinstance(layout, dict):
-            raise entry.error("has a layout that is not an object")
+            raise self._error(client, "has no valid layout of its weights")
         tensors_of = {client: own_tensors}
         state = {}
         for name, stated in layout.items():
             owner = client if stated == OWN else stated
             if not isinstance(owner, int) or not 0 <= owner < len(self):
-                raise entry.error(f"takes its weights from {shown(owner, 80)}, which is no client")
+                raise self._error(
+                    client, f"takes its weights from {shown(owner, 80)}, which is not a client"
+                )
             if owner not in tensors_of:
                 tensors_of[owner] = self._read_tensors(owner)
             stored = tensors_of[owner].get(WEIGHTS, {})
             if name not in stored:
-                raise entry.error(f"has no stored weights {shown(name, 80)}")
+                raise self._error(client, f"has no stored weights {shown(name, 80)}")
             state[name] = stored[name]
         return state
 
-    def _read_preprocessing(self, client: int) -> Preprocessing:
-        entry = self._entry(client)
-        stated = _Entry(entry.get("preprocessing", dict, "an object"), entry.where)
-        shape = stated.get("shape", list, "a list of sizes")
-        if not shape or not all(_is_count(size) for size in shape):
-            raise stated.error("must have a `shape` that is a list of sizes")
-        mean = stated.numbers("mean", shape[0])
-        std = stated.numbers("std", shape[0])
-        scale = stated.get("scale", float, "a number")
-        if min(std) <= 0 or not (math.isfinite(scale) and scale > 0):
-            raise stated.error("must have positive `std` and `scale`")
+    def _read_preprocessing(self, client: int, content: Any) -> Preprocessing:
+        stated = check_entries(content, _PREPROCESSING, self._name(client))
+        shape = stated["shape"]
+        mean = tuple(stated["mean"])
+        std = tuple(stated["std"])
+        scale = stated["scale"]
+        lengths = (1, shape[0])  # one number, or one per channel
+        if len(mean) not in lengths or len(std) not in lengths:
+            raise self._error(client, f"must have a mean and std of 1 or {shape[0]} numbers")
+        if min(std) <= 0 or scale <= 0:
+            raise self._error(client, "must have positive `std` and `scale`")
         preprocessing = Preprocessing(tuple(shape), mean, std, scale)
-        encodings = self.folder.encodings()
-        if client not in encodings:
+        if client not in self._encodings:
             return preprocessing
-        encoding = encodings[client]
+        encoding = self._encodings[client]
         if shape != [encoding.width]:
-            raise stated.error(
-                f"takes inputs of shape {tuple(shape)}, but encoding.json makes ({encoding.width},)"
+            raise self._error(
+                client,
+                f"takes inputs of shape {tuple(shape)}, "
+                f"but encoding.json makes ({encoding.width},)",
             )
         return replace(preprocessing, encoding=encoding)
 
@@ -171,7 +201,7 @@ class ClientModels:
             and bool(((labels >= 0) & (labels < len(self.classes))).all())
         )
         if labels is None or not is_valid:
-            raise self._entry(client).error("has no valid labels of held-out rows")
+            raise self._error(client, "has no valid labels of held-out rows")
         return HeldOut(
             calibration=self._read_outputs(client, tensors, "calibration"),
             known=known,
@@ -191,9 +221,10 @@ class ClientModels:
             and features.dtype == logits.dtype == torch.float32
         )
         if not is_valid:
-            raise self._entry(client).error(
+            raise self._error(
+                client,
                 f"must have outputs of {self.dim} features and {len(self.classes)} logits "
-                f"per held-out row ({group})"
+                f"per held-out row ({group})",
             )
         return Outputs(features, logits)
 
@@ -210,52 +241,66 @@ def _explain_missing_index(folder: RunFolder) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A JSON object that may come from anybody; every getter checks what it returns."""
-
-    content: Any
-    where: str
-
-    def error(self, what: str) -> RunFolderError:
-        return RunFolderError(f"{self.where} {what}")
-
-    def get(self, key: str, kind: type, wanted: str) -> Any:
-        value = self.content.get(key) if isinstance(self.content, dict) else None
-        if not isinstance(value, kind):
-            raise self.error(f"must have a `{key}` that is {wanted}, not {shown(value, 80)}")
-        return value
-
-    def text(self, key: str) -> str:
-        return self.get(key, str, "text")
-
-    def count(self, key: str, maximum: int = MAX_COUNT) -> int:
-        value = self.get(key, int, "a positive whole number")
-        if not _is_count(value) or value > maximum:
-            found = shown(value, 80)
-            raise self.error(f"must have a `{key}` from 1 to {maximum}, not {found}")
-        return value
-
-    def index(self, key: str, length: int) -> int:
-        value = self.get(key, int, "a whole number")
-        if isinstance(value, bool) or not 0 <= value < length:
-            raise self.error(f"must have a `{key}` from 0 to {length - 1}, not {shown(value, 80)}")
-        return value
-
-    def names(self, key: str) -> tuple[str, ...]:
-        values = self.get(key, list, "a list of different names")
-        are_names = all(isinstance(value, str) and is_plain(value) for value in values)
-        if not values or not are_names or len(set(values)) < len(values):
-            raise self.error(f"must have a `{key}` that is a list of different names")
-        return tuple(values)
-
-    def numbers(self, key: str, channels: int) -> tuple[float, ...]:
-        values = self.get(key, list, "a list of numbers")
-        are_finite = all(isinstance(value, float) and math.isfinite(value) for value in values)
-        if not are_finite or len(values) not in (1, channels):
-            raise self.error(f"must have a `{key}` that is a list of 1 or {channels} numbers")
-        return tuple(values)
+# --- what the index must hold
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT
+def _is(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+def _is_whole_number(minimum: int, maximum: int) -> Callable[[Any], bool]:
+    def accepts(value: Any) -> bool:
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        return is_int and minimum <= value <= maximum
+
+    return accepts
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_number(each) for each in value)
+
+
+def _are_sizes(value: Any) -> bool:
+    is_size = _is_whole_number(1, MAX_COUNT)
+    return isinstance(value, list) and bool(value) and all(is_size(each) for each in value)
+
+
+_TEXT = Entry(_is(str), "text")
+_FLAG = Entry(_is(bool), "true or false")
+_LIST = Entry(_is(list), "a list")
+_OBJECT = Entry(_is(dict), "an object")
+_NAMES = Entry(are_plain_names, "a list of different names")
+_COUNT = Entry(_is_whole_number(1, MAX_COUNT), f"a whole number from 1 to {MAX_COUNT}")
+
+_INDEX = {
+    "run": _TEXT,
+    "round": _COUNT,
+    "algorithm": _TEXT,
+    "classes": _NAMES,
+    "dim": _COUNT,
+    "has_prototypes": _FLAG,
+    "threads": Entry(_is_whole_number(1, MAX_THREADS), f"a whole number from 1 to {MAX_THREADS}"),
+    "precision": _TEXT,
+    "layouts": _LIST,
+    "clients": _LIST,
+}
+_CLIENT = {
+    "dataset": _TEXT,
+    "model": _TEXT,
+    "is_from_python": _FLAG,
+    "own_classes": _NAMES,
+    "preprocessing": _OBJECT,
+    "accuracy": _OBJECT,
+    "shard": Entry(_is_whole_number(0, MAX_SHARDS - 1), "the number of a shard"),
+    "layout": Entry(_is_whole_number(0, MAX_COUNT), "the number of a layout"),
+}
+_PREPROCESSING = {
+    "shape": Entry(_are_sizes, "a list of sizes"),
+    "mean": Entry(_are_numbers, "a list of numbers"),
+    "std": Entry(_are_numbers, "a list of numbers"),
+    "scale": Entry(_is_number, "a number"),
+}

@@ -21,7 +21,7 @@ from fedproto.inference.export.read import read_exported
 from fedproto.inference.export.write import export_client
 from fedproto.inference.open_set import measure_rejections
 from fedproto.inference.trained_client import calibrate_client, load_client
-from fedproto.runs import client_models, held_out
+from fedproto.runs import client_models, held_out, stored_clients
 from fedproto.runs.client_models import INDEX, SHARD_FORMAT
 from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder
@@ -259,6 +259,19 @@ def test_clients_in_several_shards(monkeypatch, tmp_path, run_of):
         mine = load_client(tmp_path / "run", client).forward(x)
         theirs = load_client(run_of("fedper"), client).forward(x)
         assert torch.equal(mine.logits, theirs.logits)
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedavg"])
+def test_a_shard_is_read_once_for_all_its_clients(name, run_of, monkeypatch):
+    read = []
+
+    def note_and_read(path, format):
+        read.append(path.name)
+        return read_tensors(path, format)
+
+    monkeypatch.setattr(stored_clients, "read_tensors", note_and_read)
+    measure_rejections(run_of(name), 0.05)
+    assert len(read) == 1
 
 
 def test_unseen_rows_are_limited(monkeypatch, tmp_path):

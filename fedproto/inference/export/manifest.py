@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from fedproto.core.class_names import is_plain
+from fedproto.core.class_names import are_plain_names
+from fedproto.core.entries import Entry, find_wrong_entry
 from fedproto.core.files import TensorFormat, read_json
 from fedproto.data.shared.feature_encoding import ENCODING, is_count
 from fedproto.errors import DataError, shown
@@ -71,12 +71,13 @@ def sha256(path: Path) -> str:
 
 def check_manifest(manifest: dict[str, Any], where: str) -> dict[str, Any]:
     """Return the manifest if every key that reading uses is valid; `where` names it in errors."""
-    for key, rule in _RULES.items():
+    key = find_wrong_entry(manifest, _ENTRIES)
+    if key is not None:
+        wanted = _ENTRIES[key].description
         if key not in manifest:
-            raise DataError(f"{where} lacks {key!r}: {rule.wanted}")
-        if not rule.accepts(manifest[key]):
-            found = shown(manifest[key], MAX_SHOWN_CHARACTERS)
-            raise DataError(f"{where}: {key!r} must be {rule.wanted}, not {found}")
+            raise DataError(f"{where} lacks {key!r}: {wanted}")
+        found = shown(manifest[key], MAX_SHOWN_CHARACTERS)
+        raise DataError(f"{where}: {key!r} must be {wanted}, not {found}")
     unknown = set(manifest["own"]) - set(manifest["classes"])
     if unknown:
         name = shown(min(unknown), MAX_SHOWN_CHARACTERS)
@@ -89,17 +90,6 @@ def check_manifest(manifest: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _is_model_text(value: Any) -> bool:
     return isinstance(value, str) and value != "" and "\n" not in value
-
-
-def _is_class_name(value: Any) -> bool:
-    return isinstance(value, str) and is_plain(value)
-
-
-def _are_class_names(value: Any) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    are_names = all(_is_class_name(name) for name in value)
-    return are_names and len(set(value)) == len(value)
 
 
 def _is_number(value: Any) -> bool:
@@ -149,27 +139,20 @@ def _are_hashes(value: Any) -> bool:
     return WEIGHTS in value and set(value) <= set(FILES)
 
 
-class _Rule(NamedTuple):
-    """What a key's value must be: a check, and the same in words for an error."""
-
-    accepts: Callable[[Any], bool]
-    wanted: str
-
-
 #: The keys that `read_exported` uses; the others are for people.
-_RULES = {
-    "classes": _Rule(_are_class_names, "a list of different names of one line each"),
-    "own": _Rule(_are_class_names, "a list of some of the classes"),
-    "model": _Rule(_is_model_text, "a model's name and options, such as 'cnn(channels=18)'"),
-    "input": _Rule(
+_ENTRIES = {
+    "classes": Entry(are_plain_names, "a list of different names of one line each"),
+    "own": Entry(are_plain_names, "a list of some of the classes"),
+    "model": Entry(_is_model_text, "a model's name and options, such as 'cnn(channels=18)'"),
+    "input": Entry(
         _is_input,
         "the `shape` of the inputs, and the `mean`, `std` and `scale` that turn x into "
         "(x / scale - mean) / std",
     ),
-    "dim": _Rule(is_count, "the number of features"),
-    "distance": _Rule(_is_l2, "'l2'"),
-    "about": _Rule(_is_object, "an object"),
-    "files": _Rule(
+    "dim": Entry(is_count, "the number of features"),
+    "distance": Entry(_is_l2, "'l2'"),
+    "about": Entry(_is_object, "an object"),
+    "files": Entry(
         _are_hashes,
         f"the SHA-256 of {WEIGHTS} and of those of {', '.join(FILES[1:])} that are there",
     ),
