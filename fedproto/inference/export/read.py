@@ -73,7 +73,8 @@ def _make_preprocessing(given: dict[str, Any], encoding: Encoding | None) -> Pre
         )
     mean = tuple(given["mean"])
     std = tuple(given["std"])
-    return Preprocessing(shape, mean, std, given["scale"], encoding)
+    channels = given.get("channels", "first")
+    return Preprocessing(shape, mean, std, given["scale"], encoding, channels)
 
 
 def _read_calibration(path: Path) -> dict[str, np.ndarray]:
