@@ -22,7 +22,7 @@ def npy(
     mean: tuple[float, ...] = (0.0,),
     std: tuple[PositiveFloat, ...] = (1.0,),
     augment: bool = False,
-    channels: OrderOption = "auto",
+    channel_order: OrderOption = "auto",
 ) -> Source:
     """A folder with the arrays of `npz` as files, `x.npy`, `y.npy` and so on.
 
@@ -35,7 +35,14 @@ def npy(
         mmap_mode: Literal["r"] | None = "r" if name in INPUT_NAMES else None
         arrays[name] = _read_array(folder / f"{name}.npy", mmap_mode)
     return from_named_arrays(
-        "npy", path, arrays, ".npy", mean=mean, std=std, augment=augment, channels=channels
+        "npy",
+        path,
+        arrays,
+        ".npy",
+        mean=mean,
+        std=std,
+        augment=augment,
+        channel_order=channel_order,
     )
 
 

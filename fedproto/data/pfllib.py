@@ -22,13 +22,13 @@ def pfllib(
     mean: tuple[float, ...] = (0.0,),
     std: tuple[PositiveFloat, ...] = (1.0,),
     augment: bool = False,
-    channels: OrderOption = "auto",
+    channel_order: OrderOption = "auto",
 ) -> Source:
     """A data set as PFLlib divides it: `train/0.npz`, `test/0.npz` and so on, one file per client.
 
     `--partition natural` with all clients keeps its division, except for test images of classes
     that a client does not train. PFLlib normalises before it writes; bytes are divided by 255.
-    Classes are named by their numbers. `channels` is as in `npz`.
+    Classes are named by their numbers. `channel_order` is as in `npz`.
     """
     root = Path(path)
     clients = _find_clients(root)
@@ -50,7 +50,7 @@ def pfllib(
         mean=mean,
         std=std,
         augment=augment,
-        channels=channels,
+        channel_order=channel_order,
     )
 
 

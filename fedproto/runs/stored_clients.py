@@ -180,11 +180,11 @@ class ClientModels:
             raise self._error(client, f"must have a mean and std of 1 or {shape[0]} numbers")
         if min(std) <= 0 or scale <= 0:
             raise self._error(client, "must have positive `std` and `scale`")
-        channels = stated.get("channels", "first")
-        if channels not in ORDERS:
-            found = shown(channels, 40)
-            raise self._error(client, f"must have `channels` first or last, not {found}")
-        preprocessing = Preprocessing(tuple(shape), mean, std, scale, channels=channels)
+        channel_order = stated.get("channel_order", "first")
+        if channel_order not in ORDERS:
+            found = shown(channel_order, 40)
+            raise self._error(client, f"must have a `channel_order` of first or last, not {found}")
+        preprocessing = Preprocessing(tuple(shape), mean, std, scale, channel_order=channel_order)
         if client not in self._encodings:
             return preprocessing
         encoding = self._encodings[client]

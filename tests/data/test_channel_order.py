@@ -54,7 +54,9 @@ def test_usual_images_are_never_ambiguous(height, width, channels):
 
 @pytest.mark.parametrize("shape", [(3, 3, 3), (1, 28, 1), (3, 64, 4), (1, 2, 3)])
 def test_a_shape_that_does_not_tell_is_refused_unless_the_option_says_it(shape):
-    with pytest.raises(DataError, match="does not tell where the channels are: set channels=first"):
+    with pytest.raises(
+        DataError, match="does not tell where the channels are: set channel_order=first"
+    ):
         find_order("it", shape, "auto")
     assert find_order("it", shape, "first") == "first"
     assert find_order("it", shape, "last") == "last"
@@ -63,7 +65,9 @@ def test_a_shape_that_does_not_tell_is_refused_unless_the_option_says_it(shape):
 @pytest.mark.parametrize("shape", [(), (5,), (28, 28), (1, 2, 3, 4)])
 @pytest.mark.parametrize("channels", ["first", "last"])
 def test_the_option_is_refused_for_inputs_without_channels(shape, channels):
-    with pytest.raises(ConfigError, match=f"channels={channels} is for images with an axis of"):
+    with pytest.raises(
+        ConfigError, match=f"channel_order={channels} is for images with an axis of"
+    ):
         find_order("it", shape, channels)
 
 
@@ -74,11 +78,11 @@ def test_both_orders_are_the_same_inputs_to_the_bit(form, option, tmp_path):
     (tmp_path / "last").mkdir()
     (tmp_path / "first").mkdir()
     first = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-    last = build(form(tmp_path / "last", (x, LABELS), (x, LABELS)), channels=option)
+    last = build(form(tmp_path / "last", (x, LABELS), (x, LABELS)), channel_order=option)
     same = build(form(tmp_path / "first", (first, LABELS), (first, LABELS)))
     rows = np.array([3, 0, 19])
     assert last.preprocessing.shape == same.preprocessing.shape == (3, 8, 10)
-    assert (last.channels, same.channels) == ("last", "first")
+    assert (last.channel_order, same.channel_order) == ("last", "first")
     assert last.tensor(last.test, rows).equal(same.tensor(same.test, rows))
 
 
@@ -92,8 +96,10 @@ def test_images_in_npy_files_stay_on_disk_whatever_their_order(tmp_path):
 
 def test_a_wrong_option_is_refused(tmp_path):
     name = as_npz(tmp_path, (images(4, 5), [0, 0, 1, 1]), (images(4, 5), [0, 0, 1, 1]))
-    assert "'middle', accepted: auto, first, last" in refusal(name, channels="middle")
-    assert "inputs of shape (5,): channels=last is for images" in refusal(name, channels="last")
+    assert "'middle', accepted: auto, first, last" in refusal(name, channel_order="middle")
+    assert "inputs of shape (5,): channel_order=last is for images" in refusal(
+        name, channel_order="last"
+    )
 
 
 def test_another_order_in_the_test_set_is_refused(tmp_path):
@@ -111,7 +117,7 @@ def test_another_order_in_the_test_set_is_refused(tmp_path):
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_new_arrays_are_read_in_the_order_of_those_in_training(shape, order):
     """Flat rows, too, and images of 3x3 pixels with 3 channels, which fit both orders."""
-    preprocessing = Preprocessing(shape, channels=order)
+    preprocessing = Preprocessing(shape, channel_order=order)
     wanted = images(2, *shape).astype(np.float32)
     given = wanted if order == "first" else np.moveaxis(wanted, 1, -1)
     assert (preprocessing.reshape(given) == wanted).all()
@@ -125,7 +131,7 @@ def run_folder(tmp_path_factory):
     x = np.random.default_rng(0).random((40, 3, 3, 3), np.float32)
     np.savez(folder / "own.npz", x=x, y=np.arange(40) % 2)
     fedproto.run(
-        dataset=f"npz:{folder}/own.npz(channels=last)",
+        dataset=f"npz:{folder}/own.npz(channel_order=last)",
         model="mlp(hidden=4)",
         clients=2,
         rounds=1,
@@ -140,11 +146,11 @@ def test_the_order_is_kept_with_the_models_and_by_an_export(run_folder, tmp_path
     channels_first = torch.from_numpy(np.moveaxis(x, -1, 1).copy())
     trained = load_client(run_folder / "run", 0)
     wanted = trained.forward(channels_first).features
-    assert trained.preprocessing.channels == "last"
+    assert trained.preprocessing.channel_order == "last"
     assert trained.forward_raw(x).features.equal(wanted)
     export_client(trained, tmp_path / "member", onnx=False)
     manifest = json.loads((tmp_path / "member" / "manifest.json").read_text())
-    assert manifest["input"]["channels"] == "last"
+    assert manifest["input"]["channel_order"] == "last"
     exported = Classifier.load(tmp_path / "member").trained
     assert exported.forward_raw(x.reshape(5, 27)).features.equal(wanted)
 
@@ -154,7 +160,7 @@ def test_an_order_that_is_none_is_refused_in_a_run_folder(run_folder, tmp_path, 
     shutil.copytree(run_folder / "run", tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     content = folder.read_json(INDEX)
-    content["clients"][0]["preprocessing"]["channels"] = wrong
+    content["clients"][0]["preprocessing"]["channel_order"] = wrong
     folder.write_json(INDEX, content)
-    with pytest.raises(RunFolderError, match="must have `channels` first or last, not"):
+    with pytest.raises(RunFolderError, match="must have a `channel_order` of first or last, not"):
         load_client(tmp_path / "run", 0)

@@ -16,7 +16,7 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 USUAL_CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
 
 
-def find_order(where: str, shape: tuple[int, ...], channels: OrderOption) -> Order:
+def find_order(where: str, shape: tuple[int, ...], given: OrderOption) -> Order:
     """Return where the channels of images of this shape (without the rows) are.
 
     `auto` finds the axis, the first or the last, of 1, 3 or 4 entries. If both could be it, the one
@@ -24,14 +24,14 @@ def find_order(where: str, shape: tuple[int, ...], channels: OrderOption) -> Ord
     neither could be it, are `first`. Raises DataError if the shape does not tell, and ConfigError
     if an order is given for inputs that have no axis of channels; `where` begins the sentence.
     """
-    if channels != "auto":
+    if given != "auto":
         if len(shape) != 3:
             raise ConfigError(
-                f"{where} has inputs of shape {shape}: channels={channels} is for images with an "
+                f"{where} has inputs of shape {shape}: channel_order={given} is for images with an "
                 "axis of channels, (rows, channels, height, width) or (rows, height, width, "
                 "channels)"
             )
-        return channels
+        return given
     if len(shape) != 3:
         return "first"
     first, middle, last = shape
@@ -44,7 +44,7 @@ def find_order(where: str, shape: tuple[int, ...], channels: OrderOption) -> Ord
     if is_square_if_first == is_square_if_last:
         raise DataError(
             f"{where} has inputs of shape {shape}, which does not tell where the channels are: "
-            "set channels=first for (channels, height, width), or channels=last for (height, "
+            "set channel_order=first for (channels, height, width), or channel_order=last for (height, "
             "width, channels)"
         )
     return "first" if is_square_if_first else "last"

@@ -117,7 +117,7 @@ def _is_input(value: Any) -> bool:
     lengths = (1, shape[0])  # one number, or one per channel
     if len(mean) not in lengths or len(std) not in lengths:
         return False
-    if value.get("channels", "first") not in ORDERS:
+    if value.get("channel_order", "first") not in ORDERS:
         return False
     mean_is_valid = all(_is_number(each) for each in mean)
     std_is_valid = all(_is_positive(each) for each in std)
@@ -150,7 +150,7 @@ _ENTRIES = {
     "input": Entry(
         _is_input,
         "the `shape` of the inputs, and the `mean`, `std` and `scale` that turn x into "
-        "(x / scale - mean) / std, perhaps with `channels` first or last",
+        "(x / scale - mean) / std, perhaps with a `channel_order` of first or last",
     ),
     "dim": Entry(is_count, "the number of features"),
     "distance": Entry(_is_l2, "'l2'"),

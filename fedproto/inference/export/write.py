@@ -189,8 +189,8 @@ def _describe_input(preprocessing: Preprocessing) -> dict[str, Any]:
     std = [float(value) for value in preprocessing.std]
     shape = list(preprocessing.shape)
     described = {"shape": shape, "mean": mean, "std": std, "scale": float(preprocessing.scale)}
-    if preprocessing.channels != "first":
-        described["channels"] = preprocessing.channels
+    if preprocessing.channel_order != "first":
+        described["channel_order"] = preprocessing.channel_order
     return described
 
 
