@@ -46,6 +46,11 @@ class Member:
     test: Examples
     preprocessing: Preprocessing  # what was done to its inputs
     border: Tensor | None  # (channels,) black, normalised, which pads random crops; None: no crops
+    name: str = ""  # what people call it; its number where nothing else is said
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", str(self.id))  # frozen for everybody else
 
 
 @dataclass(frozen=True)
