@@ -90,6 +90,8 @@ def divide(sources: Sequence[Source], partition: Part, seed: int) -> list[Client
             source=fingerprints[source],
             train_writer=source.train.writer,
             test_writer=source.test.writer,
+            validation=None if source.validation is None else source.validation.y,
+            train_group=source.train.group,
         )
         divided = plugins.build("partition", partition, request)
         if plugins.is_outside("partition", partition.name):
@@ -111,7 +113,8 @@ def _check_outside_partition(
     checked = []
     for client, portion in enumerate(divided):
         try:
-            train, test = (np.sort(np.asarray(rows)) for rows in portion)
+            pair = portion[:2] if isinstance(portion, ClientRows) else portion
+            train, test = (np.sort(np.asarray(rows)) for rows in pair)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{where}: client {client}'s portion must be (training rows, test rows)"
@@ -176,7 +179,9 @@ def _hash_labels(source: Source) -> str:
     """Hash class names and labels, so that a partition is not used on the wrong data set."""
     class_names = "\n".join(source.classes)
     digest = hashlib.sha256(class_names.encode())
-    for split in (source.train, source.test):
+    for split in (source.train, source.test, source.validation):
+        if split is None:
+            continue
         labels = np.ascontiguousarray(split.y, np.int64)
         digest.update(labels.tobytes())
     return digest.hexdigest()[:16]
@@ -212,6 +217,10 @@ def assemble(
     test_rows = [client_rows.test for client_rows in rows]
     trains = _load_examples(sources, train_rows, "train", names, device, dtype)
     tests = _load_examples(sources, test_rows, "test", names, device, dtype)
+    validations: list[Examples] | None = None
+    validation_rows = [each.validation for each in rows if each.validation is not None]
+    if validation_rows:
+        validations = _load_examples(sources, validation_rows, "validation", names, device, dtype)
     builder = ModuleBuilder(dim, len(names), seed, device, dtype, start, weights)
     members = []
     for number, source in enumerate(sources):
@@ -237,6 +246,7 @@ def assemble(
             test=test,
             preprocessing=source.preprocessing,
             border=border,
+            validation=None if validations is None else validations[number],
         )
         members.append(member)
     partition = _describe_partition(sources, rows, names, members)
@@ -260,13 +270,14 @@ def _load_examples(
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[Examples]:
-    """Return each client's examples of one part of its source, `train` or `test`.
+    """Return each client's examples of one part of its source: train, test or validation.
 
-    The clients of one source share a pool of tensors, which holds just the rows that are used.
+    The clients of one source share a pool of tensors, which holds just the rows that are used. A
+    source without a validation set has validation rows among its training rows.
     """
     examples: dict[int, Examples] = {}
     for source, clients in _clients_by_source(sources).items():
-        split: Split = getattr(source, part)
+        split: Split = getattr(source, part) or source.train
         used_rows = np.unique(np.concatenate([rows[client] for client in clients]))
         x = source.tensor(split, used_rows)
         _refuse_infinite(x, source)
@@ -330,6 +341,8 @@ def _describe_partition(
             "train": client_rows.train.tolist(),
             "test": client_rows.test.tolist(),
         }
+        if client_rows.validation is not None:
+            client["validation"] = client_rows.validation.tolist()
         clients.append(client)
     content = {"version": PARTITION_VERSION, "clients": clients}
     return content | {"sha256": hash_partition(content)}
