@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from fedproto.core import rng
-from fedproto.core.class_names import merge_names
+from fedproto.core.class_names import merge_names, normalise_name
 from fedproto.data.shared.channel_order import Order, OrderOption, find_order
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.lazy_array import LazyArray
@@ -95,6 +95,7 @@ class Source:
             check_split(f"{self.name}: the validation set", self.validation, len(self.classes))
         self._check_shapes()
         self._normalise_names()
+        self._normalise_clients()
 
     def _normalise_names(self) -> None:
         """Normalise the names of the classes; two spellings of one name become one class."""
@@ -107,6 +108,14 @@ class Source:
         object.__setattr__(self, "test", _relabel(self.test, positions))
         if self.validation is not None:
             object.__setattr__(self, "validation", _relabel(self.validation, positions))
+
+    def _normalise_clients(self) -> None:
+        """Normalise the names of clients; two spellings of one name become one client."""
+        for part in ("train", "test"):
+            split: Split = getattr(self, part)
+            writer = _normalise_writers(split.writer)
+            if writer is not split.writer:
+                object.__setattr__(self, part, replace(split, writer=writer))
 
     def _check_shapes(self) -> None:
         """Check that training and test inputs have one shape, and that the options fit it."""
@@ -155,6 +164,20 @@ class Source:
 def _relabel(split: Split, positions: Sequence[int]) -> Split:
     """Return the split with each label replaced by its position."""
     return replace(split, y=np.array(positions, np.int64)[split.y])
+
+
+def _normalise_writers(writer: np.ndarray | None) -> np.ndarray | None:
+    """Return the writers with texts normalised; the same array if there is nothing to do."""
+    if writer is None or writer.dtype.kind not in "UO":
+        return writer
+    listed = writer.tolist()
+    normalised = {}
+    for name in set(listed):
+        normalised[name] = normalise_name(name) if isinstance(name, str) else name
+    if all(name == spelled for name, spelled in normalised.items()):
+        return writer
+    # As texts of any length: a composed form may be longer.
+    return np.array([normalised[name] for name in listed], writer.dtype.kind)
 
 
 def join_splits(splits: Sequence[Split]) -> Split:

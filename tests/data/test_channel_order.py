@@ -54,9 +54,7 @@ def test_usual_images_are_never_ambiguous(height, width, channels):
 
 @pytest.mark.parametrize("shape", [(3, 3, 3), (1, 28, 1), (3, 64, 4), (1, 2, 3)])
 def test_a_shape_that_does_not_tell_is_refused_unless_the_option_says_it(shape):
-    with pytest.raises(
-        DataError, match="does not tell where the channels are: set channel_order=first"
-    ):
+    with pytest.raises(DataError, match="does not tell where the channels are: set channel"):
         find_order("it", shape, "auto")
     assert find_order("it", shape, "first") == "first"
     assert find_order("it", shape, "last") == "last"
@@ -65,9 +63,7 @@ def test_a_shape_that_does_not_tell_is_refused_unless_the_option_says_it(shape):
 @pytest.mark.parametrize("shape", [(), (5,), (28, 28), (1, 2, 3, 4)])
 @pytest.mark.parametrize("channels", ["first", "last"])
 def test_the_option_is_refused_for_inputs_without_channels(shape, channels):
-    with pytest.raises(
-        ConfigError, match=f"channel_order={channels} is for images with an axis of"
-    ):
+    with pytest.raises(ConfigError, match=f"channel_order={channels} is for images with"):
         find_order("it", shape, channels)
 
 

@@ -44,7 +44,7 @@ def find_order(where: str, shape: tuple[int, ...], given: OrderOption) -> Order:
     if is_square_if_first == is_square_if_last:
         raise DataError(
             f"{where} has inputs of shape {shape}, which does not tell where the channels are: "
-            "set channel_order=first for (channels, height, width), or channel_order=last for (height, "
-            "width, channels)"
+            "set channel_order=first for (channels, height, width), or channel_order=last for "
+            "(height, width, channels)"
         )
     return "first" if is_square_if_first else "last"
