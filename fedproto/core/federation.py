@@ -58,6 +58,11 @@ class Member:
     border: Tensor | None  # (channels,) black, normalised, which pads random crops; None: no crops
     #: Rows to choose the best round by, perhaps none; None: the federation has no validation.
     validation: Examples | None = None
+    name: str = ""  # what people call it; its number where nothing else is said
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", str(self.id))  # frozen for everybody else
 
     def examples_of(self, part: EvaluatedPart) -> Examples:
         """Return the rows that the client is evaluated on."""
@@ -77,6 +82,7 @@ class Federation:
     partition: dict[str, Any]  # the content of partition.json
     from_data: Mapping[str, Any] = field(default_factory=dict)  # partition options set by the data
     metrics: tuple[Metric, ...] = ()  # beside those that are always measured
+    notices: tuple[str, ...] = ()  # of the sources, what the user should know about the data
 
     @property
     def device(self) -> torch.device:

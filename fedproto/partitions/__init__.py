@@ -49,6 +49,8 @@ class ClientRows(NamedTuple):
     train: np.ndarray
     test: np.ndarray
     validation: np.ndarray | None = None
+    #: What the client is called, where the data says so.
+    name: str | None = None
 
 
 def add_test_rows(
