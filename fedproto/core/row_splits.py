@@ -62,7 +62,7 @@ def _draw_groups(
     for label in np.flatnonzero(can_be_divided):
         if held[label]:
             continue
-        number = _find_least_harm(label, counts, is_held, held, wanted, in_class)
+        number = _find_least_harm(int(label), counts, is_held, held, wanted, in_class)
         if number is not None:
             is_held[number] = True
             held = held + counts[number]

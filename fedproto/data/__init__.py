@@ -317,13 +317,13 @@ def from_arrays(
             validation = _relabel(validation, positions)
     train, test = split_off_test(splits[0]) if len(splits) == 1 else splits
     train_is_bytes = train.x.dtype == np.uint8
-    others = {"test": test, "validation": validation}
-    for kind, split in others.items():
+    others: dict[str, Split | None] = {"test": test, "validation": validation}
+    for kind, other in others.items():
         # One of them would be scaled wrongly.
-        if split is not None and (split.x.dtype == np.uint8) != train_is_bytes:
+        if other is not None and (other.x.dtype == np.uint8) != train_is_bytes:
             raise DataError(
                 f"{name} has training inputs of type {train.x.dtype} but {kind} inputs of "
-                f"{split.x.dtype}"
+                f"{other.x.dtype}"
             )
     model = "cnn" if train.x.ndim >= 3 else "mlp"
     return Source(

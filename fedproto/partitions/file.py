@@ -34,7 +34,11 @@ def file(request: PartitionRequest, path: str) -> list[ClientRows]:
     rows = []
     for number, client in enumerate(clients):
         rows.append(_read_rows(request, client, f"{path}: client {number}"))
-    _refuse_shared_rows(rows, path)
+    _refuse_shared_rows([client.train for client in rows], path)
+    validations = [client.validation for client in rows if client.validation is not None]
+    if validations and request.validation is None:
+        trains = [client.train for client in rows]
+        _refuse_shared_rows([*trains, *validations], path)
     return rows
 
 
@@ -46,7 +50,15 @@ def _read_rows(request: PartitionRequest, client: dict[str, Any], where: str) ->
     for name in client["classes"]:
         if normalise_name(name) not in held:
             raise DataError(f"{where} claims class {name!r} but has no training image of it")
-    return ClientRows(np.sort(train), np.sort(test))
+    validation = None
+    if "validation" in client:
+        candidates = request.train if request.validation is None else request.validation
+        listed = client["validation"]
+        validation = _convert_rows(listed, len(candidates), f"{where} names a validation row")
+        if request.validation is None and np.isin(validation, train).any():
+            raise DataError(f"{where} has a validation row among its training rows")
+        validation = np.sort(validation)
+    return ClientRows(np.sort(train), np.sort(test), validation)
 
 
 def _convert_rows(listed: list[int], rows: int, where: str) -> np.ndarray:
@@ -56,10 +68,9 @@ def _convert_rows(listed: list[int], rows: int, where: str) -> np.ndarray:
     return np.array(listed, np.int64)
 
 
-def _refuse_shared_rows(clients: list[ClientRows], path: str) -> None:
+def _refuse_shared_rows(rows_of_clients: list[np.ndarray], path: str) -> None:
     """Refuse a training row that two clients have, or one client twice."""
-    all_rows = np.concatenate([client.train for client in clients])
-    rows, counts = np.unique(all_rows, return_counts=True)
+    rows, counts = np.unique(np.concatenate(rows_of_clients), return_counts=True)
     shared = rows[counts > 1]
     if len(shared):
         raise DataError(f"{path} gives training row {shared[0]} to more than one client")
@@ -89,6 +100,9 @@ def read_partition(path: Path) -> dict[str, Any]:
         )
     for number, client in enumerate(clients):
         _check_client(client, f"{path}: client {number}")
+    with_validation = sum("validation" in client for client in clients)
+    if with_validation not in (0, len(clients)):
+        raise DataError(f"{path} must have 'validation' rows for all clients, or for none")
     return content
 
 
@@ -102,6 +116,9 @@ def _check_client(client: Any, where: str) -> None:
             raise DataError(f"{where} must have text as {key!r}, not {_shorten(text)}")
     for key in ("train", "test"):
         _check_row_numbers(client.get(key), f"{where} must have a list of whole numbers as {key!r}")
+    if "validation" in client:
+        demand = f"{where} must have a list of whole numbers as 'validation'"
+        _check_row_numbers(client["validation"], demand)
     classes = client.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise DataError(f"{where} must have a list of names as 'classes', not {_shorten(classes)}")
