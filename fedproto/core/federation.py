@@ -52,6 +52,11 @@ class Member:
     border: Tensor | None  # (channels,) black, normalised, which pads random crops; None: no crops
     #: Rows to choose the best round by, perhaps none; None: the federation has no validation.
     validation: Examples | None = None
+    name: str = ""  # what people call it; its number where nothing else is said
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", str(self.id))  # frozen for everybody else
 
     def examples_of(self, part: EvaluatedPart) -> Examples:
         """Return the rows that the client is evaluated on."""

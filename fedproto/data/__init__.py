@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from fedproto.core import rng
-from fedproto.core.class_names import merge_names
+from fedproto.core.class_names import merge_names, normalise_name
 from fedproto.core.row_splits import draw_held_out, find_shared_group
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.lazy_array import LazyArray
@@ -94,6 +94,7 @@ class Source:
         self._check_shapes()
         self._refuse_leaking_groups()
         self._normalise_names()
+        self._normalise_clients()
 
     def _normalise_names(self) -> None:
         """Normalise the names of the classes; two spellings of one name become one class."""
@@ -123,6 +124,16 @@ class Source:
                 f"{self.name} has leaking groups: the {kinds[first]} set and the {kinds[second]} "
                 f"set both have rows of the group {group!r}"
             )
+
+    def _normalise_clients(self) -> None:
+        """Normalise the names of clients; two spellings of one name become one client."""
+        for part in ("train", "test", "validation"):
+            split: Split | None = getattr(self, part)
+            if split is None:
+                continue
+            writer = _normalise_writers(split.writer)
+            if writer is not split.writer:
+                object.__setattr__(self, part, replace(split, writer=writer))
 
     def _check_shapes(self) -> None:
         """Check that training and test inputs have one shape, and that the options fit it."""
@@ -166,6 +177,20 @@ class Source:
 def _relabel(split: Split, positions: Sequence[int]) -> Split:
     """Return the split with each label replaced by its position."""
     return replace(split, y=np.array(positions, np.int64)[split.y])
+
+
+def _normalise_writers(writer: np.ndarray | None) -> np.ndarray | None:
+    """Return the writers with texts normalised; the same array if there is nothing to do."""
+    if writer is None or writer.dtype.kind not in "UO":
+        return writer
+    listed = writer.tolist()
+    normalised = {}
+    for name in set(listed):
+        normalised[name] = normalise_name(name) if isinstance(name, str) else name
+    if all(name == spelled for name, spelled in normalised.items()):
+        return writer
+    # As texts of any length: a composed form may be longer.
+    return np.array([normalised[name] for name in listed], writer.dtype.kind)
 
 
 def join_splits(splits: Sequence[Split]) -> Split:

@@ -50,6 +50,8 @@ class ClientRows(NamedTuple):
     train: np.ndarray
     test: np.ndarray
     validation: np.ndarray | None = None
+    #: What the client is called, where the data says so.
+    name: str | None = None
 
 
 def keep_groups_whole(

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedproto.core.class_names import normalise_name
+from fedproto.core.client_names import client_name
 from fedproto.core.files import check_version, read_json
 from fedproto.errors import DataError, shown
 from fedproto.partitions import ClientRows, PartitionRequest
@@ -58,7 +59,10 @@ def _read_rows(request: PartitionRequest, client: dict[str, Any], where: str) ->
         if request.validation is None and np.isin(validation, train).any():
             raise DataError(f"{where} has a validation row among its training rows")
         validation = np.sort(validation)
-    return ClientRows(np.sort(train), np.sort(test), validation)
+    name = client.get("name")
+    if name is not None:
+        name = client_name(name, f"{where} has the name")
+    return ClientRows(np.sort(train), np.sort(test), validation, name)
 
 
 def _convert_rows(listed: list[int], rows: int, where: str) -> np.ndarray:
@@ -100,9 +104,6 @@ def read_partition(path: Path) -> dict[str, Any]:
         )
     for number, client in enumerate(clients):
         _check_client(client, f"{path}: client {number}")
-    with_validation = sum("validation" in client for client in clients)
-    if with_validation not in (0, len(clients)):
-        raise DataError(f"{path} must have 'validation' rows for all clients, or for none")
     return content
 
 
@@ -119,6 +120,9 @@ def _check_client(client: Any, where: str) -> None:
     if "validation" in client:
         demand = f"{where} must have a list of whole numbers as 'validation'"
         _check_row_numbers(client["validation"], demand)
+    name = client.get("name", "")
+    if not isinstance(name, str):
+        raise DataError(f"{where} must have text as 'name', not {_shorten(name)}")
     classes = client.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise DataError(f"{where} must have a list of names as 'classes', not {_shorten(classes)}")

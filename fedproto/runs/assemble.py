@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.core import rng
+from fedproto.core.client_names import client_name, refuse_equal_names
 from fedproto.core.federation import Examples, Federation, Member
 from fedproto.core.types import Task
 from fedproto.data import Source, Split
@@ -112,6 +113,9 @@ def _check_outside_partition(
     is_taken = np.zeros(len(request.train), bool)
     checked = []
     for client, portion in enumerate(divided):
+        name = None
+        if isinstance(portion, ClientRows) and portion.name is not None:
+            name = client_name(portion.name, f"{where}: client {client} has the name")
         try:
             pair = portion[:2] if isinstance(portion, ClientRows) else portion
             train, test = (np.sort(np.asarray(rows)) for rows in pair)
@@ -127,7 +131,7 @@ def _check_outside_partition(
                 "has"
             )
         is_taken[train] = True
-        checked.append(ClientRows(train.astype(np.int64), test.astype(np.int64)))
+        checked.append(ClientRows(train.astype(np.int64), test.astype(np.int64), name=name))
     return checked
 
 
@@ -212,6 +216,8 @@ def assemble(
         known: classes that the federation already has; they come first.
         weights: a file with the weights of all models' bodies.
     """
+    rows = _distinguish_names(sources, rows)
+    names_of_clients = _name_clients(rows)
     names = _class_names(sources, known)
     train_rows = [client_rows.train for client_rows in rows]
     test_rows = [client_rows.test for client_rows in rows]
@@ -227,8 +233,9 @@ def assemble(
         train = trains[number]
         test = tests[number]
         model = models[number]
-        _refuse_empty(train, f"client {number} has no training image in {source.name}")
-        _refuse_empty(test, f"client {number} has no test image in {source.name}")
+        client = f"client {names_of_clients[number]}"
+        _refuse_empty(train, f"{client} has no training image in {source.name}")
+        _refuse_empty(test, f"{client} has no test image in {source.name}")
         module, dropped, initial = builder.build(model, train, number)
         own_labels = train.y[train.rows].unique()
         border = None
@@ -247,11 +254,40 @@ def assemble(
             preprocessing=source.preprocessing,
             border=border,
             validation=None if validations is None else validations[number],
+            name=names_of_clients[number],
         )
         members.append(member)
     partition = _describe_partition(sources, rows, names, members)
     task = Task(len(names), builder.agree_on_dim(members), len(members), seed)
     return Federation(names, tuple(members), task, partition)
+
+
+def _name_clients(rows: Sequence[ClientRows]) -> list[str]:
+    """Return what each client is called: as its rows say, or by its number."""
+    names = []
+    for number, client_rows in enumerate(rows):
+        names.append(str(number) if client_rows.name is None else client_rows.name)
+    refuse_equal_names(names)
+    return names
+
+
+def _distinguish_names(
+    sources: Sequence[Source], rows: Sequence[ClientRows]
+) -> Sequence[ClientRows]:
+    """Return the rows with names that tell the clients of several sources apart.
+
+    Nobody knows whether the `Ulm` of one data set is the `Ulm` of another: the second source's
+    becomes `Ulm (2)`. Clients of one source keep their names, even if two are equal.
+    """
+    numbers = {source: number for number, source in enumerate(dict.fromkeys(sources), 1)}
+    first_source: dict[str, Source] = {}
+    distinguished = []
+    for source, client_rows in zip(sources, rows, strict=True):
+        name = client_rows.name
+        if name is not None and first_source.setdefault(name, source) is not source:
+            client_rows = client_rows._replace(name=f"{name} ({numbers[source]})")
+        distinguished.append(client_rows)
+    return distinguished
 
 
 def _class_names(sources: Sequence[Source], known: tuple[str, ...]) -> tuple[str, ...]:
@@ -343,6 +379,8 @@ def _describe_partition(
         }
         if client_rows.validation is not None:
             client["validation"] = client_rows.validation.tolist()
+        if client_rows.name is not None:
+            client["name"] = client_rows.name
         clients.append(client)
     content = {"version": PARTITION_VERSION, "clients": clients}
     return content | {"sha256": hash_partition(content)}

@@ -34,21 +34,24 @@ def set_validation_apart(
     """
     if fraction == 0:
         return [each._replace(validation=None) for each in rows]
-    if all(each.validation is not None for each in rows):
+    lacking = [number for number, each in enumerate(rows) if each.validation is None]
+    if not lacking:
         return list(rows)
-    has_own_set = [source.validation is not None for source in sources]
-    if fraction is None and not any(has_own_set):
+    has_own_set = any(sources[number].validation is not None for number in lacking)
+    nothing_is_asked = fraction is None and not has_own_set
+    if nothing_is_asked and len(lacking) == len(rows):
         return list(rows)
-    _refuse_unclear_wish(sources, fraction)
+    _refuse_unclear_wish([sources[number] for number in lacking], fraction)
     own_rows = _find_own_rows(sources, rows)
-    divided = []
-    for number, (source, client_rows) in enumerate(zip(sources, rows, strict=True)):
+    divided = list(rows)
+    for number in lacking:
+        source = sources[number]
         if source.validation is not None:
-            divided.append(client_rows._replace(validation=own_rows[number]))
+            divided[number] = rows[number]._replace(validation=own_rows[number])
         else:
             assert fraction is not None
             generator = rng.generator(seed, f"validation of client {number}")
-            divided.append(_take_from_training(source, client_rows, fraction, generator))
+            divided[number] = _take_from_training(source, rows[number], fraction, generator)
     if not any(len(each.validation) for each in divided if each.validation is not None):
         raise DataError(
             "no client has a class with two training rows, so none can be set apart for "
@@ -68,8 +71,9 @@ def _refuse_unclear_wish(sources: Sequence[Source], fraction: float | None) -> N
         )
     if fraction is None and without_set:
         raise ConfigError(
-            f"{with_set[0]} has a validation set, but {without_set[0]} has none: set validation to "
-            "a fraction of the training rows of those without one, or to 0 to do without validation"
+            f"{without_set[0]} has no validation set, but other clients have validation rows: set "
+            "validation to a fraction of the training rows of those without, or to 0 to do without "
+            "validation"
         )
 
 
