@@ -89,6 +89,8 @@ OPTION_MEANINGS = {
     },
     "dataset": {
         **_IMAGE_OPTIONS,
+        "channel_order": "where the channels of images are: `first`, behind the rows, or `last`; "
+        "`auto` finds an axis of 1, 3 or 4 entries",
         "coarse": "the 20 groups instead of the 100 classes",
         "form": "which of the three published forms to read",
         "subset": "configuration of the data set on the hub",

@@ -259,7 +259,10 @@ def assemble(
         members.append(member)
     partition = _describe_partition(sources, rows, names, members)
     task = Task(len(names), builder.agree_on_dim(members), len(members), seed)
-    return Federation(names, tuple(members), task, partition)
+    notices: dict[str, None] = {}
+    for source in dict.fromkeys(sources):
+        notices |= dict.fromkeys(source.notices)
+    return Federation(names, tuple(members), task, partition, notices=tuple(notices))
 
 
 def _name_clients(rows: Sequence[ClientRows]) -> list[str]:

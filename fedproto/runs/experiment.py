@@ -116,6 +116,7 @@ class Experiment:
         engine = build_engine(resolved, plan, federations, algorithm, trainings)
         settled = {name: getattr(resolved, name) for name in RESOLVED_SETTINGS}
         for federation in federations:
+            notices += federation.notices
             notices += describe_similar_names(_names_to_compare(federation))
         experiments = []
         for place, config in enumerate(configs):
