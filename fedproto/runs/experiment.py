@@ -19,6 +19,7 @@ from fedproto.core.federation import Federation, Member
 from fedproto.core.interrupts import finish_round_on_interrupt
 from fedproto.core.local_training import Training
 from fedproto.core.measurement import MeasuredClient
+from fedproto.core.optimisers import Optimiser, RateSchedule
 from fedproto.core.rounds import FederationRun, RoundResult, run_rounds
 from fedproto.core.sampling import Schedule
 from fedproto.core.server import Progress
@@ -276,7 +277,14 @@ class Experiment:
 
 def _training_of(config: Config) -> Training:
     return Training(
-        config.batch, config.lr, config.momentum, config.epochs, config.last_batch, config.seed
+        config.batch,
+        config.lr,
+        config.momentum,
+        config.epochs,
+        config.last_batch,
+        config.seed,
+        Optimiser(config.optimiser, config.weight_decay, config.clip_norm),
+        RateSchedule(config.schedule, config.warmup, config.rounds),
     )
 
 
