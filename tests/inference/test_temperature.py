@@ -1,5 +1,6 @@
 """Calibrated probabilities: one temperature, fitted on validation rows."""
 
+import json
 import math
 
 import numpy as np
@@ -17,6 +18,8 @@ from fedproto.errors import FedProtoError
 from fedproto.inference.export.read import read_exported
 from fedproto.inference.export.write import export_client
 from fedproto.inference.temperature import fit_temperature
+from fedproto.runs.folder import RunFolder
+from fedproto.runs.stored_clients import ClientModels
 
 
 def draw_rows(rows: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,9 +79,7 @@ def run(tmp_path_factory):
 def test_calibrated_probabilities_have_the_smaller_log_loss_on_validation_rows(run, by) -> None:
     classifier = Classifier.of(run, client=0, by=by, among="own")
     trained = classifier.trained
-    stored = fedproto.runs.stored_clients.ClientModels.open(
-        fedproto.runs.folder.RunFolder.open(run)
-    ).read(0)
+    stored = ClientModels.open(RunFolder.open(run)).read(0)
     outputs = stored.held_out.validation
     scores = trained.score(by, "own", outputs)
     names = np.array(trained.classes)[stored.held_out.validation_labels.numpy()]
@@ -104,8 +105,6 @@ def test_temperatures_change_no_answer_and_survive_export(run, tmp_path) -> None
 
 @pytest.mark.parametrize("wrong", [{"head all": 0}, {"head": 1.0}, {"head all": "1"}, None, [1.0]])
 def test_a_manifest_with_wrong_temperatures_is_refused(run, tmp_path, wrong) -> None:
-    import json
-
     folder = tmp_path / "exported"
     export_client(Classifier.of(run, client=0).trained, folder, onnx=False)
     manifest = json.loads((folder / "manifest.json").read_text())
