@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedproto.core import codec
+from fedproto.core.federation import EvaluatedPart
 from fedproto.core.tensors import select_rows
 from fedproto.core.types import Tree, Upload
 from fedproto.errors import FedProtoError, TrainingError, locate, name_failure
@@ -114,10 +115,11 @@ class Engine(Protocol):
         """Train the sampled clients, slow ones for half their steps; keep their new states."""
         ...
 
-    def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
+    def evaluate(self, servers: Sequence[Tree], part: EvaluatedPart = "test") -> list[Tree]:
         """Return every client's accuracies, with the server's state as it is, per federation.
 
-        Each is a tree of name -> (clients,), float64, on the CPU.
+        Each is a tree of name -> (clients,), float64, on the CPU. `part` says which rows of the
+        clients are meant; a client without validation rows has accuracy 0.
         """
         ...
 

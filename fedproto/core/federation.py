@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,10 @@ from fedproto.core.types import Task, Tree
 
 if TYPE_CHECKING:
     from fedproto.data.shared.preprocessing import Preprocessing
+
+
+#: What a client can be evaluated on.
+EvaluatedPart = Literal["test", "validation"]
 
 
 class Examples(NamedTuple):
@@ -46,6 +50,20 @@ class Member:
     test: Examples
     preprocessing: Preprocessing  # what was done to its inputs
     border: Tensor | None  # (channels,) black, normalised, which pads random crops; None: no crops
+    #: Rows to choose the best round by, perhaps none; None: the federation has no validation.
+    validation: Examples | None = None
+    name: str = ""  # what people call it; its number where nothing else is said
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", str(self.id))  # frozen for everybody else
+
+    def examples_of(self, part: EvaluatedPart) -> Examples:
+        """Return the rows that the client is evaluated on."""
+        if part == "test":
+            return self.test
+        assert self.validation is not None, "the federation has no validation rows"
+        return self.validation
 
 
 @dataclass(frozen=True)
@@ -62,6 +80,11 @@ class Federation:
     def device(self) -> torch.device:
         """The device on which all members' data lies."""
         return self.members[0].train.x.device
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether the best round is chosen by validation rows."""
+        return self.members[0].validation is not None
 
     @cached_property
     def own_classes(self) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedproto.core import dropout, rng
-from fedproto.core.federation import Examples, Member
+from fedproto.core.federation import EvaluatedPart, Examples, Member
 from fedproto.core.metrics import mark_correct
 from fedproto.core.types import Algorithm, Batch, Phase, Step, Tree, Upload
 
@@ -318,10 +318,19 @@ def _mean_loss(trained: list[TrainedStep]) -> Tree:
     return means
 
 
-def evaluate(member: Member, algorithm: Algorithm, own: Tree, received: Tree) -> dict[str, float]:
-    """Return the client's accuracies on its test data, as fractions, by the names in `metrics`."""
+def evaluate(
+    member: Member,
+    algorithm: Algorithm,
+    own: Tree,
+    received: Tree,
+    part: EvaluatedPart = "test",
+) -> dict[str, float]:
+    """Return the client's accuracies on one part of its data, as fractions.
+
+    They have the names that `metrics` gives them.
+    """
     state = algorithm.adopt(own, received)
-    step = _evaluation_step(member.module, state, member.test, received)
+    step = _evaluation_step(member.module, state, member.examples_of(part), received)
     scores = algorithm.predict(step)
     own_classes = torch.zeros(step.logits.shape[1], dtype=torch.bool, device=step.logits.device)
     own_classes[list(member.classes)] = True

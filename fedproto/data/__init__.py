@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from fedproto.core import rng
-from fedproto.core.class_names import merge_names
+from fedproto.core.class_names import merge_names, normalise_name
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.lazy_array import LazyArray
 from fedproto.data.shared.preprocessing import Preprocessing
@@ -37,13 +37,15 @@ class Split:
     """The training or the test set of a source.
 
     `x` holds the inputs as they are stored (bytes where the files hold bytes), `y` the labels
-    0 .. C-1, and `writer`, if known, who wrote each row. Inputs may stay on disk: as a
+    0 .. C-1, `writer`, if known, who wrote each row, and `group`, if known, what each row belongs
+    to, such as a patient: rows of one group are never separated. Inputs may stay on disk: as a
     memory-mapped array, or as a `LazyArray`.
     """
 
     x: np.ndarray | LazyArray
     y: np.ndarray
     writer: np.ndarray | None = None
+    group: np.ndarray | None = None
 
     def select_rows(self, index: np.ndarray) -> Split:
         """Return some of the rows; inputs on disk stay there."""
@@ -53,7 +55,8 @@ class Split:
         else:
             x = self.x[index]
         writer = None if self.writer is None else self.writer[index]
-        return Split(x, self.y[index], writer)
+        group = None if self.group is None else self.group[index]
+        return Split(x, self.y[index], writer, group)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,7 @@ class Source:
     mixed_model: str = "cnn-mh"
     shots: int = 100
     encoding: Encoding | None = None  # how rows of a table, or texts, became these inputs
+    validation: Split | None = None  # a set of its own to choose the best round by
 
     def __post_init__(self) -> None:
         check_writable("the data set is called", self.name)
@@ -84,8 +88,11 @@ class Source:
             raise DataError(f"{self.name} names a class twice: {', '.join(self.classes)}")
         check_split(f"{self.name}: the training set", self.train, len(self.classes))
         check_split(f"{self.name}: the test set", self.test, len(self.classes))
+        if self.validation is not None:
+            check_split(f"{self.name}: the validation set", self.validation, len(self.classes))
         self._check_shapes()
         self._normalise_names()
+        self._normalise_clients()
 
     def _normalise_names(self) -> None:
         """Normalise the names of the classes; two spellings of one name become one class."""
@@ -96,15 +103,27 @@ class Source:
         object.__setattr__(self, "classes", names)
         object.__setattr__(self, "train", _relabel(self.train, positions))
         object.__setattr__(self, "test", _relabel(self.test, positions))
+        if self.validation is not None:
+            object.__setattr__(self, "validation", _relabel(self.validation, positions))
+
+    def _normalise_clients(self) -> None:
+        """Normalise the names of clients; two spellings of one name become one client."""
+        for part in ("train", "test"):
+            split: Split = getattr(self, part)
+            writer = _normalise_writers(split.writer)
+            if writer is not split.writer:
+                object.__setattr__(self, part, replace(split, writer=writer))
 
     def _check_shapes(self) -> None:
         """Check that training and test inputs have one shape, and that the options fit it."""
         shape = self.train.x.shape[1:]
-        test_shape = self.test.x.shape[1:]
-        if shape != test_shape:
-            raise DataError(
-                f"{self.name} has training inputs of shape {shape} but test inputs of {test_shape}"
-            )
+        others = {"test": self.test, "validation": self.validation}
+        for kind, split in others.items():
+            if split is not None and split.x.shape[1:] != shape:
+                raise DataError(
+                    f"{self.name} has training inputs of shape {shape} but {kind} inputs of "
+                    f"{split.x.shape[1:]}"
+                )
         channels = 1 if len(shape) == 2 else shape[0]
         # Any other number of values would add channels by broadcasting.
         for values in (self.mean, self.std):
@@ -139,16 +158,32 @@ def _relabel(split: Split, positions: Sequence[int]) -> Split:
     return replace(split, y=np.array(positions, np.int64)[split.y])
 
 
+def _normalise_writers(writer: np.ndarray | None) -> np.ndarray | None:
+    """Return the writers with texts normalised; the same array if there is nothing to do."""
+    if writer is None or writer.dtype.kind not in "UO":
+        return writer
+    listed = writer.tolist()
+    normalised = {}
+    for name in set(listed):
+        normalised[name] = normalise_name(name) if isinstance(name, str) else name
+    if all(name == spelled for name, spelled in normalised.items()):
+        return writer
+    # As texts of any length: a composed form may be longer.
+    return np.array([normalised[name] for name in listed], writer.dtype.kind)
+
+
 def join_splits(splits: Sequence[Split]) -> Split:
     """Return the rows of several splits as one; their inputs must have one shape.
 
-    Either all splits or none of them say who wrote their rows.
+    Either all splits or none of them say who wrote their rows, or what their rows belong to.
     """
     x = np.concatenate([split.x for split in splits])
     y = np.concatenate([split.y for split in splits])
     writers = [split.writer for split in splits if split.writer is not None]
     writer = np.concatenate(writers) if writers else None
-    return Split(x, y, writer)
+    groups = [split.group for split in splits if split.group is not None]
+    group = np.concatenate(groups) if groups else None
+    return Split(x, y, writer, group)
 
 
 # --- checks
@@ -168,7 +203,9 @@ def check_split(where: str, split: Split, classes: int) -> None:
     if len(x) != len(split.y):
         raise DataError(f"{where} has {len(x)} inputs but {len(split.y)} labels")
     if split.writer is not None:
-        _check_writers(where, split.writer, len(split.y))
+        _check_ids(where, split.writer, len(split.y), "client or writer id")
+    if split.group is not None:
+        _check_ids(where, split.group, len(split.y), "group")
     is_wrong = (split.y < 0) | (split.y >= classes)
     if is_wrong.any():
         raise DataError(
@@ -182,19 +219,17 @@ def check_split(where: str, split: Split, classes: int) -> None:
         )
 
 
-def _check_writers(where: str, writer: np.ndarray, rows: int) -> None:
-    """Raise DataError unless there is one usable client or writer id per row."""
-    if writer.ndim != 1:
-        raise DataError(
-            f"{where} has client or writer ids of shape {writer.shape}, but needs one per row"
-        )
-    if writer.dtype.kind == "f" and np.isnan(writer).any():
-        raise DataError(f"{where} has a client or writer id that is not a number (NaN)")
-    if len(writer) != rows:
-        raise DataError(f"{where} has {rows} labels but {len(writer)} client or writer ids")
-    if writer.dtype.kind == "U" and (writer == "").any():
-        row = np.flatnonzero(writer == "")[0]
-        raise DataError(f"{where} has an empty client or writer id in row {row}")
+def _check_ids(where: str, ids: np.ndarray, rows: int, what: str) -> None:
+    """Raise DataError unless there is one usable id per row; `what` names a single id."""
+    if ids.ndim != 1:
+        raise DataError(f"{where} has {what}s of shape {ids.shape}, but needs one per row")
+    if ids.dtype.kind == "f" and np.isnan(ids).any():
+        raise DataError(f"{where} has a {what} that is not a number (NaN)")
+    if len(ids) != rows:
+        raise DataError(f"{where} has {rows} labels but {len(ids)} {what}s")
+    if ids.dtype.kind == "U" and (ids == "").any():
+        row = np.flatnonzero(ids == "")[0]
+        raise DataError(f"{where} has an empty {what} in row {row}")
 
 
 def _find_non_finite_row(x: np.ndarray | LazyArray) -> int | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedproto.core import local_training
 from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
-from fedproto.core.federation import Federation
+from fedproto.core.federation import EvaluatedPart, Federation
 from fedproto.core.local_training import Training
 from fedproto.core.tensors import stack_uploads
 from fedproto.core.types import Algorithm, Tree
@@ -67,26 +67,29 @@ class ReferenceEngine:
         sound = _is_finite(outcome.loss | outcome.state | outcome.upload.sums)
         return make_chunk(number, cohort, torch.tensor([client]), uploads, loss, sound[None])
 
-    def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
+    def evaluate(self, servers: Sequence[Tree], part: EvaluatedPart = "test") -> list[Tree]:
         """Return every client's accuracies with the server's present state, per federation."""
         tables = []
         for number, server in enumerate(servers):
-            tables.append(self._evaluate_federation(number, server))
+            tables.append(self._evaluate_federation(number, server, part))
         return tables
 
-    def _evaluate_federation(self, number: int, server: Tree) -> Tree:
-        """Return the accuracies of one federation's clients; 0 for clients of other shards."""
+    def _evaluate_federation(self, number: int, server: Tree, part: EvaluatedPart) -> Tree:
+        """Return the accuracies of one federation's clients.
+
+        They are 0 for clients of other shards, and for clients without rows of this part.
+        """
         federation = self.federations[number]
         states = self.states[number]
         all_classes = torch.ones_like(federation.own_classes[0])
         table: Tree = {}
         for member in federation.members:
-            if not self.shard.holds(member.id):
+            if not self.shard.holds(member.id) or not len(member.examples_of(part)):
                 continue
             with errors_named(f"client {member.id} ({member.model}), evaluation"):
                 received = self.algorithm.send(server, all_classes)
                 accuracies = local_training.evaluate(
-                    member, self.algorithm, states[member.id], received
+                    member, self.algorithm, states[member.id], received, part
                 )
             for name, value in accuracies.items():
                 if name not in table:

@@ -33,13 +33,24 @@ class PartitionRequest(NamedTuple):
     source: str
     train_writer: np.ndarray | None = None
     test_writer: np.ndarray | None = None
+    #: Labels of the rows of the source's own validation set, if it has one.
+    validation: np.ndarray | None = None
+    #: What each row belongs to (a patient, say): rows of one group go to one client.
+    train_group: np.ndarray | None = None
 
 
 class ClientRows(NamedTuple):
-    """The rows of one client, sorted."""
+    """The rows of one client, sorted.
+
+    Validation rows are rows of the source's own validation set, where it has one, otherwise rows
+    of its training set that the client does not train on. None: no rows were set apart.
+    """
 
     train: np.ndarray
     test: np.ndarray
+    validation: np.ndarray | None = None
+    #: What the client is called, where the data says so.
+    name: str | None = None
 
 
 def add_test_rows(

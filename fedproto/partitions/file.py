@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedproto.core.class_names import normalise_name
+from fedproto.core.client_names import client_name
 from fedproto.core.files import check_version, read_json
 from fedproto.errors import DataError, shown
 from fedproto.partitions import ClientRows, PartitionRequest
@@ -52,7 +53,10 @@ def _read_rows(request: PartitionRequest, client: dict[str, Any], where: str) ->
     for name in client["classes"]:
         if normalise_name(name) not in held:
             raise DataError(f"{where} claims class {name!r} but has no training image of it")
-    return ClientRows(np.sort(train), np.sort(test))
+    name = client.get("name")
+    if name is not None:
+        name = client_name(name, f"{where} has the name")
+    return ClientRows(np.sort(train), np.sort(test), name=name)
 
 
 def _convert_rows(listed: list[int], rows: int, where: str) -> np.ndarray:
@@ -108,6 +112,9 @@ def _check_client(client: Any, where: str) -> None:
             raise DataError(f"{where} must have text as {key!r}, not {_shorten(text)}")
     for key in ("train", "test"):
         _check_row_numbers(client.get(key), f"{where} must have a list of whole numbers as {key!r}")
+    name = client.get("name", "")
+    if not isinstance(name, str):
+        raise DataError(f"{where} must have text as 'name', not {_shorten(name)}")
     classes = client.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise DataError(f"{where} must have a list of names as 'classes', not {_shorten(classes)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import nn
 from fedproto.config.choices import AUTO, resolve_auto
 from fedproto.config.options import Part
 from fedproto.config.settings import Config
+from fedproto.core.client_names import client_name, refuse_equal_names
 from fedproto.core.federation import Federation, Member
 from fedproto.core.server import Progress
 from fedproto.core.types import Algorithm
@@ -46,7 +47,7 @@ def build_federation(
     Args:
         config: the settings.
         algorithm: the algorithm of the settings.
-        data: one tuple of arrays per client from Python, or None.
+        data: one tuple of arrays per client from Python, in a list or by name, or None.
         modules: a module or one per client from Python, or None.
         loaded: the sources read so far, by name; new ones are added.
     """
@@ -56,8 +57,11 @@ def build_federation(
         config = replace(config, partition=settle_partition(config.partition, sources))
         rows = divide(sources, config.partition, config.seed)
     else:
-        sources = from_clients(data)
-        rows = [_all_rows(source) for source in sources]
+        names, listed = _split_names(data)
+        sources = from_clients(listed, names)
+        rows = []
+        for number, source in enumerate(sources):
+            rows.append(_all_rows(source, None if names is None else names[number]))
         config = replace(
             config, dataset=(FROM_PYTHON,), partition=FROM_PYTHON, clients=len(sources)
         )
@@ -139,11 +143,20 @@ def _load_sources(config: Config, loaded: dict[str, Source]) -> list[Source]:
     return [load_source(part, config.data_dir, loaded) for part in parts]
 
 
-def _all_rows(source: Source) -> ClientRows:
-    """Return the rows of a source that belongs to one client."""
+def _split_names(data: Any) -> tuple[list[str] | None, Sequence]:
+    """Return the clients' names, where a mapping gives them, and what each client gave."""
+    if not isinstance(data, Mapping):
+        return None, data
+    names = [client_name(str(name), "the data has a client") for name in data]
+    refuse_equal_names(names)
+    return names, list(data.values())
+
+
+def _all_rows(source: Source, name: str | None) -> ClientRows:
+    """Return the rows of a source that belongs to one client, which may have a name."""
     train_rows = np.arange(len(source.train.y))
     test_rows = np.arange(len(source.test.y))
-    return ClientRows(train_rows, test_rows)
+    return ClientRows(train_rows, test_rows, name=name)
 
 
 # --- models
@@ -216,7 +229,7 @@ def _describe_architecture(member: Member) -> tuple[str, dict[str, torch.Size]]:
 
 def _say_model(member: Member) -> str:
     shape = tuple(member.train.x.shape[1:])
-    return f"client {member.id} has {member.model} on {shape}"
+    return f"client {member.name} has {member.model} on {shape}"
 
 
 def _refuse_own_start(start: str, federation: Federation, algorithm: Algorithm) -> None:

@@ -64,6 +64,7 @@ def _describe_client(
     names = experiment.federation.classes
     described = {
         "id": number,
+        "name": member.name,
         "dataset": member.dataset,
         "model": member.model,
         "classes": [names[label] for label in member.classes],

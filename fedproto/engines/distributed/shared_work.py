@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedproto.core.additivity import AdditivityCheck
 from fedproto.core.engine import Chunk, Cohort, Engine, Shard
+from fedproto.core.federation import EvaluatedPart
 from fedproto.core.tensors import (
     concatenate_rows,
     flatten_groups,
@@ -99,11 +100,13 @@ def _train(
     return chunks
 
 
-def _evaluate(inner: Engine, algorithm: Algorithm, servers: list[Tree]) -> list[Tree]:
-    """Return every client's accuracies, per federation."""
+def _evaluate(
+    inner: Engine, algorithm: Algorithm, servers: list[Tree], part: EvaluatedPart
+) -> list[Tree]:
+    """Return every client's accuracies on a part of its data, per federation."""
 
     def work() -> list[Tree]:
-        return inner.evaluate(servers)
+        return inner.evaluate(servers, part)
 
     def make_report(tables: list[Tree]) -> list[Layout]:
         return [describe_tree(table) for table in tables]

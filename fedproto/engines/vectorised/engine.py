@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
-from fedproto.core.federation import Federation
+from fedproto.core.federation import EvaluatedPart, Federation
 from fedproto.core.local_training import Training
 from fedproto.core.tensors import move_index
 from fedproto.core.types import Algorithm, Tree, Upload
@@ -56,7 +56,7 @@ class VectorisedEngine:
                     trained = stack.train(round, positions, received, slow[positions])
                 yield from _split_by_federation(group, positions, cohorts, trained)
 
-    def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
+    def evaluate(self, servers: Sequence[Tree], part: EvaluatedPart = "test") -> list[Tree]:
         """Return every client's accuracies with the server's present state, per federation."""
         tables: list[Tree] = [{} for _ in servers]
         for stack in self.stacks:
@@ -64,7 +64,7 @@ class VectorisedEngine:
             for positions in torch.arange(len(group)).split(stack.capacity):
                 with errors_named(f"{len(positions)} clients of {group.model}, evaluation"):
                     received = send_all_classes(self.algorithm, servers, group, positions)
-                    accuracies = stack.evaluate(positions, received)
+                    accuracies = stack.evaluate(positions, received, part)
                 self._enter(tables, group, positions, accuracies)
         return tables
 

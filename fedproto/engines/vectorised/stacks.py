@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.core.engine import even_size
+from fedproto.core.federation import EvaluatedPart
 from fedproto.core.local_training import Training, seed_module_draws
 from fedproto.core.metrics import divide_counts, mark_correct
 from fedproto.core.tensors import move_index
@@ -170,10 +171,13 @@ class Stack:
 
     # --- evaluation
 
-    def evaluate(self, positions: Tensor, received: Tree) -> Tree:
-        """Return some clients' accuracies on their test data: (m,) each, float64, on the CPU."""
+    def evaluate(self, positions: Tensor, received: Tree, part: EvaluatedPart = "test") -> Tree:
+        """Return some clients' accuracies on a part of their data: (m,) each, float64, on the CPU.
+
+        A client without rows of this part has accuracy 0.
+        """
         state = vmap(self.algorithm.adopt)(self.group.states.take(positions), received)
-        data = self.group.test
+        data = self.group.data_of(part)
         on_device = move_index(positions, self.group.device)
         own_classes = self.group.own[on_device] > 0
         lengths = data.lengths[on_device]
@@ -187,7 +191,7 @@ class Stack:
             scores = vmap(self.algorithm.predict)(Step(state, features, logits, batch, received))
             for name, correct in mark_correct(scores, batch.y, own_classes).items():
                 counts[name] = counts.get(name, 0) + (correct & inside).sum(1)
-        return divide_counts(counts, lengths)
+        return divide_counts(counts, lengths.clamp(min=1))
 
 
 def _replace_trained(state: Tree, moved_state: Tree, phase: Phase) -> Tree:
