@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import command_line
 
 import fedproto
+from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
 from fedproto.data import Source, from_arrays
 from fedproto.data import Split as DataSplit
 from fedproto.errors import ConfigError, FedProtoError
 from fedproto.runs.own_data import count_clients
-from helpers import command_line
 
 SITES = ("Aachen", "Ulm", "Köln")
 QUICK = {"rounds": 1, "checkpoint_every": 0, "engine": "reference"}
@@ -102,7 +103,8 @@ def test_several_tables_each_keep_their_own_number_of_clients(tmp_path: Path) ->
     settings = stored(out)
     assert settings["clients"] == 7
     assert settings["partition"]["name"] == "auto"  # natural for one of them, iid for the other
-    assert [part.count for part in configure(settings | {"partition": "auto"})[0].dataset] == [3, 4]
+    config = configure(read_run_toml(out / "config.toml"))[0]
+    assert [part.count for part in config.dataset] == [3, 4]
 
 
 def test_counts_of_data_sets_are_the_number_of_clients(tmp_path: Path) -> None:
