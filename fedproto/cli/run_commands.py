@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from fedproto.data import Source
 
 RUN_EPILOG = (
-    "Keys that only --set and TOML know: dim, start, epochs, momentum, last_batch, precision, "
-    "threads, workers, stack, states, compile, and the options that `fedproto list` shows."
+    "Keys that only --set and TOML know: dim, start, epochs, momentum, weight_decay, clip_norm, "
+    "warmup, last_batch, precision, threads, workers, stack, states, compile, and the options that "
+    "`fedproto list` shows."
 )
 #: Bytes that the name of a data set or algorithm may take in the name of a folder.
 MAX_NAME_BYTES = 100
@@ -80,6 +81,11 @@ def run(
     rounds: Annotated[str | None, _flag("rounds", "N", "communication rounds [100]")] = None,
     batch: Annotated[str | None, _flag("batch", "N", "images per training step [8]")] = None,
     lr: Annotated[str | None, _flag("lr", "X", "learning rate [0.01]")] = None,
+    optimiser: Annotated[str | None, _flag("optimiser", "NAME", "sgd, adam or adamw [sgd]")] = None,
+    schedule: Annotated[
+        str | None,
+        _flag("schedule", "NAME", "learning rate: constant, cosine, linear, step [constant]"),
+    ] = None,
     participation: Annotated[
         str | None, _flag("participation", "X", "fraction of clients sampled per round [1]")
     ] = None,
@@ -133,6 +139,8 @@ def run(
         "rounds": rounds,
         "batch": batch,
         "lr": lr,
+        "optimiser": optimiser,
+        "schedule": schedule,
         "participation": participation,
         "lost_uploads": lost_uploads,
         "stragglers": stragglers,

@@ -15,6 +15,7 @@ from fedproto.config.options import (
     Clients,
     File,
     Fraction,
+    NonNegativeFloat,
     NonNegativeInt,
     Part,
     PositiveFloat,
@@ -27,6 +28,7 @@ from fedproto.config.options import (
     convert,
     explain_positional,
 )
+from fedproto.core.optimisers import OptimiserName, ScheduleName
 from fedproto.errors import ConfigError, unknown
 
 #: Seeds that a 64-bit generator can tell apart.
@@ -51,6 +53,12 @@ class Config:
     batch: Samples = 8
     lr: PositiveFloat = 0.01
     momentum: Fraction = 0.5
+    #: How a step follows the gradient: see core/optimisers.py, also for the four that follow.
+    optimiser: OptimiserName = "sgd"
+    weight_decay: NonNegativeFloat = 0.0
+    clip_norm: NonNegativeFloat = 0.0
+    schedule: ScheduleName = "constant"
+    warmup: NonNegativeInt = 0
     epochs: Rounds = 1
     #: What becomes of partial batches: see core/local_training.py.
     last_batch: Literal["auto", "keep", "drop"] = "auto"

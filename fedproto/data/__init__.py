@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedproto.core import rng
 from fedproto.core.class_names import merge_names, normalise_name
+from fedproto.data.shared.channel_order import Order, OrderOption, find_order
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.lazy_array import LazyArray
 from fedproto.data.shared.preprocessing import Preprocessing
@@ -79,7 +80,9 @@ class Source:
     mixed_model: str = "cnn-mh"
     shots: int = 100
     encoding: Encoding | None = None  # how rows of a table, or texts, became these inputs
+    channel_order: Order = "first"  # of the images as they came; here they are first in any case
     validation: Split | None = None  # a set of its own to choose the best round by
+    notices: tuple[str, ...] = ()  # what the user of a run should know about the data
 
     def __post_init__(self) -> None:
         check_writable("the data set is called", self.name)
@@ -149,7 +152,12 @@ class Source:
         shape = self.train.x.shape[1:]
         channels_first = (1, *shape) if len(shape) == 2 else shape
         return Preprocessing(
-            channels_first, tuple(self.mean), tuple(self.std), self.scale, self.encoding
+            channels_first,
+            tuple(self.mean),
+            tuple(self.std),
+            self.scale,
+            self.encoding,
+            self.channel_order,
         )
 
 
@@ -299,12 +307,24 @@ def split_off_test(everything: Split) -> tuple[Split, Split]:
     return everything.select_rows(train_rows), everything.select_rows(test_rows)
 
 
-def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split], **options: Any) -> Source:
+def from_arrays(
+    name: str,
+    classes: tuple[str, ...],
+    splits: list[Split],
+    channel_order: OrderOption = "auto",
+    **options: Any,
+) -> Source:
     """Return a source made of a user's own arrays.
 
     `splits` is the training set and the test set, or one set, of which some rows are held out.
-    `options` are those of `Source` that the arrays do not tell: mean, std, augment.
+    `channel_order` says where the channels of images are. `options` are those of `Source` that the
+    arrays do not tell: mean, std, augment.
     """
+    order: Order = "first"  # as our own readers give images
+    if not isinstance(splits[0].x, LazyArray):
+        order = find_order(name, splits[0].x.shape[1:], channel_order)
+    if order == "last":
+        splits = [_move_channels_first(split) for split in splits]
     names, positions = merge_names(classes, f"{name} has a class")
     has_two_spellings = len(names) < len(set(classes))
     if len(splits) == 1 or has_two_spellings:
@@ -330,8 +350,16 @@ def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split], **opti
         model=model,
         mixed_model=f"{model}-mh",
         shots=default_shots(train.y),
+        channel_order=order,
         **options,
     )
+
+
+def _move_channels_first(split: Split) -> Split:
+    """Return the split with images (channels, height, width); inputs on disk stay there."""
+    if isinstance(split.x, LazyArray) or split.x.ndim != 4:
+        return split  # `Source` refuses it, since the training set has another shape
+    return replace(split, x=np.moveaxis(split.x, -1, 1))
 
 
 # --- where data lies
