@@ -75,6 +75,7 @@ class Federation:
     task: Task
     partition: dict[str, Any]  # the content of partition.json
     from_data: Mapping[str, Any] = field(default_factory=dict)  # partition options set by the data
+    notices: tuple[str, ...] = ()  # of the sources, what the user should know about the data
 
     @property
     def device(self) -> torch.device:

@@ -202,8 +202,9 @@ def _restore_module(
     A plug-in model is imported only if it is trusted.
     """
     path = models.folder.path
+    fit = Fit(stored.preprocessing.shape, len(models.classes), models.dim)
     if module is not None:
-        return load_into_copy(module, stored.state)
+        return load_into_copy(module, stored.state, fit)
     if stored.is_from_python:
         raise ConfigError(
             f"client {stored.name} of {path} has a module that was passed from Python "
@@ -211,7 +212,6 @@ def _restore_module(
             "as in fedproto.Classifier.of(RUN, module=...)"
         )
     plugins.refuse_plugins({"model": stored.model}, path / INDEX)
-    fit = Fit(stored.preprocessing.shape, len(models.classes), models.dim)
     try:
         return build_model(drop_file_options(stored.model), fit, stored.state)
     except FedProtoError as error:

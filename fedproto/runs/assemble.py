@@ -19,6 +19,7 @@ from fedproto.core.federation import Examples, Federation, Member
 from fedproto.core.types import Task
 from fedproto.data import Source, Split
 from fedproto.errors import ConfigError, DataError
+from fedproto.models.shared.wrap import Wrapped
 from fedproto.partitions import ClientRows, PartitionRequest
 from fedproto.partitions.file import hash_partition
 from fedproto.partitions.nway import fill_in
@@ -259,7 +260,10 @@ def assemble(
         members.append(member)
     partition = _describe_partition(sources, rows, names, members)
     task = Task(len(names), builder.agree_on_dim(members), len(members), seed)
-    return Federation(names, tuple(members), task, partition)
+    notices: dict[str, None] = {}
+    for source in dict.fromkeys(sources):
+        notices |= dict.fromkeys(source.notices)
+    return Federation(names, tuple(members), task, partition, notices=tuple(notices))
 
 
 def _name_clients(rows: Sequence[ClientRows]) -> list[str]:
@@ -354,7 +358,7 @@ def _model_name(model: Part | nn.Module) -> str:
     """Return a model's name with the options that are not the defaults, or a module's class."""
     if isinstance(model, Part):
         return plugins.short("model", model)
-    return type(model).__name__
+    return model.name if isinstance(model, Wrapped) else type(model).__name__
 
 
 def _describe_partition(

@@ -96,6 +96,7 @@ def _describe_client(
             "mean": [float(value) for value in preprocessing.mean],
             "std": [float(value) for value in preprocessing.std],
             "scale": float(preprocessing.scale),
+            "channel_order": preprocessing.channel_order,
         },
         "accuracy": dict(accuracy),
     }

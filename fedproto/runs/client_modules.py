@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from fedproto.core.federation import Examples, Member
 from fedproto.core.types import Tree
 from fedproto.errors import ConfigError, FedProtoError
 from fedproto.models import Fit, load_body
+from fedproto.models.shared.wrap import Wrapped, fit_wrapped
 
 
 def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
@@ -27,16 +28,23 @@ def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
     They depend on the seed and the architecture, or with `client` on the client, too. The state of
     torch's own generators stays as it was.
     """
-    with rng.preserve_torch_generators(torch.device("cpu")):
-        torch.manual_seed(int(rng.key(seed, "initial weights", *client)))
+    with _seeded_draws(seed, *client):
         try:
-            return plugins.build("model", model, fit)
+            return fit_wrapped(plugins.build("model", model, fit), fit)
         except FedProtoError:
             raise
         except Exception as error:
             # A layer larger than the memory, or anything that a model from outside may raise.
             lines = str(error).splitlines() or [type(error).__name__]
             raise ConfigError(f"model {model} cannot be built: {lines[0]}") from error
+
+
+@contextmanager
+def _seeded_draws(seed: int, *client: int) -> Iterator[None]:
+    """Draw initial weights that depend on the seed, and with `client` on the client."""
+    with rng.preserve_torch_generators(torch.device("cpu")):
+        torch.manual_seed(int(rng.key(seed, "initial weights", *client)))
+        yield
 
 
 def copy_state(module: nn.Module) -> Tree:
@@ -154,6 +162,8 @@ class ModuleBuilder:
             module = self._draw(model, tuple(examples.x.shape[1:]))
         else:
             module = copy.deepcopy(model)  # the user's own keeps its type, device and mode
+            with _seeded_draws(self.seed):
+                module = fit_wrapped(module, self._fit(tuple(examples.x.shape[1:])))
         module = module.to(self.device, self.dtype)
         _separate_repeated_layers(module, set())
         dim = self._probe_dim(module, examples, client)
@@ -162,12 +172,16 @@ class ModuleBuilder:
         with _explain_training_errors(client):
             module, dropped = hand_in_dropout(module, one_input)
         self._dims[module] = dim
-        if isinstance(model, Part) and not plugins.is_outside("model", model.name):
+        is_built_in = isinstance(model, Part) and not plugins.is_outside("model", model.name)
+        if is_built_in or isinstance(module, Wrapped):
             self._projecting.add(module)
         return ClientModule(module, dropped, initial)
 
     def _draw(self, model: Part, shape: tuple[int, ...], *client: int) -> nn.Module:
-        return draw_model(model, Fit(shape, self.classes, self.dim), self.seed, *client)
+        return draw_model(model, self._fit(shape), self.seed, *client)
+
+    def _fit(self, shape: tuple[int, ...]) -> Fit:
+        return Fit(shape, self.classes, self.dim)
 
     def _initial_state(self, module: nn.Module) -> Tree:
         """Return the module's state, with the body of the file of weights if there is one."""
@@ -179,10 +193,21 @@ class ModuleBuilder:
         inputs = examples.x[examples.rows[:2]]
         try:
             with torch.no_grad():
-                features, logits = module.eval()(inputs)
+                outputs = module.eval()(inputs)
+            if _has_logits_only(outputs):
+                raise TypeError(
+                    "it returns logits only; if it ends in a linear layer, such as `fc`, "
+                    'pass fedproto.wrap(module, head="fc")'
+                )
+            features, logits = outputs
             _refuse_odd_outputs(features, logits, len(inputs))
             dim = features.shape[1]
             classes = logits.shape[1]
+            if isinstance(module, Wrapped) and not module.ends_in_head(inputs):
+                raise ValueError(
+                    f"{module.name} does not return what its layer {module.head_name!r} makes; "
+                    "wrap needs the last layer, whose outputs are the logits"
+                )
         except Exception as error:
             shape = tuple(inputs.shape[1:])
             raise ConfigError(
@@ -194,6 +219,13 @@ class ModuleBuilder:
                 f"client {client}'s model gives {classes} logits for {self.classes} classes"
             )
         return dim
+
+
+def _has_logits_only(outputs: Any) -> bool:
+    """Return whether a module gave one tensor, or an object or mapping with `logits`."""
+    if isinstance(outputs, Mapping):
+        return "logits" in outputs
+    return isinstance(outputs, Tensor) or hasattr(outputs, "logits")
 
 
 def _refuse_odd_outputs(features: Tensor, logits: Tensor, samples: int) -> None:

@@ -18,6 +18,7 @@ from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member
 from fedproto.core.interrupts import finish_round_on_interrupt
 from fedproto.core.local_training import Training
+from fedproto.core.optimisers import Optimiser, RateSchedule
 from fedproto.core.rounds import FederationRun, RoundResult, run_rounds
 from fedproto.core.sampling import Schedule
 from fedproto.core.server import Progress
@@ -115,6 +116,7 @@ class Experiment:
         engine = build_engine(resolved, plan, federations, algorithm, trainings)
         settled = {name: getattr(resolved, name) for name in RESOLVED_SETTINGS}
         for federation in federations:
+            notices += federation.notices
             notices += describe_similar_names(_names_to_compare(federation))
         experiments = []
         for place, config in enumerate(configs):
@@ -269,7 +271,14 @@ class Experiment:
 
 def _training_of(config: Config) -> Training:
     return Training(
-        config.batch, config.lr, config.momentum, config.epochs, config.last_batch, config.seed
+        config.batch,
+        config.lr,
+        config.momentum,
+        config.epochs,
+        config.last_batch,
+        config.seed,
+        Optimiser(config.optimiser, config.weight_decay, config.clip_norm),
+        RateSchedule(config.schedule, config.warmup, config.rounds),
     )
 
 

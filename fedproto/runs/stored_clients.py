@@ -16,6 +16,7 @@ from fedproto.core.entries import Entry, check_entries
 from fedproto.core.files import read_tensors
 from fedproto.core.tensors import split_groups
 from fedproto.core.types import Tree
+from fedproto.data.shared.channel_order import ORDERS
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import RunFolderError, shown
@@ -184,7 +185,11 @@ class ClientModels:
             raise self._error(client, f"must have a mean and std of 1 or {shape[0]} numbers")
         if min(std) <= 0 or scale <= 0:
             raise self._error(client, "must have positive `std` and `scale`")
-        preprocessing = Preprocessing(tuple(shape), mean, std, scale)
+        channel_order = stated.get("channel_order", "first")
+        if channel_order not in ORDERS:
+            found = shown(channel_order, 40)
+            raise self._error(client, f"must have a `channel_order` of first or last, not {found}")
+        preprocessing = Preprocessing(tuple(shape), mean, std, scale, channel_order=channel_order)
         if client not in self._encodings:
             return preprocessing
         encoding = self._encodings[client]
