@@ -32,7 +32,12 @@ RUN_MEANINGS = {
     "rounds": "number of communication rounds",
     "batch": "samples per training step",
     "lr": "learning rate",
-    "momentum": "momentum of SGD",
+    "momentum": "momentum of SGD; Adam's are 0.9 and 0.999",
+    "optimiser": "how a step follows the gradient: see [training](concepts.md#local-training)",
+    "weight_decay": "weight decay: a part of the gradient (SGD, Adam) or beside it (AdamW)",
+    "clip_norm": "largest norm of a client's gradient, over all trained parameters; 0: any",
+    "schedule": "how the learning rate falls over the rounds",
+    "warmup": "rounds in which the learning rate rises, before the schedule begins",
     "epochs": "local epochs per round",
     "last_batch": "keep or drop the partial batch at the end of an epoch; "
     "`auto` drops it for models with batch normalisation",
@@ -54,6 +59,12 @@ RUN_MEANINGS = {
     "states": "where clients' models are kept between rounds",
     "compile": "fuse the kernels of a step on a GPU",
     "eval_every": "evaluate every so many rounds, and in the last",
+    "validation": "fraction of each client's training rows, per class, that are set apart to "
+    "choose the best round by; at least one row of each class stays, and at least one is taken "
+    "where there are two; none: only where the data has a validation set of its own, 0: never",
+    "select_by": "what the best round is chosen by: `accuracy` (by the nearest prototype where "
+    "the algorithm has prototypes, else by the head), or one accuracy by its name",
+    "patience": "end a run with validation after so many evaluations without improvement",
     "checkpoint_every": "write a checkpoint every so many rounds; 0: never",
     "data_dir": "folder with data files; none: `$FEDPROTO_DATA`, then `~/.cache/fedproto`",
 }

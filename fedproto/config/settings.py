@@ -15,6 +15,7 @@ from fedproto.config.options import (
     Clients,
     File,
     Fraction,
+    NonNegativeFloat,
     NonNegativeInt,
     Part,
     PositiveFloat,
@@ -27,10 +28,13 @@ from fedproto.config.options import (
     convert,
     explain_positional,
 )
+from fedproto.core.optimisers import OptimiserName, ScheduleName
 from fedproto.errors import ConfigError, unknown
 
 #: Seeds that a 64-bit generator can tell apart.
 Seed = Annotated[int, Bounds(0, 2**63 - 1)]
+#: More would leave too little to train with.
+ValidationFraction = Annotated[float, Bounds(0, 0.9)]
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,12 @@ class Config:
     batch: Samples = 8
     lr: PositiveFloat = 0.01
     momentum: Fraction = 0.5
+    #: How a step follows the gradient: see core/optimisers.py, also for the four that follow.
+    optimiser: OptimiserName = "sgd"
+    weight_decay: NonNegativeFloat = 0.0
+    clip_norm: NonNegativeFloat = 0.0
+    schedule: ScheduleName = "constant"
+    warmup: NonNegativeInt = 0
     epochs: Rounds = 1
     #: What becomes of partial batches: see core/local_training.py.
     last_batch: Literal["auto", "keep", "drop"] = "auto"
@@ -78,6 +88,13 @@ class Config:
     #: Whether the vectorised engine fuses the kernels of a step: see engines/selection.py.
     compile: Literal["auto", "on", "off"] = "auto"
     eval_every: PositiveInt = 10
+    #: Fraction of each client's training rows, per class, to choose the best round by. None: only
+    #: where the data has a validation set of its own; 0: never.
+    validation: ValidationFraction | None = None
+    #: What the best round is chosen by: an accuracy of the algorithm, or a metric.
+    select_by: str = "accuracy"
+    #: Evaluations without improvement after which a run with validation ends; None: never early.
+    patience: PositiveInt | None = None
     checkpoint_every: NonNegativeInt = 10
     data_dir: File | None = None
 

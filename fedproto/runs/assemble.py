@@ -19,6 +19,7 @@ from fedproto.core.federation import Examples, Federation, Member
 from fedproto.core.types import Task
 from fedproto.data import Source, Split
 from fedproto.errors import ConfigError, DataError
+from fedproto.models.shared.wrap import Wrapped
 from fedproto.partitions import ClientRows, PartitionRequest
 from fedproto.partitions.file import hash_partition
 from fedproto.partitions.nway import fill_in
@@ -236,7 +237,7 @@ def assemble(
         client = f"client {names_of_clients[number]}"
         _refuse_empty(train, f"{client} has no training image in {source.name}")
         _refuse_empty(test, f"{client} has no test image in {source.name}")
-        module, dropped, initial = builder.build(model, train, number)
+        module, dropped, initial = builder.build(model, train, number, names_of_clients[number])
         own_labels = train.y[train.rows].unique()
         border = None
         if source.augment:
@@ -357,7 +358,7 @@ def _model_name(model: Part | nn.Module) -> str:
     """Return a model's name with the options that are not the defaults, or a module's class."""
     if isinstance(model, Part):
         return plugins.short("model", model)
-    return type(model).__name__
+    return model.name if isinstance(model, Wrapped) else type(model).__name__
 
 
 def _describe_partition(

@@ -24,6 +24,11 @@ class RunSettings(TypedDict, total=False):
     batch: int  # 8
     lr: float  # 0.01
     momentum: float  # 0.5
+    optimiser: Literal["sgd", "adam", "adamw"]  # sgd
+    weight_decay: float  # 0.0
+    clip_norm: float  # 0.0
+    schedule: Literal["constant", "cosine", "linear", "step"]  # constant
+    warmup: int  # 0
     epochs: int  # 1
     last_batch: Literal["auto", "keep", "drop"]  # auto
     dim: int | None  # None
@@ -43,6 +48,9 @@ class RunSettings(TypedDict, total=False):
     states: Literal["auto", "device", "host", "disk"]  # auto
     compile: Literal["auto", "on", "off"]  # auto
     eval_every: int  # 10
+    validation: float | None  # None
+    select_by: str  # accuracy
+    patience: int | None  # None
     checkpoint_every: int  # 10
     data_dir: FileName | None  # None
 
