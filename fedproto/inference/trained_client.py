@@ -164,14 +164,17 @@ class TrainedClient(ClassScorer):
 # --- from a run folder
 
 
-def load_client(run: Path, client: int | str = 0, module: nn.Module | None = None) -> TrainedClient:
+def load_client(
+    run: Path, client: int | str | None = None, module: nn.Module | None = None
+) -> TrainedClient:
     """Return a client of a finished run, as it is evaluated; the run's data is not needed.
 
-    `client` is its name, such as "Ulm", or its number. `module` is the client's architecture, if
-    it was passed from Python when the run was started.
+    `client` is its name, such as "Ulm", or its number; None: the one with the most classes, and of
+    these the most training rows. `module` is the client's architecture, if it was passed from
+    Python when the run was started.
     """
     models = ClientModels.open(RunFolder.open(run))
-    stored = models.read(client)
+    stored = models.read(models.find_most_experienced() if client is None else client)
     with torch_settings(
         models.threads, models.precision
     ):  # distances to the bit of those in training
