@@ -38,6 +38,8 @@ RUN_MEANINGS = {
     "clip_norm": "largest norm of a client's gradient, over all trained parameters; 0: any",
     "schedule": "how the learning rate falls over the rounds",
     "warmup": "rounds in which the learning rate rises, before the schedule begins",
+    "class_weights": "`balanced`: a sample counts the more, the rarer its class is with the client",
+    "sampling": "`balanced`: an epoch has equally many rows of all classes of the client",
     "epochs": "local epochs per round",
     "last_batch": "keep or drop the partial batch at the end of an epoch; "
     "`auto` drops it for models with batch normalisation",

@@ -279,6 +279,8 @@ def _training_of(config: Config) -> Training:
         config.seed,
         Optimiser(config.optimiser, config.weight_decay, config.clip_norm),
         RateSchedule(config.schedule, config.warmup, config.rounds),
+        config.class_weights,
+        config.sampling,
     )
 
 

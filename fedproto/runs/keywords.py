@@ -29,6 +29,8 @@ class RunSettings(TypedDict, total=False):
     clip_norm: float  # 0.0
     schedule: Literal["constant", "cosine", "linear", "step"]  # constant
     warmup: int  # 0
+    class_weights: Literal["none", "balanced"]  # none
+    sampling: Literal["shuffle", "balanced"]  # shuffle
     epochs: int  # 1
     last_batch: Literal["auto", "keep", "drop"]  # auto
     dim: int | None  # None
