@@ -38,7 +38,12 @@ def run(
     profile: Annotated[str | None, _flag("profile", "NAME", "paper or released [paper]")] = None,
     dataset: Annotated[
         str | None,
-        _flag("dataset", "NAME", "mnist5k, digits, mnist, cifar10, npz:PATH, ... [mnist5k]"),
+        _flag(
+            "dataset",
+            "NAME",
+            "your own: csv:PATH, folder:PATH, text:PATH, hf:PATH, npz:PATH; "
+            "or mnist5k, digits, mnist, cifar10, ... [mnist5k]",
+        ),
     ] = None,
     algorithm: Annotated[
         str | None,
@@ -49,9 +54,19 @@ def run(
         _flag("model", "NAME", "cnn, 'cnn(channels=18)*7,mlp*13', cnn-mh, ... [the data set's]"),
     ] = None,
     partition: Annotated[
-        str | None, _flag("partition", "NAME", "nway, dirichlet, natural, iid, file:PATH [nway]")
+        str | None,
+        _flag(
+            "partition",
+            "NAME",
+            "nway, dirichlet, natural, iid, file:PATH [nway; your own data: natural, or iid]",
+        ),
     ] = None,
-    clients: Annotated[str | None, _flag("clients", "N", "number of clients [20]")] = None,
+    clients: Annotated[
+        str | None,
+        _flag(
+            "clients", "N", "number of clients [20; your own data: as many as it names or suits]"
+        ),
+    ] = None,
     ways: Annotated[
         str | None, _flag("ways", "N", "classes per client (mean) [3, or all if there are fewer]")
     ] = None,
@@ -98,6 +113,16 @@ def run(
     eval_every: Annotated[
         str | None, _flag("eval-every", "N", "evaluate every N rounds, and after the last [10]")
     ] = None,
+    validation: Annotated[
+        str | None,
+        _flag("validation", "X", "fraction of training rows to choose the best round by [none]"),
+    ] = None,
+    select_by: Annotated[
+        str | None, _flag("select-by", "NAME", "what the best round is chosen by [accuracy]")
+    ] = None,
+    patience: Annotated[
+        str | None, _flag("patience", "N", "stop after N evaluations without improvement [never]")
+    ] = None,
     checkpoint_every: Annotated[
         str | None,
         _flag("checkpoint-every", "N", "write a checkpoint every N rounds, 0: none [10]"),
@@ -143,6 +168,9 @@ def run(
         "engine": engine,
         "device": device,
         "eval_every": eval_every,
+        "validation": validation,
+        "select_by": select_by,
+        "patience": patience,
         "checkpoint_every": checkpoint_every,
         "data_dir": data_dir,
     }

@@ -31,7 +31,7 @@ def textmean(
             f"model textmean takes rows of word ids, not inputs of shape {fit.shape}: "
             "use dataset text:PATH, or mlp"
         )
-    body = {"words": WeightedMean(words, width)}
+    body: dict[str, nn.Module] = {"words": WeightedMean(words, width)}
     return assemble(body, width, {"dropout": nn.Dropout(dropout)}, "fc1", fit)
 
 

@@ -17,9 +17,9 @@ FileName: TypeAlias = str | PathLike[str]
 class RunSettings(TypedDict, total=False):
     """Settings of the run itself; `algorithm`, `dataset` and `model` are parameters of `run`."""
 
-    partition: str  # nway
+    partition: str  # auto
     profile: Literal["paper", "released"]  # paper
-    clients: int  # 20
+    clients: int | None  # None
     rounds: int  # 100
     batch: int  # 8
     lr: float  # 0.01
@@ -50,6 +50,9 @@ class RunSettings(TypedDict, total=False):
     states: Literal["auto", "device", "host", "disk"]  # auto
     compile: Literal["auto", "on", "off"]  # auto
     eval_every: int  # 10
+    validation: float | None  # None
+    select_by: str  # accuracy
+    patience: int | None  # None
     checkpoint_every: int  # 10
     data_dir: FileName | None  # None
 
@@ -75,6 +78,7 @@ class DatasetOptions(TypedDict, total=False):
     """Options of the data sets."""
 
     augment: bool  # False
+    channel_order: Literal["auto", "first", "last"]  # auto
     client: str | None  # None
     coarse: bool  # False
     encoding: FileName | None  # None
