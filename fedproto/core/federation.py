@@ -57,6 +57,7 @@ class Federation:
     task: Task
     partition: dict[str, Any]  # the content of partition.json
     from_data: Mapping[str, Any] = field(default_factory=dict)  # partition options set by the data
+    notices: tuple[str, ...] = ()  # what the user should know about the data
 
     @property
     def device(self) -> torch.device:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedproto.core import rng
 from fedproto.core.class_names import merge_names
+from fedproto.data.shared.data_notices import describe_splits
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.lazy_array import LazyArray
 from fedproto.data.shared.preprocessing import Preprocessing
@@ -76,6 +77,7 @@ class Source:
     mixed_model: str = "cnn-mh"
     shots: int = 100
     encoding: Encoding | None = None  # how rows of a table, or texts, became these inputs
+    notices: tuple[str, ...] = ()  # what the user should know about the data
 
     def __post_init__(self) -> None:
         check_writable("the data set is called", self.name)
@@ -295,6 +297,7 @@ def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split], **opti
         model=model,
         mixed_model=f"{model}-mh",
         shots=default_shots(train.y),
+        notices=tuple(describe_splits(name, classes, train, test)),
         **options,
     )
 

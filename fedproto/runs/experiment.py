@@ -28,6 +28,7 @@ from fedproto.engines.selection import build_engine, resolve
 from fedproto.errors import DivergedError, LostProcessError, RunFolderError
 from fedproto.runs import start_checks
 from fedproto.runs.client_models import write_client_models
+from fedproto.runs.data_notices import describe_lonely_classes
 from fedproto.runs.devices import torch_settings
 from fedproto.runs.folder import DIVERGED, RESULT, RunFolder
 from fedproto.runs.from_settings import FROM_PYTHON, build_federation, start_progress
@@ -114,7 +115,11 @@ class Experiment:
         resolved, plan, notices = resolve(configs[0], federations, algorithm, trainings)
         engine = build_engine(resolved, plan, federations, algorithm, trainings)
         settled = {name: getattr(resolved, name) for name in RESOLVED_SETTINGS}
-        for federation in federations:
+        for config, federation, progress in zip(configs, federations, progresses, strict=True):
+            found = list(federation.notices)
+            if "prototypes" in progress.server and _has_own_data(config):
+                found += describe_lonely_classes(federation)
+            notices += [notice for notice in found if notice not in notices]
             notices += describe_similar_names(_names_to_compare(federation))
         experiments = []
         for place, config in enumerate(configs):
@@ -271,6 +276,11 @@ def _training_of(config: Config) -> Training:
     return Training(
         config.batch, config.lr, config.momentum, config.epochs, config.last_batch, config.seed
     )
+
+
+def _has_own_data(config: Config) -> bool:
+    """Return whether a run uses a user's own files, or data from Python."""
+    return any(":" in part.name or part.name == FROM_PYTHON.name for part in config.dataset)
 
 
 def _names_to_compare(federation: Federation) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from fedproto.data.shared.client_arrays import from_clients
 from fedproto.errors import ConfigError
 from fedproto.partitions import ClientRows
 from fedproto.runs.assemble import assemble, deal, divide, options_from_data
+from fedproto.runs.data_notices import collect_notices
 from fedproto.runs.devices import device_of
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
 
@@ -89,7 +90,8 @@ def build_federation(
     _refuse_mixed_architectures(federation, algorithm)
     _refuse_own_start(config.start, federation, algorithm)
     from_data = options_from_data(sources, config.partition)
-    return replace(federation, from_data=from_data), config
+    notices = collect_notices(sources)
+    return replace(federation, from_data=from_data, notices=notices), config
 
 
 def start_progress(config: Config, federation: Federation, algorithm: Algorithm) -> Progress:
