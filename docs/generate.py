@@ -26,13 +26,20 @@ RUN_MEANINGS = {
     "algorithm": "the algorithm; on the command line, several with commas are compared over the "
     "same clients, while `fedproto.run` and an entry of a sweep take one",
     "model": "the model, or several with counts: `cnn*7,mlp*13`; `auto` is the data set's own",
-    "partition": "how the data set is divided among clients",
+    "partition": "how the data set is divided among clients; `auto`: `nway` for the data sets that "
+    "come with the package, all rows of [data of your own](data.md)",
     "profile": "follow the paper's text, or its released code, where they differ",
-    "clients": "number of clients",
+    "clients": "number of clients; none: 20 for the data sets that come with the package and for "
+    "`nway`, as many as [data of your own](data.md) names or suits",
     "rounds": "number of communication rounds",
     "batch": "samples per training step",
     "lr": "learning rate",
-    "momentum": "momentum of SGD",
+    "momentum": "momentum of SGD; Adam's are 0.9 and 0.999",
+    "optimiser": "how a step follows the gradient: see [training](concepts.md#local-training)",
+    "weight_decay": "weight decay: a part of the gradient (SGD, Adam) or beside it (AdamW)",
+    "clip_norm": "largest norm of a client's gradient, over all trained parameters; 0: any",
+    "schedule": "how the learning rate falls over the rounds",
+    "warmup": "rounds in which the learning rate rises, before the schedule begins",
     "epochs": "local epochs per round",
     "last_batch": "keep or drop the partial batch at the end of an epoch; "
     "`auto` drops it for models with batch normalisation",
@@ -54,6 +61,12 @@ RUN_MEANINGS = {
     "states": "where clients' models are kept between rounds",
     "compile": "fuse the kernels of a step on a GPU",
     "eval_every": "evaluate every so many rounds, and in the last",
+    "validation": "fraction of each client's training rows, per class, that are set apart to "
+    "choose the best round by; at least one row of each class stays, and at least one is taken "
+    "where there are two; none: only where the data has a validation set of its own, 0: never",
+    "select_by": "what the best round is chosen by: `accuracy` (by the nearest prototype where "
+    "the algorithm has prototypes, else by the head), or one accuracy by its name",
+    "patience": "end a run with validation after so many evaluations without improvement",
     "checkpoint_every": "write a checkpoint every so many rounds; 0: never",
     "data_dir": "folder with data files; none: `$FEDPROTO_DATA`, then `~/.cache/fedproto`",
 }
@@ -84,6 +97,8 @@ OPTION_MEANINGS = {
     },
     "dataset": {
         **_IMAGE_OPTIONS,
+        "channel_order": "where the channels of images are: `first`, behind the rows, or `last`; "
+        "`auto` finds an axis of 1, 3 or 4 entries",
         "coarse": "the 20 groups instead of the 100 classes",
         "form": "which of the three published forms to read",
         "subset": "configuration of the data set on the hub",
@@ -91,7 +106,12 @@ OPTION_MEANINGS = {
         "label": "column of classes; none: found by its name",
         "client": "column of clients, for the partition `natural`; none: found by its name",
         "ignore": "columns to leave out, separated by commas",
-        "keep": "text columns to keep although nearly every row differs, separated by commas",
+        "keep": "columns to keep although they look like names, ids or dates, separated by commas",
+        "missing": "marks of missing values, besides nothing, NA and ?, separated by commas",
+        "decimal": "what stands before the decimals of a number",
+        "text": "column of texts; none: the one called text",
+        "text_encoding": "encoding of text files; a byte order mark wins over it",
+        "sheet": "sheet of an Excel file; none: the first",
         "encoding": "`encoding.json` for rows or words; none: made from the training rows",
         "vocabulary": "number of the most frequent training words that are known",
         "length": "words to which a text is cut or padded",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from fedproto.inference.classifier import Classifier
     from fedproto.membership.join import Joined, join
+    from fedproto.models.shared.wrap import wrap
     from fedproto.runs.api import run, stream
     from fedproto.runs.result import Result
 
@@ -51,6 +52,7 @@ __all__ = [
     "run",
     "stream",
     "trust_plugins",
+    "wrap",
 ]
 
 _HOMES = {
@@ -62,6 +64,7 @@ _HOMES = {
     "run": "runs.api",
     "stream": "runs.api",
     "trust_plugins": "config.plugin_trust",
+    "wrap": "models.shared.wrap",
 }
 
 

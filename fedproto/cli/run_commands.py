@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from fedproto.data import Source
 
 RUN_EPILOG = (
-    "Keys that only --set and TOML know: dim, start, epochs, momentum, last_batch, precision, "
-    "threads, workers, stack, states, compile, and the options that `fedproto list` shows."
+    "Keys that only --set and TOML know: dim, start, epochs, momentum, weight_decay, clip_norm, "
+    "warmup, last_batch, precision, threads, workers, stack, states, compile, and the options that "
+    "`fedproto list` shows."
 )
 #: Bytes that the name of a data set or algorithm may take in the name of a folder.
 MAX_NAME_BYTES = 100
@@ -37,7 +38,12 @@ def run(
     profile: Annotated[str | None, _flag("profile", "NAME", "paper or released [paper]")] = None,
     dataset: Annotated[
         str | None,
-        _flag("dataset", "NAME", "mnist5k, digits, mnist, cifar10, npz:PATH, ... [mnist5k]"),
+        _flag(
+            "dataset",
+            "NAME",
+            "your own: csv:PATH, folder:PATH, text:PATH, hf:PATH, npz:PATH; "
+            "or mnist5k, digits, mnist, cifar10, ... [mnist5k]",
+        ),
     ] = None,
     algorithm: Annotated[
         str | None,
@@ -48,9 +54,19 @@ def run(
         _flag("model", "NAME", "cnn, 'cnn(channels=18)*7,mlp*13', cnn-mh, ... [the data set's]"),
     ] = None,
     partition: Annotated[
-        str | None, _flag("partition", "NAME", "nway, dirichlet, natural, iid, file:PATH [nway]")
+        str | None,
+        _flag(
+            "partition",
+            "NAME",
+            "nway, dirichlet, natural, iid, file:PATH [nway; your own data: natural, or iid]",
+        ),
     ] = None,
-    clients: Annotated[str | None, _flag("clients", "N", "number of clients [20]")] = None,
+    clients: Annotated[
+        str | None,
+        _flag(
+            "clients", "N", "number of clients [20; your own data: as many as it names or suits]"
+        ),
+    ] = None,
     ways: Annotated[
         str | None, _flag("ways", "N", "classes per client (mean) [3, or all if there are fewer]")
     ] = None,
@@ -65,6 +81,11 @@ def run(
     rounds: Annotated[str | None, _flag("rounds", "N", "communication rounds [100]")] = None,
     batch: Annotated[str | None, _flag("batch", "N", "images per training step [8]")] = None,
     lr: Annotated[str | None, _flag("lr", "X", "learning rate [0.01]")] = None,
+    optimiser: Annotated[str | None, _flag("optimiser", "NAME", "sgd, adam or adamw [sgd]")] = None,
+    schedule: Annotated[
+        str | None,
+        _flag("schedule", "NAME", "learning rate: constant, cosine, linear, step [constant]"),
+    ] = None,
     participation: Annotated[
         str | None, _flag("participation", "X", "fraction of clients sampled per round [1]")
     ] = None,
@@ -83,6 +104,16 @@ def run(
     device: Annotated[str | None, _flag("device", "NAME", "cpu, cuda or auto [auto]")] = None,
     eval_every: Annotated[
         str | None, _flag("eval-every", "N", "evaluate every N rounds, and after the last [10]")
+    ] = None,
+    validation: Annotated[
+        str | None,
+        _flag("validation", "X", "fraction of training rows to choose the best round by [none]"),
+    ] = None,
+    select_by: Annotated[
+        str | None, _flag("select-by", "NAME", "what the best round is chosen by [accuracy]")
+    ] = None,
+    patience: Annotated[
+        str | None, _flag("patience", "N", "stop after N evaluations without improvement [never]")
     ] = None,
     checkpoint_every: Annotated[
         str | None,
@@ -118,6 +149,8 @@ def run(
         "rounds": rounds,
         "batch": batch,
         "lr": lr,
+        "optimiser": optimiser,
+        "schedule": schedule,
         "participation": participation,
         "lost_uploads": lost_uploads,
         "stragglers": stragglers,
@@ -125,6 +158,9 @@ def run(
         "engine": engine,
         "device": device,
         "eval_every": eval_every,
+        "validation": validation,
+        "select_by": select_by,
+        "patience": patience,
         "checkpoint_every": checkpoint_every,
         "data_dir": data_dir,
     }

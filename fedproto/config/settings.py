@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 from fedproto.config import plugins
-from fedproto.config.choices import AUTO, complete, option_names, parse_choices
+from fedproto.config.choices import AUTO, complete, has_own_data, option_names, parse_choices
 from fedproto.config.config_file import FROM_DATA, VERSION, format_value
 from fedproto.config.options import (
     Bounds,
     Clients,
     File,
     Fraction,
+    NonNegativeFloat,
     NonNegativeInt,
     Part,
     PositiveFloat,
@@ -27,10 +28,13 @@ from fedproto.config.options import (
     convert,
     explain_positional,
 )
+from fedproto.core.optimisers import OptimiserName, ScheduleName
 from fedproto.errors import ConfigError, unknown
 
 #: Seeds that a 64-bit generator can tell apart.
 Seed = Annotated[int, Bounds(0, 2**63 - 1)]
+#: More would leave too little to train with.
+ValidationFraction = Annotated[float, Bounds(0, 0.9)]
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,18 @@ class Config:
     model: tuple[Part, ...]
     partition: Part
     profile: Literal["paper", "released"] = "paper"
-    clients: Clients = 20
+    #: None: DEFAULT_CLIENTS for nway and the package's data sets, else see runs/own_data.py.
+    clients: Clients | None = None
     rounds: Rounds = 100
     batch: Samples = 8
     lr: PositiveFloat = 0.01
     momentum: Fraction = 0.5
+    #: How a step follows the gradient: see core/optimisers.py, also for the four that follow.
+    optimiser: OptimiserName = "sgd"
+    weight_decay: NonNegativeFloat = 0.0
+    clip_norm: NonNegativeFloat = 0.0
+    schedule: ScheduleName = "constant"
+    warmup: NonNegativeInt = 0
     epochs: Rounds = 1
     #: What becomes of partial batches: see core/local_training.py.
     last_batch: Literal["auto", "keep", "drop"] = "auto"
@@ -78,6 +89,13 @@ class Config:
     #: Whether the vectorised engine fuses the kernels of a step: see engines/selection.py.
     compile: Literal["auto", "on", "off"] = "auto"
     eval_every: PositiveInt = 10
+    #: Fraction of each client's training rows, per class, to choose the best round by. None: only
+    #: where the data has a validation set of its own; 0: never.
+    validation: ValidationFraction | None = None
+    #: What the best round is chosen by: an accuracy of the algorithm, or a metric.
+    select_by: str = "accuracy"
+    #: Evaluations without improvement after which a run with validation ends; None: never early.
+    patience: PositiveInt | None = None
     checkpoint_every: NonNegativeInt = 10
     data_dir: File | None = None
 
@@ -127,11 +145,13 @@ GOVERNED = {
     "partition.test_shots",
     "model.fresh",
 }
+#: Clients of the data sets that come with the package, as in the paper.
+DEFAULT_CLIENTS = 20
 DEFAULTS: dict[str, Any] = {
     "dataset": "mnist5k",
     "algorithm": "fedproto",
     "model": AUTO,
-    "partition": "nway",
+    "partition": AUTO,
 }
 
 
@@ -163,8 +183,13 @@ def configure(
     chosen = {kind: parse_choices(kind, wanted.pop(kind)) for kind in plugins.FOLDERS}
     if len(chosen["partition"]) > 1:
         raise ConfigError("partition takes one choice, not a list")
+    if chosen["partition"][0].name == AUTO:
+        chosen["partition"] = [_choose_partition(chosen, wanted)]
     owned = _find_owners(wanted, chosen, assigned)
     run_values = _convert_run_values(owned.run)
+    is_paper_setting = chosen["partition"][0].name == "nway" or not has_own_data(chosen["dataset"])
+    if run_values.get("clients") is None and is_paper_setting:
+        run_values["clients"] = DEFAULT_CLIENTS
     profile = _profile_options(run_values.get("profile", "paper"), chosen["dataset"])
 
     completed: dict[str, list[Part]] = {}
@@ -182,6 +207,26 @@ def configure(
         )
         configs.append(config)
     return configs
+
+
+def _choose_partition(chosen: dict[str, list[Part]], settings: Mapping[str, Any]) -> Part:
+    """Return `nway` for the data sets of the package, and where an option says so; else `auto`.
+
+    An option says so if `nway` has it, and neither `auto` nor another chosen plug-in does.
+    """
+    auto = chosen["partition"][0]
+    nway = replace(auto, name="nway")
+    if not has_own_data(chosen["dataset"]):
+        return nway
+    of_others = option_names("partition", auto) | RUN_FIELDS
+    for kind, parts in chosen.items():
+        if kind != "partition":
+            for part in parts:
+                of_others |= option_names(kind, part)
+    only_nway = option_names("partition", nway) - option_names("partition", auto)
+    named = {f"partition.{name}" for name in only_nway} | (only_nway - of_others)
+    is_meant = not named.isdisjoint(settings) or not only_nway.isdisjoint(auto.options)
+    return nway if is_meant else auto
 
 
 # --- which key belongs to what

@@ -28,7 +28,7 @@ def normalise_name(name: str) -> str:
 
 def is_plain(name: str) -> bool:
     """Return whether a name is usable and already normalised, as `class_name` returns it."""
-    return name == normalise_name(name) and _find_flaw(name) is None
+    return name == normalise_name(name) and find_flaw(name) is None
 
 
 def are_plain_names(values: Any) -> bool:
@@ -48,7 +48,7 @@ def class_name(raw: str, where: str) -> str:
     'café'
     """
     name = normalise_name(raw)
-    flaw = _find_flaw(name)
+    flaw = find_flaw(name)
     if flaw is not None:
         raise DataError(f"{where} {shown(raw, 60)}, which {flaw}")
     return name
@@ -62,10 +62,13 @@ def merge_names(raw: Sequence[str], where: str) -> tuple[tuple[str, ...], list[i
     return distinct, [position[name] for name in names]
 
 
-def _find_flaw(name: str) -> str | None:
-    """Return why a normalised name is unusable in lists, tables and sentences, or None."""
+def find_flaw(name: str, what: str = "class") -> str | None:
+    """Return why a normalised name is unusable in lists, tables and sentences, or None.
+
+    `what` is named: a class or a client.
+    """
     if not name:
-        return "is empty: every class needs a name"
+        return f"is empty: every {what} needs a name"
     try:
         name.encode()
     except UnicodeEncodeError:  # half an emoji in JSON, or a stray byte in a file name

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from fedproto.core import codec
+from fedproto.core.federation import EvaluatedPart
+from fedproto.core.measurement import MeasuredClient
 from fedproto.core.tensors import select_rows
 from fedproto.core.types import Tree, Upload
 from fedproto.errors import FedProtoError, TrainingError, locate, name_failure
@@ -114,10 +116,21 @@ class Engine(Protocol):
         """Train the sampled clients, slow ones for half their steps; keep their new states."""
         ...
 
-    def evaluate(self, servers: Sequence[Tree]) -> list[Tree]:
+    def evaluate(self, servers: Sequence[Tree], part: EvaluatedPart = "test") -> list[Tree]:
         """Return every client's accuracies, with the server's state as it is, per federation.
 
-        Each is a tree of name -> (clients,), float64, on the CPU.
+        Each is a tree of name -> (clients,), float64, on the CPU. `part` says which rows of the
+        clients are meant; a client without validation rows has accuracy 0.
+        """
+        ...
+
+    def measure(
+        self, servers: Sequence[Tree], part: EvaluatedPart = "test"
+    ) -> list[dict[int, MeasuredClient]]:
+        """Return all metrics of every client by its number, per federation.
+
+        They cost more than accuracies, so they are for the end of a run. The clients are measured
+        as many at a time as `evaluate` does it, so that their scores fit into memory.
         """
         ...
 

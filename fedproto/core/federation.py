@@ -8,16 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedproto.core.dropout import Dropped
+from fedproto.core.measurement import MeasuredClient, Metric, measure_scores
 from fedproto.core.types import Task, Tree
 
 if TYPE_CHECKING:
     from fedproto.data.shared.preprocessing import Preprocessing
+
+
+#: What a client can be evaluated on.
+EvaluatedPart = Literal["test", "validation"]
+
+
+#: Scores of all clients' rows (rows times classes) that are kept to be ranked together: 20 MB for
+#: each named score.
+MAX_KEPT_SCORES = 5_000_000
 
 
 class Examples(NamedTuple):
@@ -46,6 +56,20 @@ class Member:
     test: Examples
     preprocessing: Preprocessing  # what was done to its inputs
     border: Tensor | None  # (channels,) black, normalised, which pads random crops; None: no crops
+    #: Rows to choose the best round by, perhaps none; None: the federation has no validation.
+    validation: Examples | None = None
+    name: str = ""  # what people call it; its number where nothing else is said
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", str(self.id))  # frozen for everybody else
+
+    def examples_of(self, part: EvaluatedPart) -> Examples:
+        """Return the rows that the client is evaluated on."""
+        if part == "test":
+            return self.test
+        assert self.validation is not None, "the federation has no validation rows"
+        return self.validation
 
 
 @dataclass(frozen=True)
@@ -57,12 +81,18 @@ class Federation:
     task: Task
     partition: dict[str, Any]  # the content of partition.json
     from_data: Mapping[str, Any] = field(default_factory=dict)  # partition options set by the data
-    notices: tuple[str, ...] = ()  # what the user should know about the data
+    metrics: tuple[Metric, ...] = ()  # beside those that are always measured
+    notices: tuple[str, ...] = ()  # of the sources, what the user should know about the data
 
     @property
     def device(self) -> torch.device:
         """The device on which all members' data lies."""
         return self.members[0].train.x.device
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether the best round is chosen by validation rows."""
+        return self.members[0].validation is not None
 
     @cached_property
     def own_classes(self) -> Tensor:
@@ -71,6 +101,29 @@ class Federation:
         for member in self.members:
             own[member.id, list(member.classes)] = 1
         return own
+
+    def measure_client(
+        self, client: int, scores: Tree, y: Tensor, part: EvaluatedPart
+    ) -> MeasuredClient:
+        """Return the metrics of a client's rows of a part of its data.
+
+        scores  (n, C) each, what the algorithm's `predict` gives
+        y       (n,) the classes of the rows
+        """
+        if not len(y):
+            return MeasuredClient({}, None, None)
+        arrays = {name: values.detach().cpu().numpy() for name, values in scores.items()}
+        labels = y.cpu().numpy()
+        own_classes = self.members[client].classes
+        ways = measure_scores(arrays, labels, own_classes, self.classes, self.metrics)
+        if not self._keeps_scores(part):
+            return MeasuredClient(ways, None, None)
+        return MeasuredClient(ways, arrays, labels)
+
+    def _keeps_scores(self, part: EvaluatedPart) -> bool:
+        """Return whether the scores of all clients' rows are few enough to be kept."""
+        rows = sum(len(member.examples_of(part)) for member in self.members)
+        return rows * len(self.classes) <= MAX_KEPT_SCORES
 
 
 def rearrange_head(own: Tree, fresh: Tree, before: tuple[str, ...], now: tuple[str, ...]) -> Tree:

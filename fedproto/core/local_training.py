@@ -6,9 +6,9 @@ They take the client's parameters and what the server sent, and return new param
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedproto.core import dropout, rng
-from fedproto.core.federation import Examples, Member
+from fedproto.core.federation import EvaluatedPart, Examples, Member
 from fedproto.core.metrics import mark_correct
+from fedproto.core.optimisers import Optimiser, RateSchedule, adam_rates, clip_factor, move_by_adam
 from fedproto.core.types import Algorithm, Batch, Phase, Step, Tree, Upload
 
 BORDER_PIXELS = 4  # added on every side of an image before a crop of its own size is cut out
@@ -27,14 +28,20 @@ EVALUATION_BATCH = 1000  # examples per forward pass
 
 @dataclass(frozen=True)
 class Training:
-    """How every client trains: SGD whose momentum starts fresh each round."""
+    """How every client trains: by an optimiser that starts fresh each round."""
 
     batch: int
     lr: float
-    momentum: float
+    momentum: float  # of SGD
     epochs: int
     last_batch: Literal["auto", "keep", "drop"]
     seed: int
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    schedule: RateSchedule = field(default_factory=RateSchedule)
+
+    def rate(self, round: int) -> float:
+        """Return the learning rate of a round; the first is 1."""
+        return self.lr * self.schedule.factor(round)
 
 
 class Outcome(NamedTuple):
@@ -85,6 +92,7 @@ def train(
                 received,
                 batches,
                 training,
+                training.rate(round),
             )
             trained += steps
             epoch += epochs
@@ -207,22 +215,23 @@ def _run_phase(
     received: Tree,
     batches: Iterator[tuple[Batch, Tree]],
     training: Training,
+    rate: float,
 ) -> tuple[Tree, list[TrainedStep]]:
-    """Train the named parameters by SGD over the batches; return the new state and the steps.
+    """Train the named parameters over the batches; return the new state and the steps.
 
     All that the phase does not train, buffers included, stays as it was.
     """
     moving = {name: value.detach().clone() for name, value in state.items()}
     leaves = [moving[name].requires_grad_() for name in names]
-    velocity = [torch.zeros_like(leaf) for leaf in leaves]
+    moments = [_start_moments(leaf, training.optimiser) for leaf in leaves]
     member.module.train()
-    trained = []
+    trained: list[TrainedStep] = []
     for batch, keep in batches:
         step = forward(member.module, moving, batch, received, keep)
         terms = algorithm.loss(step)
         loss = torch.stack(list(terms.values())).sum()
         gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
-        _descend(leaves, velocity, gradients, training)
+        _descend(leaves, moments, gradients, training, rate, step_number=len(trained) + 1)
         detached_terms = {name: term.detach() for name, term in terms.items()}
         trained.append(TrainedStep(_without_graph(step), detached_terms))
     new_state = {}
@@ -231,20 +240,40 @@ def _run_phase(
     return new_state, trained
 
 
+def _start_moments(leaf: Tensor, optimiser: Optimiser) -> list[Tensor]:
+    """Return what an optimiser keeps for a parameter, at the start of a phase."""
+    return [torch.zeros_like(leaf) for _ in optimiser.moments]
+
+
 @torch.no_grad()
 def _descend(
     leaves: list[Tensor],
-    velocity: list[Tensor],
-    gradients: tuple[Tensor, ...],
+    moments: list[list[Tensor]],
+    gradients: Sequence[Tensor],
     training: Training,
+    rate: float,
+    step_number: int,
 ) -> None:
-    """Do one step of SGD in place: v ← momentum·v + g, w ← w − lr·v.
+    """Do one step of the optimiser in place; the first has the number 1.
 
-    torch.optim.SGD does the same, but takes two seconds to import.
+    SGD's is v ← momentum·v + g, w ← w − lr·v.
     """
-    for leaf, speed, gradient in zip(leaves, velocity, gradients, strict=True):
-        speed.mul_(training.momentum).add_(gradient)
-        leaf.sub_(speed, alpha=training.lr)
+    optimiser = training.optimiser
+    if optimiser.clip_norm:
+        squared_norms = [gradient.square().sum() for gradient in gradients]
+        factor = clip_factor(squared_norms, optimiser.clip_norm)
+        gradients = [gradient * factor for gradient in gradients]
+    rates = adam_rates(rate, step_number)
+    for leaf, kept, gradient in zip(leaves, moments, gradients, strict=True):
+        gradient = optimiser.decay_gradient(gradient, leaf)
+        optimiser.shrink(leaf, rate)
+        if optimiser.name == "sgd":
+            (velocity,) = kept
+            velocity.mul_(training.momentum).add_(gradient)
+            leaf.sub_(velocity, alpha=rate)
+        else:
+            mean, square = kept
+            move_by_adam(leaf, mean, square, gradient, rates)
 
 
 def _without_graph(step: Step) -> Step:
@@ -318,12 +347,36 @@ def _mean_loss(trained: list[TrainedStep]) -> Tree:
     return means
 
 
-def evaluate(member: Member, algorithm: Algorithm, own: Tree, received: Tree) -> dict[str, float]:
-    """Return the client's accuracies on its test data, as fractions, by the names in `metrics`."""
-    state = algorithm.adopt(own, received)
-    step = _evaluation_step(member.module, state, member.test, received)
-    scores = algorithm.predict(step)
-    own_classes = torch.zeros(step.logits.shape[1], dtype=torch.bool, device=step.logits.device)
+def evaluate(
+    member: Member,
+    algorithm: Algorithm,
+    own: Tree,
+    received: Tree,
+    part: EvaluatedPart = "test",
+) -> dict[str, float]:
+    """Return the client's accuracies on one part of its data, as fractions.
+
+    They have the names that `metrics` gives them.
+    """
+    scores, y = score(member, algorithm, own, received, part)
+    classes = next(iter(scores.values())).shape[1]
+    own_classes = torch.zeros(classes, dtype=torch.bool, device=y.device)
     own_classes[list(member.classes)] = True
-    correct = mark_correct(scores, step.batch.y, own_classes)
+    correct = mark_correct(scores, y, own_classes)
     return {name: float(values.double().mean()) for name, values in correct.items()}
+
+
+def score(
+    member: Member,
+    algorithm: Algorithm,
+    own: Tree,
+    received: Tree,
+    part: EvaluatedPart = "test",
+) -> tuple[Tree, Tensor]:
+    """Return the algorithm's scores of one part of a client's data, (n, C) each, and the classes.
+
+    The classes of the rows are (n,), numbered as in the federation.
+    """
+    state = algorithm.adopt(own, received)
+    step = _evaluation_step(member.module, state, member.examples_of(part), received)
+    return algorithm.predict(step), step.batch.y

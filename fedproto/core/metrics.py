@@ -1,11 +1,16 @@
-"""Accuracies: which predictions are correct, and means over clients.
+"""Metrics of predictions: accuracies of many clients at once, and the metrics of one table of rows.
 
-An algorithm predicts by named scores, such as `head` and `prototype`. Each gives two accuracies:
-`NAME` chooses among all classes, `NAME_own` among the classes the client trains on.
+An algorithm predicts by named scores, such as `head` and `prototype`. Each gives two ways to
+predict: `NAME` chooses among all classes, `NAME_own` among the classes the client trains on.
+
+The second half of this file is about n rows of C classes, in float64 on the CPU. A metric that is
+not defined, such as the AUROC of rows of a single class, is NaN, in JSON null. Metrics of
+probabilities as such are in calibration_metrics.py.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +18,11 @@ from fedproto.core.types import Tree
 
 #: The accuracies of the algorithms that come with the package.
 ACCURACIES = ("head", "head_own", "prototype", "prototype_own")
+#: The predicted class of a row for which no class has a score; it is never correct.
+NO_CLASS = -1
+
+
+# --- accuracies of many clients at once
 
 
 def mark_correct(scores: Tree, y: Tensor, own_classes: Tensor) -> Tree:
@@ -57,3 +67,143 @@ def summarise(accuracies: Tree) -> dict[str, dict[str, float]]:
     for name, values in accuracies.items():
         summaries[name] = {"mean": float(values.mean()), "std": float(values.std(correction=0))}
     return summaries
+
+
+# --- predictions and probabilities from scores
+
+
+def predict_classes(scores: np.ndarray) -> np.ndarray:
+    """Return the class with the largest score, the first of equal ones, or NO_CLASS: (n,).
+
+    scores  (n, C) larger is likelier, −∞ where a class has no score
+    """
+    best = scores.max(1, initial=-np.inf)
+    return np.where(best > -np.inf, scores.argmax(1), NO_CLASS)
+
+
+def compute_probabilities(scores: np.ndarray) -> np.ndarray:
+    """Return the softmax of scores, (n, C) in float64.
+
+    Scores are what an algorithm's `predict` gives: a head's are its logits, those of prototypes
+    are minus the distances to them. A class without a score (−∞) has the probability 0. A row for
+    which no class has a score, or whose scores are not numbers, has 0 everywhere.
+    """
+    values = np.asarray(scores, np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        shifted = values - values.max(1, keepdims=True, initial=-np.inf)
+        powers = np.exp(shifted)
+        probabilities = powers / powers.sum(1, keepdims=True)
+    return np.where(np.isfinite(probabilities), probabilities, 0.0)
+
+
+# --- metrics of the rows of a confusion matrix
+
+
+def count_confusions(y: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """Return how often each class (row) was predicted as each class (column): (C, C + 1).
+
+    The last column counts the rows for which nothing was predicted.
+
+    >>> count_confusions(np.array([0, 0, 1]), np.array([0, 1, NO_CLASS]), 2).tolist()
+    [[1, 1, 0], [0, 0, 1]]
+    """
+    columns = np.where(predicted == NO_CLASS, classes, predicted)
+    cells = y * (classes + 1) + columns
+    counts = np.bincount(cells, minlength=classes * (classes + 1))
+    return counts.reshape(classes, classes + 1)
+
+
+def compute_accuracy(confusions: np.ndarray) -> float:
+    """Return the fraction of rows whose class is predicted."""
+    return float(_divide(np.trace(confusions), confusions.sum()))
+
+
+def compute_sensitivity(confusions: np.ndarray) -> np.ndarray:
+    """Return, for each class, the fraction of its rows that are predicted as it: (C,).
+
+    Also called recall. NaN for a class without rows.
+    """
+    return _divide(np.diagonal(confusions), confusions.sum(1))
+
+
+def compute_specificity(confusions: np.ndarray) -> np.ndarray:
+    """Return, for each class, the fraction of the other rows that are not predicted as it: (C,).
+
+    NaN for a class if there are no rows of others.
+    """
+    classes = len(confusions)
+    of_others = confusions.sum() - confusions.sum(1)
+    predicted_wrongly = confusions[:, :classes].sum(0) - np.diagonal(confusions)
+    return _divide(of_others - predicted_wrongly, of_others)
+
+
+def compute_balanced_accuracy(confusions: np.ndarray) -> float:
+    """Return the mean sensitivity of the classes that have rows."""
+    return _mean_of_numbers(compute_sensitivity(confusions))
+
+
+def compute_macro_f1(confusions: np.ndarray) -> float:
+    """Return the mean F1, 2 TP / (2 TP + FP + FN), of the classes that occur or are predicted."""
+    classes = len(confusions)
+    correct = np.diagonal(confusions)
+    occurring = confusions.sum(1) + confusions[:, :classes].sum(0)
+    return _mean_of_numbers(_divide(2 * correct, occurring))
+
+
+# --- metrics of the order of the rows
+
+
+def compute_auroc(probabilities: np.ndarray, y: np.ndarray) -> float:
+    """Return the area under the ROC curve; NaN if all rows are of one class.
+
+    It is the probability that a row of a class is ranked above a row of another class, where ties
+    count half. With two classes, rows are ranked by the probability of the second one. With more,
+    it is the plain mean over the classes that occur, each against all others.
+    """
+    classes = probabilities.shape[1]
+    if not len(y):
+        return float("nan")
+    if classes == 2:
+        return float(_auroc_of_classes(probabilities[:, 1:], (y == 1)[:, None])[0])
+    occurring = np.unique(y)
+    is_class = y[:, None] == occurring
+    return _mean_of_numbers(_auroc_of_classes(probabilities[:, occurring], is_class))
+
+
+def _auroc_of_classes(values: np.ndarray, is_class: np.ndarray) -> np.ndarray:
+    """Return the area under the ROC curve of each column: the Mann-Whitney statistic, scaled."""
+    positives = is_class.sum(0).astype(np.float64)
+    negatives = len(values) - positives
+    rank_sums = (_rank_columns(values) * is_class).sum(0)
+    wins = rank_sums - positives * (positives + 1) / 2
+    return _divide(wins, positives * negatives)
+
+
+def _rank_columns(values: np.ndarray) -> np.ndarray:
+    """Return the rank of each value within its column, from 1; equal values share their mean."""
+    rows = len(values)
+    order = values.argsort(0, kind="stable")
+    ascending = np.take_along_axis(values, order, 0)
+    is_new = np.ones(values.shape, bool)
+    is_new[1:] = ascending[1:] != ascending[:-1]
+    places = np.arange(rows)[:, None]
+    first = np.maximum.accumulate(np.where(is_new, places, 0), 0)
+    is_last = np.ones(values.shape, bool)
+    is_last[:-1] = is_new[1:]
+    ends = np.where(is_last, places, rows)[::-1]
+    last = np.minimum.accumulate(ends, 0)[::-1]
+    ranks = np.empty(values.shape)
+    np.put_along_axis(ranks, order, (first + last) / 2 + 1, 0)
+    return ranks
+
+
+def _divide(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Return the quotient of counts; NaN where it is 0 / 0."""
+    with np.errstate(invalid="ignore"):
+        return np.divide(above, below, dtype=np.float64)
+
+
+def _mean_of_numbers(values: np.ndarray) -> float:
+    """Return the mean of the values that are not NaN; NaN if there is none."""
+    numbers = values[~np.isnan(values)]
+    return float(numbers.mean()) if len(numbers) else float("nan")

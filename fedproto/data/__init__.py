@@ -17,7 +17,9 @@ import numpy as np
 from torch import Tensor
 
 from fedproto.core import rng
-from fedproto.core.class_names import merge_names
+from fedproto.core.class_names import merge_names, normalise_name
+from fedproto.core.row_splits import draw_held_out, find_shared_group
+from fedproto.data.shared.channel_order import Order, OrderOption, find_order
 from fedproto.data.shared.data_notices import describe_splits
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.lazy_array import LazyArray
@@ -29,6 +31,8 @@ MAX_VALUES_PER_CHECK = 1 << 24
 #: The default number of training rows per class and client suffices for this many clients.
 CLIENTS_PER_CLASS = 20
 MAX_DEFAULT_SHOTS = 100
+#: The shortest side of an image of which the convolutions of `cnn` leave something.
+MIN_CNN_SIDE = 16
 
 DIGITS = tuple("0123456789")
 
@@ -38,13 +42,15 @@ class Split:
     """The training or the test set of a source.
 
     `x` holds the inputs as they are stored (bytes where the files hold bytes), `y` the labels
-    0 .. C-1, and `writer`, if known, who wrote each row. Inputs may stay on disk: as a
+    0 .. C-1, `writer`, if known, who wrote each row, and `group`, if known, what each row belongs
+    to, such as a patient: rows of one group are never separated. Inputs may stay on disk: as a
     memory-mapped array, or as a `LazyArray`.
     """
 
     x: np.ndarray | LazyArray
     y: np.ndarray
     writer: np.ndarray | None = None
+    group: np.ndarray | None = None
 
     def select_rows(self, index: np.ndarray) -> Split:
         """Return some of the rows; inputs on disk stay there."""
@@ -54,7 +60,8 @@ class Split:
         else:
             x = self.x[index]
         writer = None if self.writer is None else self.writer[index]
-        return Split(x, self.y[index], writer)
+        group = None if self.group is None else self.group[index]
+        return Split(x, self.y[index], writer, group)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +84,9 @@ class Source:
     mixed_model: str = "cnn-mh"
     shots: int = 100
     encoding: Encoding | None = None  # how rows of a table, or texts, became these inputs
-    notices: tuple[str, ...] = ()  # what the user should know about the data
+    channel_order: Order = "first"  # of the images as they came; here they are first in any case
+    validation: Split | None = None  # a set of its own to choose the best round by
+    notices: tuple[str, ...] = ()  # what the user of a run should know about the data
 
     def __post_init__(self) -> None:
         check_writable("the data set is called", self.name)
@@ -86,8 +95,12 @@ class Source:
             raise DataError(f"{self.name} names a class twice: {', '.join(self.classes)}")
         check_split(f"{self.name}: the training set", self.train, len(self.classes))
         check_split(f"{self.name}: the test set", self.test, len(self.classes))
+        if self.validation is not None:
+            check_split(f"{self.name}: the validation set", self.validation, len(self.classes))
         self._check_shapes()
+        self._refuse_leaking_groups()
         self._normalise_names()
+        self._normalise_clients()
 
     def _normalise_names(self) -> None:
         """Normalise the names of the classes; two spellings of one name become one class."""
@@ -98,15 +111,46 @@ class Source:
         object.__setattr__(self, "classes", names)
         object.__setattr__(self, "train", _relabel(self.train, positions))
         object.__setattr__(self, "test", _relabel(self.test, positions))
+        if self.validation is not None:
+            object.__setattr__(self, "validation", _relabel(self.validation, positions))
+
+    def _refuse_leaking_groups(self) -> None:
+        """Refuse sets that share a group: a model that has seen a patient knows all its rows."""
+        sets = {"training": self.train, "test": self.test, "validation": self.validation}
+        groups = {
+            kind: split.group
+            for kind, split in sets.items()
+            if split is not None and split.group is not None
+        }
+        shared = find_shared_group(list(groups.values()))
+        if shared is not None:
+            group, first, second = shared
+            kinds = list(groups)
+            raise DataError(
+                f"{self.name} has leaking groups: the {kinds[first]} set and the {kinds[second]} "
+                f"set both have rows of the group {group!r}"
+            )
+
+    def _normalise_clients(self) -> None:
+        """Normalise the names of clients; two spellings of one name become one client."""
+        for part in ("train", "test", "validation"):
+            split: Split | None = getattr(self, part)
+            if split is None:
+                continue
+            writer = _normalise_writers(split.writer)
+            if writer is not split.writer:
+                object.__setattr__(self, part, replace(split, writer=writer))
 
     def _check_shapes(self) -> None:
         """Check that training and test inputs have one shape, and that the options fit it."""
         shape = self.train.x.shape[1:]
-        test_shape = self.test.x.shape[1:]
-        if shape != test_shape:
-            raise DataError(
-                f"{self.name} has training inputs of shape {shape} but test inputs of {test_shape}"
-            )
+        others = {"test": self.test, "validation": self.validation}
+        for kind, split in others.items():
+            if split is not None and split.x.shape[1:] != shape:
+                raise DataError(
+                    f"{self.name} has training inputs of shape {shape} but {kind} inputs of "
+                    f"{split.x.shape[1:]}"
+                )
         channels = 1 if len(shape) == 2 else shape[0]
         # Any other number of values would add channels by broadcasting.
         for values in (self.mean, self.std):
@@ -132,7 +176,12 @@ class Source:
         shape = self.train.x.shape[1:]
         channels_first = (1, *shape) if len(shape) == 2 else shape
         return Preprocessing(
-            channels_first, tuple(self.mean), tuple(self.std), self.scale, self.encoding
+            channels_first,
+            tuple(self.mean),
+            tuple(self.std),
+            self.scale,
+            self.encoding,
+            self.channel_order,
         )
 
 
@@ -141,16 +190,32 @@ def _relabel(split: Split, positions: Sequence[int]) -> Split:
     return replace(split, y=np.array(positions, np.int64)[split.y])
 
 
+def _normalise_writers(writer: np.ndarray | None) -> np.ndarray | None:
+    """Return the writers with texts normalised; the same array if there is nothing to do."""
+    if writer is None or writer.dtype.kind not in "UO":
+        return writer
+    listed = writer.tolist()
+    normalised = {}
+    for name in set(listed):
+        normalised[name] = normalise_name(name) if isinstance(name, str) else name
+    if all(name == spelled for name, spelled in normalised.items()):
+        return writer
+    # As texts of any length: a composed form may be longer.
+    return np.array([normalised[name] for name in listed], writer.dtype.kind)
+
+
 def join_splits(splits: Sequence[Split]) -> Split:
     """Return the rows of several splits as one; their inputs must have one shape.
 
-    Either all splits or none of them say who wrote their rows.
+    Either all splits or none of them say who wrote their rows, or what their rows belong to.
     """
     x = np.concatenate([split.x for split in splits])
     y = np.concatenate([split.y for split in splits])
     writers = [split.writer for split in splits if split.writer is not None]
     writer = np.concatenate(writers) if writers else None
-    return Split(x, y, writer)
+    groups = [split.group for split in splits if split.group is not None]
+    group = np.concatenate(groups) if groups else None
+    return Split(x, y, writer, group)
 
 
 # --- checks
@@ -170,7 +235,9 @@ def check_split(where: str, split: Split, classes: int) -> None:
     if len(x) != len(split.y):
         raise DataError(f"{where} has {len(x)} inputs but {len(split.y)} labels")
     if split.writer is not None:
-        _check_writers(where, split.writer, len(split.y))
+        _check_ids(where, split.writer, len(split.y), "client or writer id")
+    if split.group is not None:
+        _check_ids(where, split.group, len(split.y), "group")
     is_wrong = (split.y < 0) | (split.y >= classes)
     if is_wrong.any():
         raise DataError(
@@ -184,19 +251,17 @@ def check_split(where: str, split: Split, classes: int) -> None:
         )
 
 
-def _check_writers(where: str, writer: np.ndarray, rows: int) -> None:
-    """Raise DataError unless there is one usable client or writer id per row."""
-    if writer.ndim != 1:
-        raise DataError(
-            f"{where} has client or writer ids of shape {writer.shape}, but needs one per row"
-        )
-    if writer.dtype.kind == "f" and np.isnan(writer).any():
-        raise DataError(f"{where} has a client or writer id that is not a number (NaN)")
-    if len(writer) != rows:
-        raise DataError(f"{where} has {rows} labels but {len(writer)} client or writer ids")
-    if writer.dtype.kind == "U" and (writer == "").any():
-        row = np.flatnonzero(writer == "")[0]
-        raise DataError(f"{where} has an empty client or writer id in row {row}")
+def _check_ids(where: str, ids: np.ndarray, rows: int, what: str) -> None:
+    """Raise DataError unless there is one usable id per row; `what` names a single id."""
+    if ids.ndim != 1:
+        raise DataError(f"{where} has {what}s of shape {ids.shape}, but needs one per row")
+    if ids.dtype.kind == "f" and np.isnan(ids).any():
+        raise DataError(f"{where} has a {what} that is not a number (NaN)")
+    if len(ids) != rows:
+        raise DataError(f"{where} has {rows} labels but {len(ids)} {what}s")
+    if ids.dtype.kind == "U" and (ids == "").any():
+        row = np.flatnonzero(ids == "")[0]
+        raise DataError(f"{where} has an empty {what} in row {row}")
 
 
 def _find_non_finite_row(x: np.ndarray | LazyArray) -> int | None:
@@ -242,36 +307,52 @@ def default_shots(y: np.ndarray) -> int:
     return min(MAX_DEFAULT_SHOTS, shots)
 
 
-def hold_out(y: np.ndarray, fraction: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
+def choose_model(shape: tuple[int, ...]) -> str:
+    """Return the default model for inputs of this shape: `cnn` for images, unless too small."""
+    is_image = len(shape) in (2, 3)
+    return "cnn" if is_image and min(shape[-2:]) >= MIN_CNN_SIDE else "mlp"
+
+
+def hold_out(
+    y: np.ndarray, fraction: float = 0.2, group: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the training rows and the test rows for a source without a test set, both ascending.
 
-    The test rows are the same seeded fraction of each class every time.
+    The test rows are the same seeded fraction of each class every time; with `group`, all rows of
+    a group are on one side.
     """
-    generator = rng.generator(0, "hold out")
-    held_out = [np.zeros(0, np.int64)]
-    for label in np.unique(y):
-        rows = np.flatnonzero(y == label)
-        if len(rows) == 1:
-            continue  # a single row stays in the training set
-        test_count = max(1, round(fraction * len(rows)))
-        held_out.append(generator.permutation(rows)[:test_count])
-    test_rows = np.sort(np.concatenate(held_out))
+    test_rows = draw_held_out(y, fraction, rng.generator(0, "hold out"), group)
     train_rows = np.setdiff1d(np.arange(len(y)), test_rows)
     return train_rows, test_rows
 
 
 def split_off_test(everything: Split) -> tuple[Split, Split]:
     """Return the training set and the test set of a source without a test set, by `hold_out`."""
-    train_rows, test_rows = hold_out(everything.y)
+    train_rows, test_rows = hold_out(everything.y, group=everything.group)
     return everything.select_rows(train_rows), everything.select_rows(test_rows)
 
 
-def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split], **options: Any) -> Source:
+def from_arrays(
+    name: str,
+    classes: tuple[str, ...],
+    splits: list[Split],
+    channel_order: OrderOption = "auto",
+    validation: Split | None = None,
+    **options: Any,
+) -> Source:
     """Return a source made of a user's own arrays.
 
-    `splits` is the training set and the test set, or one set, of which some rows are held out.
-    `options` are those of `Source` that the arrays do not tell: mean, std, augment.
+    `splits` is the training set and the test set, or one set, of which some rows are held out;
+    `validation` is a set to choose the best round by. `channel_order` says where the channels of
+    images are. `options` are those of `Source` that the arrays do not tell: mean, std, augment.
     """
+    order: Order = "first"  # as our own readers give images
+    if not isinstance(splits[0].x, LazyArray):
+        order = find_order(name, splits[0].x.shape[1:], channel_order)
+    if order == "last":
+        splits = [_move_channels_first(split) for split in splits]
+        if validation is not None:
+            validation = _move_channels_first(validation)
     names, positions = merge_names(classes, f"{name} has a class")
     has_two_spellings = len(names) < len(set(classes))
     if len(splits) == 1 or has_two_spellings:
@@ -280,15 +361,21 @@ def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split], **opti
     if has_two_spellings:  # merged before rows of each class are held out
         classes = names
         splits = [_relabel(split, positions) for split in splits]
+        if validation is not None:
+            check_split(name, validation, len(positions))
+            validation = _relabel(validation, positions)
     train, test = split_off_test(splits[0]) if len(splits) == 1 else splits
     train_is_bytes = train.x.dtype == np.uint8
-    test_is_bytes = test.x.dtype == np.uint8
-    if train_is_bytes != test_is_bytes:  # one of them would be scaled wrongly
-        raise DataError(
-            f"{name} has training inputs of type {train.x.dtype} but test inputs of {test.x.dtype}"
-        )
-    model = "cnn" if train.x.ndim >= 3 else "mlp"
-    return Source(
+    others: dict[str, Split | None] = {"test": test, "validation": validation}
+    for kind, other in others.items():
+        # One of them would be scaled wrongly.
+        if other is not None and (other.x.dtype == np.uint8) != train_is_bytes:
+            raise DataError(
+                f"{name} has training inputs of type {train.x.dtype} but {kind} inputs of "
+                f"{other.x.dtype}"
+            )
+    model = choose_model(train.x.shape[1:])
+    source = Source(
         name,
         classes,
         train,
@@ -297,9 +384,21 @@ def from_arrays(name: str, classes: tuple[str, ...], splits: list[Split], **opti
         model=model,
         mixed_model=f"{model}-mh",
         shots=default_shots(train.y),
-        notices=tuple(describe_splits(name, classes, train, test)),
+        validation=validation,
+        channel_order=order,
         **options,
     )
+    # Only now: `Source` has checked the splits. The dataclass is frozen for everybody else.
+    found = describe_splits(name, source.classes, source.train, source.test)
+    object.__setattr__(source, "notices", (*source.notices, *found))
+    return source
+
+
+def _move_channels_first(split: Split) -> Split:
+    """Return the split with images (channels, height, width); inputs on disk stay there."""
+    if isinstance(split.x, LazyArray) or split.x.ndim != 4:
+        return split  # `Source` refuses it, since the training set has another shape
+    return replace(split, x=np.moveaxis(split.x, -1, 1))
 
 
 # --- where data lies

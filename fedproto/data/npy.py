@@ -8,6 +8,7 @@ import numpy as np
 from fedproto.config.options import PositiveFloat
 from fedproto.data import DataFolders, Source
 from fedproto.data.npz import from_named_arrays
+from fedproto.data.shared.channel_order import OrderOption
 from fedproto.errors import DataError
 
 INPUT_NAMES = ("x", "x_test")
@@ -21,6 +22,7 @@ def npy(
     mean: tuple[float, ...] = (0.0,),
     std: tuple[PositiveFloat, ...] = (1.0,),
     augment: bool = False,
+    channel_order: OrderOption = "auto",
 ) -> Source:
     """A folder with the arrays of `npz` as files, `x.npy`, `y.npy` and so on.
 
@@ -32,7 +34,16 @@ def npy(
     for name in _find_arrays(folder):
         mmap_mode: Literal["r"] | None = "r" if name in INPUT_NAMES else None
         arrays[name] = _read_array(folder / f"{name}.npy", mmap_mode)
-    return from_named_arrays("npy", path, arrays, ".npy", mean=mean, std=std, augment=augment)
+    return from_named_arrays(
+        "npy",
+        path,
+        arrays,
+        ".npy",
+        mean=mean,
+        std=std,
+        augment=augment,
+        channel_order=channel_order,
+    )
 
 
 def _find_arrays(folder: Path) -> list[str]:

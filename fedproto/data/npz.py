@@ -7,6 +7,7 @@ import numpy as np
 
 from fedproto.config.options import PositiveFloat
 from fedproto.data import DataFolders, Source, Split, from_arrays
+from fedproto.data.shared.channel_order import OrderOption
 from fedproto.errors import DataError
 
 #: Classes without names: a single wrong label must not create a billion of them.
@@ -20,15 +21,19 @@ def npz(
     mean: tuple[float, ...] = (0.0,),
     std: tuple[PositiveFloat, ...] = (1.0,),
     augment: bool = False,
+    channel_order: OrderOption = "auto",
 ) -> Source:
     """Arrays of your own in an npz file: `x` and `y`, and optional ones.
 
     Optional are `x_test`, `y_test`, `client` (for `natural`) and `classes` (their names). Bytes are
     divided by 255; then (x − mean) / std, per channel. Without a test set, a seeded fifth of each
-    class is held out.
+    class is held out. `channel_order` says whether the channels of images are `first`, behind the
+    rows, or `last`; `auto` finds an axis of 1, 3 or 4 entries.
     """
     arrays = read_npz(Path(path), ("x", "y"))
-    return from_named_arrays("npz", path, arrays, mean=mean, std=std, augment=augment)
+    return from_named_arrays(
+        "npz", path, arrays, mean=mean, std=std, augment=augment, channel_order=channel_order
+    )
 
 
 def from_named_arrays(

@@ -10,6 +10,7 @@ from fedproto.config.options import PositiveFloat
 from fedproto.core.files import read_json
 from fedproto.data import DataFolders, Source, Split, check_split, from_arrays, join_splits
 from fedproto.data.npz import MAX_UNNAMED_CLASSES, to_whole_numbers
+from fedproto.data.shared.channel_order import OrderOption
 from fedproto.data.shared.pickles import load_arrays
 from fedproto.errors import DataError
 
@@ -21,12 +22,13 @@ def pfllib(
     mean: tuple[float, ...] = (0.0,),
     std: tuple[PositiveFloat, ...] = (1.0,),
     augment: bool = False,
+    channel_order: OrderOption = "auto",
 ) -> Source:
     """A data set as PFLlib divides it: `train/0.npz`, `test/0.npz` and so on, one file per client.
 
     `--partition natural` with all clients keeps its division, except for test images of classes
     that a client does not train. PFLlib normalises before it writes; bytes are divided by 255.
-    Classes are named by their numbers.
+    Classes are named by their numbers. `channel_order` is as in `npz`.
     """
     root = Path(path)
     clients = _find_clients(root)
@@ -41,7 +43,15 @@ def pfllib(
                 "images of"
             )
     names = tuple(str(label) for label in range(_count_classes(root, train.y)))
-    return from_arrays(f"pfllib:{path}", names, [train, test], mean=mean, std=std, augment=augment)
+    return from_arrays(
+        f"pfllib:{path}",
+        names,
+        [train, test],
+        mean=mean,
+        std=std,
+        augment=augment,
+        channel_order=channel_order,
+    )
 
 
 def _find_clients(root: Path) -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -80,13 +81,15 @@ class ServerState:
         own = [float(send_all or each in member.spoken) for each in self.classes]
         received = self.algorithm.send(self.server, torch.tensor(own))
         download = pack_download(received, self.classes)
+        round = self.round + 1
+        terms = replace(self.terms, lr=self.terms.lr * self.settings.rate_factor(round))
         header = {
             "federation": self.id,
-            "round": self.round + 1,
+            "round": round,
             "number": member.number,
             "member": name,
             "classes": list(self.classes),
-            **vars(self.terms),
+            **vars(terms),
             **download.header,
         }
         if member.reason:

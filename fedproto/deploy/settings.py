@@ -19,6 +19,8 @@ from fedproto.config.options import (
     Bounds,
     File,
     Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
     Part,
     PositiveFloat,
     PositiveInt,
@@ -30,6 +32,7 @@ from fedproto.config.options import (
 )
 from fedproto.config.settings import Seed
 from fedproto.core.local_training import Training
+from fedproto.core.optimisers import Optimiser, OptimiserName, RateSchedule, ScheduleName
 from fedproto.core.types import Algorithm
 from fedproto.errors import ConfigError, unknown
 
@@ -50,13 +53,24 @@ class TrainingTerms:
     batch: Samples = 8
     lr: PositiveFloat = 0.01
     momentum: Fraction = 0.5
+    optimiser: OptimiserName = "sgd"
+    weight_decay: NonNegativeFloat = 0.0
+    clip_norm: NonNegativeFloat = 0.0
     epochs: Rounds = 1
     last_batch: Literal["auto", "keep", "drop"] = "auto"
     seed: Seed = 0
 
     def training(self) -> Training:
         """Return the settings of local training."""
-        return Training(self.batch, self.lr, self.momentum, self.epochs, self.last_batch, self.seed)
+        return Training(
+            self.batch,
+            self.lr,
+            self.momentum,
+            self.epochs,
+            self.last_batch,
+            self.seed,
+            Optimiser(self.optimiser, self.weight_decay, self.clip_norm),
+        )
 
     def part(self) -> Part:
         """Return the algorithm's name with all its options."""
@@ -87,6 +101,9 @@ class ServerSettings:
 
     state: File = "server"  # the folder of everything the server keeps
     rounds: Rounds = 100
+    #: How the learning rate changes over the rounds; a request states the rate of its round.
+    schedule: ScheduleName = "constant"
+    warmup: NonNegativeInt = 0
     #: The architecture and the shape of its inputs, needed where weights travel: the server does
     #: not take them from a member.
     model: str = ""
@@ -106,6 +123,10 @@ class ServerSettings:
     max_classes: PositiveInt = 1000  # of the federation
     max_new_classes: PositiveInt = 100  # brought by one member, in all rounds together
     trust_plugins: bool = False  # whether code that these settings name may run at the server
+
+    def rate_factor(self, round: int) -> float:
+        """Return what the schedule makes of the learning rate in a round, as a factor of it."""
+        return RateSchedule(self.schedule, self.warmup, self.rounds).factor(round)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fedproto.core.tensors import FLOATS, find_mismatch
 from fedproto.core.types import Tree
 from fedproto.errors import ConfigError, DataError, FedProtoError
 from fedproto.models import Fit
+from fedproto.models.shared.wrap import fit_wrapped
 
 
 def build_model(text: str, fit: Fit, state: Tree) -> nn.Module:
@@ -42,12 +43,17 @@ def build_model(text: str, fit: Fit, state: Tree) -> nn.Module:
     raise DataError(f"the weights are not those of {part}: {mismatches[0]}")
 
 
-def load_into_copy(module: nn.Module, state: Tree) -> nn.Module:
+def load_into_copy(module: nn.Module, state: Tree, fit: Fit | None = None) -> nn.Module:
     """Return a copy of the module on the CPU, in eval mode, with these weights.
 
+    `fit` is what a wrapped module must fit, which has a head for other classes before a run.
     Raises DataError if the weights are not those of such a module.
     """
-    loaded = copy.deepcopy(module).cpu().to(_find_dtype(state)).eval()
+    loaded = copy.deepcopy(module)
+    if fit is not None:
+        with rng.preserve_torch_generators(torch.device("cpu")):
+            loaded = fit_wrapped(loaded, fit)
+    loaded = loaded.cpu().to(_find_dtype(state)).eval()
     mismatch = find_mismatch(_select_stored(loaded, state), state)
     if mismatch is not None:
         raise DataError(f"the weights are not those of the module: {mismatch}")
@@ -78,7 +84,7 @@ def _draw_model(part: Part, fit: Fit) -> nn.Module:
     """Build a model whose weights do not matter, without changing torch's random generator."""
     with rng.preserve_torch_generators(torch.device("cpu")):
         try:
-            return plugins.build("model", part, fit)
+            return fit_wrapped(plugins.build("model", part, fit), fit)
         except FedProtoError:
             raise
         # A layer may be larger than the memory, and a plug-in may raise anything.

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedproto.core import row_splits
 from fedproto.errors import ConfigError
 
 
@@ -33,13 +34,44 @@ class PartitionRequest(NamedTuple):
     source: str
     train_writer: np.ndarray | None = None
     test_writer: np.ndarray | None = None
+    #: Labels of the rows of the source's own validation set, if it has one.
+    validation: np.ndarray | None = None
+    #: What each row belongs to (a patient, say): rows of one group go to one client.
+    train_group: np.ndarray | None = None
 
 
 class ClientRows(NamedTuple):
-    """The rows of one client, sorted."""
+    """The rows of one client, sorted.
+
+    Validation rows are rows of the source's own validation set, where it has one, otherwise rows
+    of its training set that the client does not train on. None: no rows were set apart.
+    """
 
     train: np.ndarray
     test: np.ndarray
+    validation: np.ndarray | None = None
+    #: What the client is called, where the data says so.
+    name: str | None = None
+
+
+def keep_groups_whole(
+    request: PartitionRequest, train_rows: Sequence[np.ndarray]
+) -> Sequence[np.ndarray]:
+    """Return the clients' training rows, moved so that no group is with two clients.
+
+    Each client keeps about as many rows of each class as it had. Without groups nothing changes.
+    """
+    if request.train_group is None:
+        return train_rows
+    moved = row_splits.keep_groups_whole(train_rows, request.train, request.train_group)
+    for client, rows in enumerate(moved):
+        if len(train_rows[client]) and not len(rows):
+            groups = len(np.unique(request.train_group))
+            raise ConfigError(
+                f"{request.clients} clients cannot share {groups} groups so that each has one: "
+                "lower clients"
+            )
+    return moved
 
 
 def add_test_rows(

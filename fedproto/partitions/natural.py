@@ -1,6 +1,9 @@
+from typing import Any
+
 import numpy as np
 
 from fedproto.config.options import PositiveInt
+from fedproto.core.client_names import client_name
 from fedproto.errors import ConfigError
 from fedproto.partitions import ClientRows, PartitionRequest, add_test_rows, group_positions
 
@@ -10,9 +13,10 @@ def natural(
 ) -> list[ClientRows]:
     """One client per writer (or value of `client`); `clients` writers are drawn at random.
 
-    Clients are numbered in the sorted order of the drawn writers; texts are sorted by character
-    code. Writers without a training row are left out. A client is tested on images of its classes:
-    on the writer's own if every drawn writer has some, otherwise on everybody's.
+    Clients are called as their writers, and numbered in the sorted order of the drawn writers;
+    texts are sorted by character code. Writers without a training row are left out. A client is
+    tested on images of its classes: on the writer's own if every drawn writer has some, otherwise
+    on everybody's.
     """
     if request.train_writer is None:
         raise ConfigError(
@@ -36,7 +40,18 @@ def natural(
         tests = [tests_by_writer[writer] for writer in drawn]
         if all(len(rows) > 0 for rows in tests):
             own_test_rows = tests
-    return add_test_rows(request, train_rows, test_shots, own_test_rows)
+    clients = add_test_rows(request, train_rows, test_shots, own_test_rows)
+    names = [_name_writer(writers[writer]) for writer in drawn]
+    return [rows._replace(name=name) for rows, name in zip(clients, names, strict=True)]
+
+
+def _name_writer(writer: Any) -> str:
+    """Return what the client of a writer is called: the value in the data, as text."""
+    if isinstance(writer, np.floating) and float(writer).is_integer():
+        writer = int(writer)
+    if isinstance(writer, bytes):
+        writer = writer.decode("utf-8", "replace")
+    return client_name(str(writer), "the data has a client")
 
 
 def _find_own_tests(

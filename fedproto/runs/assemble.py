@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.core import rng
+from fedproto.core.client_names import client_name, refuse_equal_names
 from fedproto.core.federation import Examples, Federation, Member
 from fedproto.core.types import Task
 from fedproto.data import Source, Split
 from fedproto.errors import ConfigError, DataError
+from fedproto.models.shared.wrap import Wrapped
 from fedproto.partitions import ClientRows, PartitionRequest
 from fedproto.partitions.file import hash_partition
 from fedproto.partitions.nway import fill_in
@@ -90,6 +92,8 @@ def divide(sources: Sequence[Source], partition: Part, seed: int) -> list[Client
             source=fingerprints[source],
             train_writer=source.train.writer,
             test_writer=source.test.writer,
+            validation=None if source.validation is None else source.validation.y,
+            train_group=source.train.group,
         )
         divided = plugins.build("partition", partition, request)
         if plugins.is_outside("partition", partition.name):
@@ -110,8 +114,12 @@ def _check_outside_partition(
     is_taken = np.zeros(len(request.train), bool)
     checked = []
     for client, portion in enumerate(divided):
+        name = None
+        if isinstance(portion, ClientRows) and portion.name is not None:
+            name = client_name(portion.name, f"{where}: client {client} has the name")
         try:
-            train, test = (np.sort(np.asarray(rows)) for rows in portion)
+            pair = portion[:2] if isinstance(portion, ClientRows) else portion
+            train, test = (np.sort(np.asarray(rows)) for rows in pair)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{where}: client {client}'s portion must be (training rows, test rows)"
@@ -124,7 +132,7 @@ def _check_outside_partition(
                 "has"
             )
         is_taken[train] = True
-        checked.append(ClientRows(train.astype(np.int64), test.astype(np.int64)))
+        checked.append(ClientRows(train.astype(np.int64), test.astype(np.int64), name=name))
     return checked
 
 
@@ -166,17 +174,19 @@ def _fingerprints(sources: Sequence[Source]) -> dict[Source, str]:
     """
     fingerprints: dict[Source, str] = {}
     for source in dict.fromkeys(sources):
-        fingerprint = _hash_labels(source)
+        fingerprint = hash_labels(source)
         equal = sum(other.startswith(fingerprint) for other in fingerprints.values())
         fingerprints[source] = f"{fingerprint}-{equal + 1}" if equal else fingerprint
     return fingerprints
 
 
-def _hash_labels(source: Source) -> str:
+def hash_labels(source: Source) -> str:
     """Hash class names and labels, so that a partition is not used on the wrong data set."""
     class_names = "\n".join(source.classes)
     digest = hashlib.sha256(class_names.encode())
-    for split in (source.train, source.test):
+    for split in (source.train, source.test, source.validation):
+        if split is None:
+            continue
         labels = np.ascontiguousarray(split.y, np.int64)
         digest.update(labels.tobytes())
     return digest.hexdigest()[:16]
@@ -207,20 +217,27 @@ def assemble(
         known: classes that the federation already has; they come first.
         weights: a file with the weights of all models' bodies.
     """
+    rows = _distinguish_names(sources, rows)
+    names_of_clients = _name_clients(rows)
     names = _class_names(sources, known)
     train_rows = [client_rows.train for client_rows in rows]
     test_rows = [client_rows.test for client_rows in rows]
     trains = _load_examples(sources, train_rows, "train", names, device, dtype)
     tests = _load_examples(sources, test_rows, "test", names, device, dtype)
+    validations: list[Examples] | None = None
+    validation_rows = [each.validation for each in rows if each.validation is not None]
+    if validation_rows:
+        validations = _load_examples(sources, validation_rows, "validation", names, device, dtype)
     builder = ModuleBuilder(dim, len(names), seed, device, dtype, start, weights)
     members = []
     for number, source in enumerate(sources):
         train = trains[number]
         test = tests[number]
         model = models[number]
-        _refuse_empty(train, f"client {number} has no training image in {source.name}")
-        _refuse_empty(test, f"client {number} has no test image in {source.name}")
-        module, dropped, initial = builder.build(model, train, number)
+        client = f"client {names_of_clients[number]}"
+        _refuse_empty(train, f"{client} has no training image in {source.name}")
+        _refuse_empty(test, f"{client} has no test image in {source.name}")
+        module, dropped, initial = builder.build(model, train, number, names_of_clients[number])
         own_labels = train.y[train.rows].unique()
         border = None
         if source.augment:
@@ -237,11 +254,44 @@ def assemble(
             test=test,
             preprocessing=source.preprocessing,
             border=border,
+            validation=None if validations is None else validations[number],
+            name=names_of_clients[number],
         )
         members.append(member)
     partition = _describe_partition(sources, rows, names, members)
     task = Task(len(names), builder.agree_on_dim(members), len(members), seed)
-    return Federation(names, tuple(members), task, partition)
+    notices: dict[str, None] = {}
+    for source in dict.fromkeys(sources):
+        notices |= dict.fromkeys(source.notices)
+    return Federation(names, tuple(members), task, partition, notices=tuple(notices))
+
+
+def _name_clients(rows: Sequence[ClientRows]) -> list[str]:
+    """Return what each client is called: as its rows say, or by its number."""
+    names = []
+    for number, client_rows in enumerate(rows):
+        names.append(str(number) if client_rows.name is None else client_rows.name)
+    refuse_equal_names(names)
+    return names
+
+
+def _distinguish_names(
+    sources: Sequence[Source], rows: Sequence[ClientRows]
+) -> Sequence[ClientRows]:
+    """Return the rows with names that tell the clients of several sources apart.
+
+    Nobody knows whether the `Ulm` of one data set is the `Ulm` of another: the second source's
+    becomes `Ulm (2)`. Clients of one source keep their names, even if two are equal.
+    """
+    numbers = {source: number for number, source in enumerate(dict.fromkeys(sources), 1)}
+    first_source: dict[str, Source] = {}
+    distinguished = []
+    for source, client_rows in zip(sources, rows, strict=True):
+        name = client_rows.name
+        if name is not None and first_source.setdefault(name, source) is not source:
+            client_rows = client_rows._replace(name=f"{name} ({numbers[source]})")
+        distinguished.append(client_rows)
+    return distinguished
 
 
 def _class_names(sources: Sequence[Source], known: tuple[str, ...]) -> tuple[str, ...]:
@@ -260,13 +310,14 @@ def _load_examples(
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[Examples]:
-    """Return each client's examples of one part of its source, `train` or `test`.
+    """Return each client's examples of one part of its source: train, test or validation.
 
-    The clients of one source share a pool of tensors, which holds just the rows that are used.
+    The clients of one source share a pool of tensors, which holds just the rows that are used. A
+    source without a validation set has validation rows among its training rows.
     """
     examples: dict[int, Examples] = {}
     for source, clients in _clients_by_source(sources).items():
-        split: Split = getattr(source, part)
+        split: Split = getattr(source, part) or source.train
         used_rows = np.unique(np.concatenate([rows[client] for client in clients]))
         x = source.tensor(split, used_rows)
         _refuse_infinite(x, source)
@@ -307,7 +358,7 @@ def _model_name(model: Part | nn.Module) -> str:
     """Return a model's name with the options that are not the defaults, or a module's class."""
     if isinstance(model, Part):
         return plugins.short("model", model)
-    return type(model).__name__
+    return model.name if isinstance(model, Wrapped) else type(model).__name__
 
 
 def _describe_partition(
@@ -330,6 +381,10 @@ def _describe_partition(
             "train": client_rows.train.tolist(),
             "test": client_rows.test.tolist(),
         }
+        if client_rows.validation is not None:
+            client["validation"] = client_rows.validation.tolist()
+        if client_rows.name is not None:
+            client["name"] = client_rows.name
         clients.append(client)
     content = {"version": PARTITION_VERSION, "clients": clients}
     return content | {"sha256": hash_partition(content)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from fedproto.core.federation import Examples, Member
 from fedproto.core.types import Tree
 from fedproto.errors import ConfigError, FedProtoError
 from fedproto.models import Fit, load_body
+from fedproto.models.shared.wrap import Wrapped, fit_wrapped
 
 
 def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
@@ -27,16 +28,23 @@ def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
     They depend on the seed and the architecture, or with `client` on the client, too. The state of
     torch's own generators stays as it was.
     """
-    with rng.preserve_torch_generators(torch.device("cpu")):
-        torch.manual_seed(int(rng.key(seed, "initial weights", *client)))
+    with _seeded_draws(seed, *client):
         try:
-            return plugins.build("model", model, fit)
+            return fit_wrapped(plugins.build("model", model, fit), fit)
         except FedProtoError:
             raise
         except Exception as error:
             # A layer larger than the memory, or anything that a model from outside may raise.
             lines = str(error).splitlines() or [type(error).__name__]
             raise ConfigError(f"model {model} cannot be built: {lines[0]}") from error
+
+
+@contextmanager
+def _seeded_draws(seed: int, *client: int) -> Iterator[None]:
+    """Draw initial weights that depend on the seed, and with `client` on the client."""
+    with rng.preserve_torch_generators(torch.device("cpu")):
+        torch.manual_seed(int(rng.key(seed, "initial weights", *client)))
+        yield
 
 
 def copy_state(module: nn.Module) -> Tree:
@@ -97,17 +105,19 @@ class ModuleBuilder:
         self._dims: dict[nn.Module, int] = {}
         self._projecting: set[nn.Module] = set()  # the modules whose embedding follows `dim`
 
-    def build(self, model: Part | nn.Module, examples: Examples, client: int) -> ClientModule:
-        """Return a client's module and initial state.
+    def build(
+        self, model: Part | nn.Module, examples: Examples, client: int, name: str
+    ) -> ClientModule:
+        """Return a client's module and initial state; the client has a number and a name.
 
         A new architecture is tried on some of the client's examples; ConfigError says what is
         wrong with it.
         """
         shape = tuple(examples.x.shape[1:])
-        name = str(model) if isinstance(model, Part) else id(model)
-        architecture = (name, shape)
+        identity = str(model) if isinstance(model, Part) else id(model)
+        architecture = (identity, shape)
         if architecture not in self._built:
-            self._built[architecture] = self._build_architecture(model, examples, client)
+            self._built[architecture] = self._build_architecture(model, examples, name)
         built = self._built[architecture]
         if self.start == "own" and isinstance(model, Part):
             own = self._draw(model, shape, client).to(self.device, self.dtype)
@@ -122,13 +132,13 @@ class ModuleBuilder:
             dim = self._dims[member.module]
             if self.dim is not None and dim != self.dim:
                 raise ConfigError(
-                    f"dim is {self.dim}, but client {member.id}'s {member.model} embeds in {dim} "
+                    f"dim is {self.dim}, but client {member.name}'s {member.model} embeds in {dim} "
                     "values: a model of your own must project to `dim` itself"
                 )
             if dim != first_dim:
                 raise ConfigError(
-                    f"client 0's {first.model} embeds in {first_dim} values but client "
-                    f"{member.id}'s {member.model} in {dim}: {self._advise_dim(first, member)}"
+                    f"client {first.name}'s {first.model} embeds in {first_dim} values but client "
+                    f"{member.name}'s {member.model} in {dim}: {self._advise_dim(first, member)}"
                 )
         return first_dim
 
@@ -146,12 +156,14 @@ class ModuleBuilder:
         return f"set dim to {self._dims[own[0].module]}, and {built_in.model} projects to it"
 
     def _build_architecture(
-        self, model: Part | nn.Module, examples: Examples, client: int
+        self, model: Part | nn.Module, examples: Examples, client: str
     ) -> ClientModule:
         if isinstance(model, Part):
             module = self._draw(model, tuple(examples.x.shape[1:]))
         else:
             module = copy.deepcopy(model)  # the user's own keeps its type, device and mode
+            with _seeded_draws(self.seed):
+                module = fit_wrapped(module, self._fit(tuple(examples.x.shape[1:])))
         module = module.to(self.device, self.dtype)
         _separate_repeated_layers(module, set())
         dim = self._probe_dim(module, examples, client)
@@ -160,27 +172,42 @@ class ModuleBuilder:
         with _explain_training_errors(client):
             module, dropped = hand_in_dropout(module, one_input)
         self._dims[module] = dim
-        if isinstance(model, Part) and not plugins.is_outside("model", model.name):
+        is_built_in = isinstance(model, Part) and not plugins.is_outside("model", model.name)
+        if is_built_in or isinstance(module, Wrapped):
             self._projecting.add(module)
         return ClientModule(module, dropped, initial)
 
     def _draw(self, model: Part, shape: tuple[int, ...], *client: int) -> nn.Module:
-        return draw_model(model, Fit(shape, self.classes, self.dim), self.seed, *client)
+        return draw_model(model, self._fit(shape), self.seed, *client)
+
+    def _fit(self, shape: tuple[int, ...]) -> Fit:
+        return Fit(shape, self.classes, self.dim)
 
     def _initial_state(self, module: nn.Module) -> Tree:
         """Return the module's state, with the body of the file of weights if there is one."""
         state = copy_state(module)
         return state if self.weights is None else load_body(state, self.weights)
 
-    def _probe_dim(self, module: nn.Module, examples: Examples, client: int) -> int:
+    def _probe_dim(self, module: nn.Module, examples: Examples, client: str) -> int:
         """Return the size of the module's embedding, or refuse one that breaks the contract."""
         inputs = examples.x[examples.rows[:2]]
         try:
             with torch.no_grad():
-                features, logits = module.eval()(inputs)
+                outputs = module.eval()(inputs)
+            if _has_logits_only(outputs):
+                raise TypeError(
+                    "it returns logits only; if it ends in a linear layer, such as `fc`, "
+                    'pass fedproto.wrap(module, head="fc")'
+                )
+            features, logits = outputs
             _refuse_odd_outputs(features, logits, len(inputs))
             dim = features.shape[1]
             classes = logits.shape[1]
+            if isinstance(module, Wrapped) and not module.ends_in_head(inputs):
+                raise ValueError(
+                    f"{module.name} does not return what its layer {module.head_name!r} makes; "
+                    "wrap needs the last layer, whose outputs are the logits"
+                )
         except Exception as error:
             shape = tuple(inputs.shape[1:])
             raise ConfigError(
@@ -194,6 +221,13 @@ class ModuleBuilder:
         return dim
 
 
+def _has_logits_only(outputs: Any) -> bool:
+    """Return whether a module gave one tensor, or an object or mapping with `logits`."""
+    if isinstance(outputs, Mapping):
+        return "logits" in outputs
+    return isinstance(outputs, Tensor) or hasattr(outputs, "logits")
+
+
 def _refuse_odd_outputs(features: Tensor, logits: Tensor, samples: int) -> None:
     """Raise where a model's outputs are not two matrices of floats with one row per sample."""
     feature_rows, _ = features.shape
@@ -205,7 +239,7 @@ def _refuse_odd_outputs(features: Tensor, logits: Tensor, samples: int) -> None:
 
 
 @contextmanager
-def _explain_training_errors(client: int) -> Iterator[None]:
+def _explain_training_errors(client: str) -> Iterator[None]:
     """Turn anything that a model may raise into one sentence."""
     try:
         yield

@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fedproto.core.federation import Federation
-from fedproto.data import Source
 from fedproto.data.shared.data_notices import list_names
-
-
-def collect_notices(sources: Sequence[Source]) -> tuple[str, ...]:
-    """Return the notices of all sources, each once."""
-    notices: dict[str, None] = {}
-    for source in sources:
-        notices |= dict.fromkeys(source.notices)
-    return tuple(notices)
 
 
 def describe_lonely_classes(federation: Federation) -> list[str]:
@@ -31,7 +20,8 @@ def describe_lonely_classes(federation: Federation) -> list[str]:
             f"{len(names)} classes have training rows with one client alone ({list_names(names)}): "
             "the prototype of each is that client's alone"
         ]
-    (client,) = federation.own_classes[:, lonely[0]].nonzero().flatten().tolist()
+    (holder,) = federation.own_classes[:, lonely[0]].nonzero().flatten().tolist()
+    client = federation.members[holder].name
     return [
         f"class {names[0]!r} has training rows with client {client} alone, so its prototype is "
         "that client's alone"

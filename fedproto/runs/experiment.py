@@ -18,6 +18,8 @@ from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member
 from fedproto.core.interrupts import finish_round_on_interrupt
 from fedproto.core.local_training import Training
+from fedproto.core.measurement import MeasuredClient
+from fedproto.core.optimisers import Optimiser, RateSchedule
 from fedproto.core.rounds import FederationRun, RoundResult, run_rounds
 from fedproto.core.sampling import Schedule
 from fedproto.core.server import Progress
@@ -216,18 +218,23 @@ class Experiment:
         self.engine.restore(self.place, clients)
 
     def finish(
-        self, folder: RunFolder | None, lines: list[dict[str, Any]], accuracies: Tree
+        self,
+        folder: RunFolder | None,
+        lines: list[dict[str, Any]],
+        accuracies: Tree,
+        measured: dict[int, MeasuredClient],
     ) -> Result:
         """Return the result of the finished run, and write it to its folder.
 
-        `lines` are those of metrics.jsonl; `accuracies` holds one value per client.
+        `lines` are those of metrics.jsonl; `accuracies` holds one value per client, and `measured`
+        all metrics of each.
         """
         server = self.progress.server
         prototypes: Tree = {}
         if "prototypes" in server and "known" in server:
             prototypes = {name: server[name].cpu() for name in ("prototypes", "known")}
         result = Result(
-            data=describe_run(self, lines, accuracies),
+            data=describe_run(self, lines, accuracies, measured),
             metrics=lines,
             prototypes=prototypes,
             states=self.client_states(),
@@ -274,7 +281,14 @@ class Experiment:
 
 def _training_of(config: Config) -> Training:
     return Training(
-        config.batch, config.lr, config.momentum, config.epochs, config.last_batch, config.seed
+        config.batch,
+        config.lr,
+        config.momentum,
+        config.epochs,
+        config.last_batch,
+        config.seed,
+        Optimiser(config.optimiser, config.weight_decay, config.clip_norm),
+        RateSchedule(config.schedule, config.warmup, config.rounds),
     )
 
 
@@ -383,7 +397,10 @@ def proceed(
             servers = [experiment.progress.server for experiment in experiments]
             for record, accuracies in zip(records, engine.evaluate(servers), strict=True):
                 record.accuracies = accuracies
-        finished = [record.finish() for record in records]
+        servers = [experiment.progress.server for experiment in experiments]
+        finished = []
+        for record, measured in zip(records, engine.measure(servers), strict=True):
+            finished.append(record.finish(measured))
     yield finished
 
 
@@ -408,9 +425,9 @@ class _RunRecord:
         if self.folder is not None:
             self.experiment.write_round(self.folder, result)
 
-    def finish(self) -> Result:
+    def finish(self, measured: dict[int, MeasuredClient]) -> Result:
         assert self.accuracies is not None
-        return self.experiment.finish(self.folder, self.lines, self.accuracies)
+        return self.experiment.finish(self.folder, self.lines, self.accuracies, measured)
 
 
 def follow(experiments: Sequence[Experiment]) -> None:
@@ -468,11 +485,12 @@ def _divergence_recorded(records: Sequence[_RunRecord]) -> Iterator[None]:
         config = records[0].experiment.config
         folder = records[0].folder
         if len(records) == 1 and folder is not None:
+            name = records[0].experiment.federation.members[error.client].name
             content = {
                 "seed": config.seed,
                 "rounds": config.rounds,
                 "error": str(error),
-                "diverged": [{"client": error.client, "round": error.round}],
+                "diverged": [{"client": error.client, "name": name, "round": error.round}],
             }
             folder.write_json(DIVERGED, content)
         raise

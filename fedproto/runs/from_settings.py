@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedproto.config import plugins
 from fedproto.config.choices import AUTO, resolve_auto
 from fedproto.config.options import Part
 from fedproto.config.settings import Config
+from fedproto.core.client_names import client_name, refuse_equal_names
 from fedproto.core.federation import Federation, Member
 from fedproto.core.server import Progress
 from fedproto.core.types import Algorithm
-from fedproto.data import DataFolders, Source
+from fedproto.data import Source
 from fedproto.data.shared.client_arrays import from_clients
 from fedproto.errors import ConfigError
 from fedproto.partitions import ClientRows
 from fedproto.runs.assemble import assemble, deal, divide, options_from_data
-from fedproto.runs.data_notices import collect_notices
 from fedproto.runs.devices import device_of
+from fedproto.runs.own_data import load_source, settle_clients, settle_partition
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
+from fedproto.runs.validation_rows import refuse_leaking_groups, set_validation_apart
 
 #: Stands in a configuration for arrays and modules that no file can name.
 FROM_PYTHON = Part("python")
@@ -41,25 +42,32 @@ def build_federation(
 ) -> tuple[Federation, Config]:
     """Return the federation that a configuration describes, and the completed configuration.
 
-    The configuration is completed by what the data decides: models instead of `auto`, and the
-    number of clients of arrays from Python.
+    The configuration is completed by what the data decides: models and a partition instead of
+    `auto`, and the number of clients.
 
     Args:
         config: the settings.
         algorithm: the algorithm of the settings.
-        data: one tuple of arrays per client from Python, or None.
+        data: one tuple of arrays per client from Python, in a list or by name, or None.
         modules: a module or one per client from Python, or None.
         loaded: the sources read so far, by name; new ones are added.
     """
     if data is None:
+        config = settle_clients(config, loaded)
         sources = _load_sources(config, loaded)
+        config = replace(config, partition=settle_partition(config.partition, sources))
         rows = divide(sources, config.partition, config.seed)
     else:
-        sources = from_clients(data)
-        rows = [_all_rows(source) for source in sources]
+        names, listed = _split_names(data)
+        sources = from_clients(listed, names)
+        rows = []
+        for number, source in enumerate(sources):
+            rows.append(_all_rows(source, None if names is None else names[number]))
         config = replace(
             config, dataset=(FROM_PYTHON,), partition=FROM_PYTHON, clients=len(sources)
         )
+    rows = set_validation_apart(sources, rows, config.validation, config.seed)
+    refuse_leaking_groups(sources, rows)
     models: list[Part | nn.Module]
     if modules is None:
         parts = _choose_models(sources, algorithm, config)
@@ -90,8 +98,7 @@ def build_federation(
     _refuse_mixed_architectures(federation, algorithm)
     _refuse_own_start(config.start, federation, algorithm)
     from_data = options_from_data(sources, config.partition)
-    notices = collect_notices(sources)
-    return replace(federation, from_data=from_data, notices=notices), config
+    return replace(federation, from_data=from_data), config
 
 
 def start_progress(config: Config, federation: Federation, algorithm: Algorithm) -> Progress:
@@ -134,20 +141,25 @@ def _read_given_prototypes(config: Config) -> Prototypes | None:
 
 def _load_sources(config: Config, loaded: dict[str, Source]) -> list[Source]:
     """Return each client's source; one that was loaded before is not read again."""
-    sources = []
-    for part in deal(config.dataset, config.clients, "dataset"):
-        name = str(part)
-        if name not in loaded:
-            loaded[name] = plugins.build("dataset", part, DataFolders(config.data_dir))
-        sources.append(loaded[name])
-    return sources
+    assert config.clients is not None
+    parts = deal(config.dataset, config.clients, "dataset")
+    return [load_source(part, config.data_dir, loaded) for part in parts]
 
 
-def _all_rows(source: Source) -> ClientRows:
-    """Return the rows of a source that belongs to one client."""
+def _split_names(data: Any) -> tuple[list[str] | None, Sequence]:
+    """Return the clients' names, where a mapping gives them, and what each client gave."""
+    if not isinstance(data, Mapping):
+        return None, data
+    names = [client_name(str(name), "the data has a client") for name in data]
+    refuse_equal_names(names)
+    return names, list(data.values())
+
+
+def _all_rows(source: Source, name: str | None) -> ClientRows:
+    """Return the rows of a source that belongs to one client, which may have a name."""
     train_rows = np.arange(len(source.train.y))
     test_rows = np.arange(len(source.test.y))
-    return ClientRows(train_rows, test_rows)
+    return ClientRows(train_rows, test_rows, name=name)
 
 
 # --- models
@@ -220,7 +232,7 @@ def _describe_architecture(member: Member) -> tuple[str, dict[str, torch.Size]]:
 
 def _say_model(member: Member) -> str:
     shape = tuple(member.train.x.shape[1:])
-    return f"client {member.id} has {member.model} on {shape}"
+    return f"client {member.name} has {member.model} on {shape}"
 
 
 def _refuse_own_start(start: str, federation: Federation, algorithm: Algorithm) -> None:

@@ -17,13 +17,18 @@ FileName: TypeAlias = str | PathLike[str]
 class RunSettings(TypedDict, total=False):
     """Settings of the run itself; `algorithm`, `dataset` and `model` are parameters of `run`."""
 
-    partition: str  # nway
+    partition: str  # auto
     profile: Literal["paper", "released"]  # paper
-    clients: int  # 20
+    clients: int | None  # None
     rounds: int  # 100
     batch: int  # 8
     lr: float  # 0.01
     momentum: float  # 0.5
+    optimiser: Literal["sgd", "adam", "adamw"]  # sgd
+    weight_decay: float  # 0.0
+    clip_norm: float  # 0.0
+    schedule: Literal["constant", "cosine", "linear", "step"]  # constant
+    warmup: int  # 0
     epochs: int  # 1
     last_batch: Literal["auto", "keep", "drop"]  # auto
     dim: int | None  # None
@@ -43,6 +48,9 @@ class RunSettings(TypedDict, total=False):
     states: Literal["auto", "device", "host", "disk"]  # auto
     compile: Literal["auto", "on", "off"]  # auto
     eval_every: int  # 10
+    validation: float | None  # None
+    select_by: str  # accuracy
+    patience: int | None  # None
     checkpoint_every: int  # 10
     data_dir: FileName | None  # None
 
@@ -68,8 +76,10 @@ class DatasetOptions(TypedDict, total=False):
     """Options of the data sets."""
 
     augment: bool  # False
+    channel_order: Literal["auto", "first", "last"]  # auto
     client: str | None  # None
     coarse: bool  # False
+    decimal: Literal[".", ","]  # .
     encoding: FileName | None  # None
     form: Literal["auto", "leaf", "emnist", "nist"]  # auto
     grey: bool | None  # None
@@ -79,9 +89,13 @@ class DatasetOptions(TypedDict, total=False):
     label: str | None  # None
     length: int  # 100
     mean: Sequence[float]  # (0.0,)
+    missing: Sequence[str]  # ()
+    sheet: str | None  # None
     size: int | None  # None
     std: Sequence[float]  # (1.0,)
     subset: str | None  # None
+    text: str | None  # None
+    text_encoding: str  # utf-8
     vocabulary: int  # 5000
 
 

@@ -71,6 +71,23 @@ def test_every_round_gives_the_simulators_numbers(
         assert state.members[name].accuracy == pytest.approx(client["accuracy"])
 
 
+@pytest.mark.parametrize("algorithm", ["fedproto", "fedrep"])
+def test_members_are_told_how_to_train_and_the_rate_of_the_round(
+    algorithm: str, make_deployment: Any, member_files: dict[str, Any]
+) -> None:
+    """The server's schedule reaches the members as the rate of each request."""
+    told = {"optimiser": "adamw", "weight_decay": 0.1, "clip_norm": 0.5, "lr": 0.02}
+    deployment = make_deployment(algorithm, schedule="cosine", warmup=1)
+    deployment.terms = replace(deployment.terms, **told)
+    models = EQUAL if algorithm in WEIGHTS else MIXED
+    settings = {**told, "schedule": "cosine", "warmup": 1}
+    servers, _, _ = simulate(member_files, algorithm, models, **settings)
+    state = deployment.serve()
+    assert state.round == 4
+    for name, value in servers[-1].items():
+        torch.testing.assert_close(state.server[name], value, rtol=0, atol=1e-7)
+
+
 @pytest.mark.parametrize("algorithm", ["local", "fesem"])
 def test_algorithms_that_cannot_be_deployed_are_refused(
     algorithm: str, make_deployment: Any

@@ -170,6 +170,40 @@ def test_momentum_and_rounds_with_a_single_slow_client_agree():
     assert_engines_agree("fedavg", momentum=0.9, participation=0.25, stragglers=1.0)
 
 
+#: Optimisers with everything that changes a step, at a rate that is small enough for Adam.
+OPTIMISERS = {
+    "sgd": {"optimiser": "sgd", "weight_decay": 0.1, "clip_norm": 0.5},
+    "adam": {"optimiser": "adam", "weight_decay": 0.1, "lr": 0.01},
+    "adamw": {
+        "optimiser": "adamw",
+        "weight_decay": 0.1,
+        "lr": 0.01,
+        "clip_norm": 0.5,
+        "schedule": "cosine",
+        "warmup": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("algorithm", ["fedproto", "fedrep(head_epochs=2)", "fesem(clusters=2)"])
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_every_optimiser_agrees_with_slow_clients_and_partial_batches(optimiser, algorithm):
+    assert_engines_agree(algorithm, **TROUBLE, **OPTIMISERS[optimiser])
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_every_optimiser_agrees_with_batch_norm_and_dropout(optimiser):
+    for module in (with_batch_norm(), with_dropout()):
+        assert_engines_agree(
+            "fedavg", modules=module, data=make_clients(RAGGED), **OPTIMISERS[optimiser]
+        )
+
+
+def test_every_optimiser_agrees_in_single_precision():
+    for options in OPTIMISERS.values():
+        assert_engines_agree("fedproto", 1e-4, precision="float32", **options)
+
+
 def test_a_round_in_which_every_upload_is_lost():
     assert_engines_agree("fedproto", lost_uploads=1.0)
 

@@ -162,10 +162,11 @@ def simulate(
     models: dict[str, str],
     names: str = "abc",
     count: int = 4,
+    **settings: Any,
 ) -> Any:
     """The simulator's server after each round, its result, and its classes."""
     data = [member_files["arrays"][name] for name in names]
-    options = {"rounds": count, "dim": DIM, "engine": "reference"}
+    options = {"rounds": count, "dim": DIM, "engine": "reference", **settings}
     experiment, _ = _begin(
         algorithm, data, ",".join(f"{models[n]}*1" for n in names), None, options
     )

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from helpers.inference_runs import DIGITS, MIXED
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -32,26 +33,11 @@ from fedproto.inference.trained_client import load_client
 from fedproto.membership.membership import Membership
 from fedproto.runs.folder import RunFolder
 
-DIGITS = {
-    "dataset": "digits",
-    "clients": 4,
-    "rounds": 3,
-    "shots": 5,
-    "lr": 0.05,
-    "engine": "reference",
-}
-MIXED = {
-    "dataset": "digits*2,mnist5k*1",
-    "model": "mlp*2,cnn*1",
-    "clients": 3,
-    "dim": 20,
-    "rounds": 1,
-}
 RUNS = {
     "fedproto": DIGITS,
     "a stack": DIGITS | {"engine": "vectorised"},
     "in 64 bits": DIGITS | {"precision": "float64"},
-    "mixed": DIGITS | MIXED,  # dropout, convolutions, two sources, a projection
+    "mixed": DIGITS | MIXED,
     "fedavg": DIGITS | {"algorithm": "fedavg"},
     "fedrep": DIGITS | {"algorithm": "fedrep"},
     "fesem": DIGITS | {"algorithm": "fesem", "clusters": 2},

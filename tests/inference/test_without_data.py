@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.inference_runs import DIGITS, MIXED
 from torch import nn
 
 import fedproto
@@ -28,29 +29,15 @@ from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import read_prototypes
 from fedproto.runs.stored_clients import ClientModels
 
-DIGITS = {
-    "dataset": "digits",
-    "clients": 4,
-    "rounds": 2,
-    "shots": 5,
-    "lr": 0.05,
-    "engine": "reference",
-}
-MIXED = {
-    "dataset": "digits*2,mnist5k*1",
-    "model": "mlp*2,cnn*1",
-    "clients": 3,
-    "dim": 20,
-    "rounds": 1,
-}
+TWO_ROUNDS = DIGITS | {"rounds": 2}
 RUNS = {
-    "fedproto": DIGITS,
-    "float64": DIGITS | {"precision": "float64"},
-    "mixed": DIGITS | MIXED,
-    "fedavg": DIGITS | {"algorithm": "fedavg"},
-    "fedper": DIGITS | {"algorithm": "fedper"},
-    "fesem": DIGITS | {"algorithm": "fesem", "clusters": 2},
-    "vectorised": DIGITS | {"engine": "vectorised"},
+    "fedproto": TWO_ROUNDS,
+    "float64": TWO_ROUNDS | {"precision": "float64"},
+    "mixed": TWO_ROUNDS | MIXED,
+    "fedavg": TWO_ROUNDS | {"algorithm": "fedavg"},
+    "fedper": TWO_ROUNDS | {"algorithm": "fedper"},
+    "fesem": TWO_ROUNDS | {"algorithm": "fesem", "clusters": 2},
+    "vectorised": TWO_ROUNDS | {"engine": "vectorised"},
 }
 
 
@@ -277,7 +264,7 @@ def test_a_shard_is_read_once_for_all_its_clients(name, run_of, monkeypatch):
 def test_unseen_rows_are_limited(monkeypatch, tmp_path):
     monkeypatch.setattr(held_out, "MAX_UNSEEN_ROWS_PER_RUN", 40)
     monkeypatch.setattr(held_out, "MAX_HELD_OUT_ROWS", 7)
-    fedproto.run(**DIGITS | {"rounds": 1}, out=tmp_path / "run")
+    fedproto.run(**TWO_ROUNDS | {"rounds": 1}, out=tmp_path / "run")
     stored = ClientModels.open(RunFolder.open(tmp_path / "run")).read(0)
     assert len(stored.held_out.unseen.features) == 10
     assert len(stored.held_out.calibration.features) == 7

@@ -214,21 +214,13 @@ def test_settings_changed_before_the_first_checkpoint_are_refused(tmp_path: Path
 # --- one writer
 
 
+#: Flags of a run that is still training when a test looks at it.
+LONG_RUN = ("--dataset=digits", "--clients=3", "--rounds=3000", "--eval-every=3000", "--shots=5")
+
+
 def test_a_second_process_is_refused_while_the_first_one_trains(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    flags = (
-        "--dataset",
-        "digits",
-        "--clients",
-        "3",
-        "--rounds",
-        "3000",
-        "--eval-every",
-        "3000",
-        "--shots",
-        "5",
-    )
-    first = process("run", *flags, "--out", path)
+    first = process("run", *LONG_RUN, "--out", path)
     wait_until(
         lambda: (path / ".lock-holder").exists() and bool((path / "metrics.jsonl").read_bytes()),
         first,
@@ -246,19 +238,7 @@ def test_a_second_process_is_refused_while_the_first_one_trains(tmp_path: Path) 
 def test_a_killed_process_holds_no_lock(tmp_path: Path) -> None:
     """Also where it had worker processes, which are forked with all its open files."""
     path = tmp_path / "run"
-    flags = (
-        "--dataset",
-        "digits",
-        "--clients",
-        "3",
-        "--rounds",
-        "3000",
-        "--eval-every",
-        "3000",
-        "--shots",
-        "5",
-    )
-    first = process("run", *flags, "--engine", "processes", "--set", "workers=2", "--out", path)
+    first = process("run", *LONG_RUN, "--engine", "processes", "--set", "workers=2", "--out", path)
     wait_until(
         lambda: (path / "metrics.jsonl").exists() and bool((path / "metrics.jsonl").read_bytes()),
         first,

@@ -13,23 +13,24 @@ from fedproto.data import Source, Split, from_arrays
 from fedproto.errors import DataError
 
 
-def from_clients(clients: Sequence) -> list[Source]:
+def from_clients(clients: Sequence, names: Sequence[str] | None = None) -> list[Source]:
     """Return one source per client, from a list of (x, y) or (x, y, x_test, y_test).
 
-    Classes are named by the text of the labels.
+    Classes are named by the text of the labels. `names` are the clients', for errors.
     """
+    called = [f"client {name}" for name in names or range(len(clients))]
     arrays_of_clients = []
     labels: set[str] = set()
     for number, client in enumerate(clients):
-        arrays = _to_arrays(client, f"client {number}")
+        arrays = _to_arrays(client, called[number])
         arrays_of_clients.append(arrays)
         train_labels = arrays[1].tolist()
         labels.update(str(label) for label in train_labels)
     distinct = {class_name(label, "the clients' labels hold") for label in labels}
-    names = tuple(sorted(distinct, key=lambda name: (len(name), name)))
+    class_names = tuple(sorted(distinct, key=lambda name: (len(name), name)))
     sources = []
     for number, arrays in enumerate(arrays_of_clients):
-        sources.append(_from_client(arrays, names, f"client {number}"))
+        sources.append(_from_client(arrays, class_names, called[number]))
     return sources
 
 

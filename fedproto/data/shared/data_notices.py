@@ -42,7 +42,7 @@ def _is_in_memory(split: Split) -> bool:
 
 def _list_rows(split: Split) -> list[bytes]:
     """Return the bytes of each row's inputs and label."""
-    inputs = np.ascontiguousarray(split.x).reshape(len(split.y), -1)
+    inputs = np.ascontiguousarray(split.x)
     labels = split.y.astype(np.int64)
     pairs = zip(inputs, labels, strict=True)
     return [row.tobytes() + label.tobytes() for row, label in pairs]

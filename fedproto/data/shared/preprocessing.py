@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedproto.data.shared.channel_order import Order
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.errors import DataError
 
@@ -17,7 +18,9 @@ from fedproto.errors import DataError
 class Preprocessing:
     """Turns stored inputs into what the model sees: x ← (x / scale − mean) / std.
 
-    `encoding` says how rows of a table, or texts, become numbers before all this.
+    `encoding` says how rows of a table, or texts, become numbers before all this. `channel_order`
+    says where the channels were in the arrays that the model was trained on, and so how flat rows
+    are read, and images whose shape fits both orders.
     """
 
     shape: tuple[int, ...]  # of one input, channels first
@@ -25,6 +28,7 @@ class Preprocessing:
     std: tuple[float, ...] = (1.0,)
     scale: float = 1.0
     encoding: Encoding | None = None
+    channel_order: Order = "first"
 
     def __call__(self, x: np.ndarray) -> Tensor:
         """Return inputs from outside as the model sees them: float32, (n, *shape).
@@ -63,8 +67,11 @@ class Preprocessing:
         self._check_values(x)
         if x.shape[1:] not in accepted:
             raise DataError(f"inputs of shape {x.shape[1:]} were given, but {self.shape} is needed")
+        if self.channel_order == "last" and x.ndim == 2:
+            x = x.reshape(len(x), *channels_last)
         # Pillow and most files have the channels last.
-        if x.shape[1:] == channels_last and channels_last != self.shape:
+        is_either = channels_last == self.shape
+        if x.shape[1:] == channels_last and (not is_either or self.channel_order == "last"):
             x = np.moveaxis(x, -1, 1)
         return np.array(x, np.float32, order="C").reshape(len(x), *self.shape)
 

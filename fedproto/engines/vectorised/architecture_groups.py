@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedproto.core.dropout import Dropped
 from fedproto.core.engine import Shard
-from fedproto.core.federation import Examples, Federation, Member
+from fedproto.core.federation import EvaluatedPart, Examples, Federation, Member
 from fedproto.core.local_training import Training, steps_per_epoch
 from fedproto.engines.vectorised.state_store import Place, Store
 
@@ -54,9 +54,17 @@ class ArchitectureGroup:
     train: Data
     test: Data
     states: Store
+    validation: Data | None = None  # None: the federations have no validation
 
     def __len__(self) -> int:
         return len(self.number)
+
+    def data_of(self, part: EvaluatedPart) -> Data:
+        """Return the rows that the clients are evaluated on."""
+        if part == "test":
+            return self.test
+        assert self.validation is not None, "the federations have no validation rows"
+        return self.validation
 
     @property
     def device(self) -> torch.device:
@@ -172,6 +180,7 @@ def build_group(
     momenta = [training.momentum for training in client_trainings]
     training_data = [member.train for member in members]
     test_data = [member.test for member in members]
+    validation_data = [member.validation for member in members if member.validation is not None]
     return ArchitectureGroup(
         model=first.model,
         module=first.module,
@@ -187,6 +196,7 @@ def build_group(
         train=_pool(training_data),
         test=_pool(test_data),
         states=Store(initial_states, federations[0].device, place),
+        validation=_pool(validation_data) if validation_data else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The SGD steps of a stack of clients, one batch per client and step.
+"""The training steps of a stack of clients, one batch per client and step.
 
 Each step gathers a batch for every client, runs the module by `vmap`, takes the gradient of the sum
 of all losses (each client's part of it depends on its own parameters only), and updates them. What
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedproto.core.local_training import crop_and_flip
+from fedproto.core.optimisers import adam_rates, clip_factor, move_by_adam
 from fedproto.core.rng import preserve_torch_generators
 from fedproto.core.tensors import align_axes
 from fedproto.core.types import Algorithm, Batch, Phase, Step, Tree
@@ -54,8 +55,8 @@ class Steps:
     """The steps of all phases of a stack, and the tensors they work on.
 
     These tensors are a *workspace*: the tables of the timetable, `state.*`, `received.*`, the
-    momentum `velocity.*`, sums of the loss `terms.*` over `count` samples, the number of the next
-    step, and `collected` embeddings. Steps change it in place.
+    optimiser's moments `velocity.*` and `square.*`, sums of the loss `terms.*` over `count`
+    samples, the number of the next step, and `collected` embeddings. Steps change it in place.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Steps:
         self.padding_buffers = padding_buffers
         self.algorithm = algorithm
         self.timetable = timetable
+        self.optimiser = timetable.training.optimiser
         self.capacity = capacity
         self.plan = plan
         self.trained_names = [trainable_names(group.module, phase) for phase in phases]
@@ -162,14 +164,16 @@ class Steps:
     def _make_zeros(self, phase: int, values: Tree, clients: int) -> Tree:
         """Return what starts at zero in each phase.
 
-        That is momentum, sums of the loss, the number of the step, and collected embeddings.
+        That is the optimiser's moments, sums of the loss, the number of the step, and collected
+        embeddings.
         """
         like = values["lr"]
         term_names, output_width = self._find_output_layout(values)
         zeros = {}
         for name in self.trained_names[phase]:
             shape = values[f"state.{name}"].shape[1:]
-            zeros[f"velocity.{name}"] = like.new_zeros(clients, *shape)
+            for moment in self.optimiser.moments:
+                zeros[f"{moment}.{name}"] = like.new_zeros(clients, *shape)
         for name in term_names:
             zeros[f"terms.{name}"] = like.new_zeros(clients)
         zeros["count"] = like.new_zeros(clients)
@@ -229,10 +233,7 @@ class Steps:
         return self.recorded[key]
 
     def _descend(self, phase: int, workspace: Tree) -> None:
-        """Do one step of SGD for every client that still has a batch.
-
-        v ← momentum·v + g, w ← w − lr·v
-        """
+        """Do one step of the optimiser for every client that still has a batch."""
         state = part_of_tree(workspace, "state.")
         trained_names = self.trained_names[phase]
         leaves = {name: state[name].detach().requires_grad_() for name in trained_names}
@@ -247,9 +248,7 @@ class Steps:
             workspace["count"].add_(count)
             has_batch = count > 0
             rate = has_batch * workspace["lr"]
-            momentum = workspace["momentum"]
-            for name, gradient in zip(trained_names, gradients, strict=True):
-                _update(state[name], workspace[f"velocity.{name}"], gradient, momentum, rate)
+            self._follow(dict(zip(trained_names, gradients, strict=True)), state, workspace, rate)
             for name, value in buffers.items():
                 kept = torch.where(align_axes(has_batch, value), value, state[name])
                 state[name].copy_(kept)
@@ -257,6 +256,28 @@ class Steps:
                 slot = _take_step(workspace, "slot")[:, :, None].expand_as(outputs)
                 workspace["collected"].scatter_(1, slot, outputs.detach())
             workspace[STEP].add_(1)
+
+    def _follow(self, gradients: Tree, state: Tree, workspace: Tree, rate: Tensor) -> None:
+        """Move parameters along their gradients, in place, by each client's rate.
+
+        The rate of a client without a batch is 0. It gets none in a later step of the phase either,
+        so what becomes of its moments does not matter.
+        """
+        optimiser = self.optimiser
+        if optimiser.clip_norm:
+            gradients = _clip(gradients, optimiser.clip_norm)
+        for name, gradient in gradients.items():
+            value = state[name]
+            velocity = workspace[f"velocity.{name}"]
+            gradient = optimiser.decay_gradient(gradient, value)
+            if optimiser.name == "sgd":
+                _move_by_sgd(value, velocity, gradient, workspace["momentum"], rate)
+                continue
+            rate_of_value = align_axes(rate, value)
+            optimiser.shrink(value, rate_of_value)
+            step_number = (workspace[STEP][0] + 1).double()  # on a GPU a recorded step reads it
+            rates = adam_rates(rate_of_value, step_number)
+            move_by_adam(value, velocity, workspace[f"square.{name}"], gradient, rates)
 
     def _compute(self, workspace: Tree, state: Tree) -> StepOutputs:
         """Return the loss, embeddings and logits of every client's next batch."""
@@ -321,10 +342,23 @@ def _take_step(workspace: Tree, table: str) -> Tensor:
     return workspace[table].index_select(1, workspace[STEP])[:, 0]
 
 
-def _update(
+def _clip(gradients: Tree, clip_norm: float) -> Tree:
+    """Return the gradients (m, …), scaled where the norm of all of a client's is too large."""
+    squared_norms = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
+    factor = clip_factor(squared_norms, clip_norm)
+    clipped = {}
+    for name, gradient in gradients.items():
+        clipped[name] = gradient * align_axes(factor, gradient)
+    return clipped
+
+
+def _move_by_sgd(
     value: Tensor, velocity: Tensor, gradient: Tensor, momentum: Tensor, rate: Tensor
 ) -> None:
-    """Move parameters (m, …) along their gradient, in place, by each client's momentum and rate."""
+    """Do one step of SGD in place, for parameters (m, …), by each client's momentum and rate.
+
+    v ← momentum·v + g, w ← w − lr·v
+    """
     if value.is_cuda and not is_fusing():
         descend(value, velocity, gradient, momentum, rate)
     else:

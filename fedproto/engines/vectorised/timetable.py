@@ -108,7 +108,7 @@ class Timetable:
         keep = dropout.draw(group.dropped, dropout_key, longest)
         for name, value in keep.items():
             tree[f"keep.{name}"] = value.flatten(1, 2)
-        tree["lr"] = group.lr[on_device]
+        tree["lr"] = group.lr[on_device] * self.training.schedule.factor(round)
         tree["momentum"] = group.momentum[on_device]
         return tree
 

@@ -11,6 +11,7 @@ from typing import Any
 from fedproto.core.class_names import are_plain_names
 from fedproto.core.entries import Entry, find_wrong_entry
 from fedproto.core.files import TensorFormat, read_json
+from fedproto.data.shared.channel_order import ORDERS
 from fedproto.data.shared.feature_encoding import ENCODING, is_count
 from fedproto.errors import DataError, shown
 from fedproto.runs.prototype_files import PROTOTYPES
@@ -116,6 +117,8 @@ def _is_input(value: Any) -> bool:
     lengths = (1, shape[0])  # one number, or one per channel
     if len(mean) not in lengths or len(std) not in lengths:
         return False
+    if value.get("channel_order", "first") not in ORDERS:
+        return False
     mean_is_valid = all(_is_number(each) for each in mean)
     std_is_valid = all(_is_positive(each) for each in std)
     return mean_is_valid and std_is_valid and _is_positive(value.get("scale"))
@@ -147,7 +150,7 @@ _ENTRIES = {
     "input": Entry(
         _is_input,
         "the `shape` of the inputs, and the `mean`, `std` and `scale` that turn x into "
-        "(x / scale - mean) / std",
+        "(x / scale - mean) / std, perhaps with a `channel_order` of first or last",
     ),
     "dim": Entry(is_count, "the number of features"),
     "distance": Entry(_is_l2, "'l2'"),

@@ -73,7 +73,8 @@ def _make_preprocessing(given: dict[str, Any], encoding: Encoding | None) -> Pre
         )
     mean = tuple(given["mean"])
     std = tuple(given["std"])
-    return Preprocessing(shape, mean, std, given["scale"], encoding)
+    channel_order = given.get("channel_order", "first")
+    return Preprocessing(shape, mean, std, given["scale"], encoding, channel_order)
 
 
 def _read_calibration(path: Path) -> dict[str, np.ndarray]:

@@ -188,7 +188,10 @@ def _describe_input(preprocessing: Preprocessing) -> dict[str, Any]:
     mean = [float(value) for value in preprocessing.mean]
     std = [float(value) for value in preprocessing.std]
     shape = list(preprocessing.shape)
-    return {"shape": shape, "mean": mean, "std": std, "scale": float(preprocessing.scale)}
+    described = {"shape": shape, "mean": mean, "std": std, "scale": float(preprocessing.scale)}
+    if preprocessing.channel_order != "first":
+        described["channel_order"] = preprocessing.channel_order
+    return described
 
 
 def _compute_thresholds(trained: TrainedClient) -> dict[str, float | None]:

@@ -1,0 +1,107 @@
+"""Names of clients, such as a hospital's: where they come from outside, and how they are found.
+
+A client without a name of its own is called by its number. Names are text from anybody: they are
+normalised like those of classes, and whoever shows them escapes them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from fedproto.core.class_names import find_flaw, normalise_name
+from fedproto.errors import ConfigError, DataError, shown
+
+#: Names that one sentence lists.
+MAX_LISTED_NAMES = 20
+#: Characters of a name that a person or another machine chooses.
+MAX_NAME_CHARACTERS = 100
+
+
+def client_name(raw: str, where: str) -> str:
+    """Return the normalised name of a client.
+
+    Raises DataError if the name is unusable; `where` begins its sentence.
+
+    >>> client_name(" Ko\u0308ln ", "the data has a client")
+    'Köln'
+    """
+    name = normalise_name(raw)
+    flaw = find_flaw(name, "client")
+    if flaw is not None:
+        raise DataError(f"{where} {shown(raw, 60)}, which {flaw}")
+    return name
+
+
+def chosen_name(raw: str, where: str) -> str:
+    """Return the normalised name that somebody chose for a client, which must not be long."""
+    name = client_name(raw, where)
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise DataError(
+            f"{where} {shown(raw, 60)}, which has {len(name)} characters: "
+            f"at most {MAX_NAME_CHARACTERS} are accepted"
+        )
+    return name
+
+
+def refuse_equal_names(names: Sequence[str]) -> None:
+    """Raise DataError if two clients have one name."""
+    numbers: dict[str, int] = {}
+    for number, name in enumerate(names):
+        first = numbers.setdefault(name, number)
+        if first != number:
+            raise DataError(
+                f"clients {first} and {number} are both called {shown(name, 60)}: "
+                "every client needs a name of its own"
+            )
+
+
+def find_client(names: Sequence[str], text: str | int, where: str = "") -> int:
+    """Return the number of the client that a text names; a name wins over a number.
+
+    A whole number is always the number of a client. Raises ConfigError with the names there are;
+    `where` says in its sentence whose clients they are, as in ` in runs/a`.
+
+    >>> find_client(("Ulm", "Köln", "0"), "Köln"), find_client(("Ulm", "Köln", "0"), "0")
+    (1, 2)
+    """
+    if isinstance(text, str):
+        name = normalise_name(text)
+        if name in names:
+            return list(names).index(name)
+        number = int(name) if name.isascii() and name.isdecimal() and len(name) < 19 else -1
+    else:
+        number = text
+    if 0 <= number < len(names):
+        return number
+    raise ConfigError(f"there is no client {_show(text)}{where}: {_describe(names, str(text))}")
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return names as a list for a sentence, of which a long one is cut.
+
+    >>> list_names(["Ulm", "Köln"])
+    'Ulm, Köln'
+    """
+    listed = ", ".join(names[:MAX_LISTED_NAMES])
+    others = len(names) - MAX_LISTED_NAMES
+    return f"{listed} and {others} more" if others > 0 else listed
+
+
+def are_numbers(names: Sequence[str]) -> bool:
+    """Return whether every client is called by its number, so that no name need be shown."""
+    return all(name == str(number) for number, name in enumerate(names))
+
+
+def _show(text: str | int) -> str:
+    is_number = isinstance(text, int) or text.isdecimal()
+    return str(text)[:60] if is_number else shown(text, 60)
+
+
+def _describe(names: Sequence[str], wanted: str) -> str:
+    """Return which clients there are, with the one that may have been meant first."""
+    if are_numbers(names):
+        return f"there are clients 0 to {len(names) - 1}"
+    near = difflib.get_close_matches(normalise_name(wanted), names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}there are {list_names(names)}"
