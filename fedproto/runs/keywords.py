@@ -76,6 +76,7 @@ class DatasetOptions(TypedDict, total=False):
     """Options of the data sets."""
 
     augment: bool  # False
+    broken: Literal["refuse", "skip"]  # refuse
     channel_order: Literal["auto", "first", "last"]  # auto
     client: str | None  # None
     coarse: bool  # False
@@ -88,6 +89,7 @@ class DatasetOptions(TypedDict, total=False):
     keep: Sequence[str]  # ()
     label: str | None  # None
     length: int  # 100
+    levels: str | None  # None
     mean: Sequence[float]  # (0.0,)
     missing: Sequence[str]  # ()
     sheet: str | None  # None
@@ -97,6 +99,7 @@ class DatasetOptions(TypedDict, total=False):
     text: str | None  # None
     text_encoding: str  # utf-8
     vocabulary: int  # 5000
+    window: Sequence[float] | None  # None
 
 
 class ModelOptions(TypedDict, total=False):
