@@ -78,9 +78,11 @@ class DatasetOptions(TypedDict, total=False):
     """Options of the data sets."""
 
     augment: bool  # False
+    broken: Literal["refuse", "skip"]  # refuse
     channel_order: Literal["auto", "first", "last"]  # auto
     client: str | None  # None
     coarse: bool  # False
+    decimal: Literal[".", ","]  # .
     encoding: FileName | None  # None
     form: Literal["auto", "leaf", "emnist", "nist"]  # auto
     grey: bool | None  # None
@@ -89,11 +91,17 @@ class DatasetOptions(TypedDict, total=False):
     keep: Sequence[str]  # ()
     label: str | None  # None
     length: int  # 100
+    levels: str | None  # None
     mean: Sequence[float]  # (0.0,)
+    missing: Sequence[str]  # ()
+    sheet: str | None  # None
     size: int | None  # None
     std: Sequence[float]  # (1.0,)
     subset: str | None  # None
+    text: str | None  # None
+    text_encoding: str  # utf-8
     vocabulary: int  # 5000
+    window: Sequence[float] | None  # None
 
 
 class ModelOptions(TypedDict, total=False):

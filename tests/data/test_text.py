@@ -160,7 +160,7 @@ BAD_TEXTS = [
         "text,label\nx,y,z\n",
         "own.csv, line 2 has 3 values, but the header names 2 columns",
     ),
-    ("cat/1.txt", b"\xff\xfe", "1.txt is not in UTF-8"),
+    ("cat/1.txt", b"\xff", "1.txt is not in UTF-8"),
     ("cat/1.md", "x", "holds no text: a folder must hold one folder of .txt files per class"),
     ("train/cat/1.txt", "x", "is a folder that does not hold train and test"),
 ]
