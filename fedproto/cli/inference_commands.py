@@ -118,9 +118,13 @@ def predict(
         print_json_lines(predictor.answers)
     elif out is None:
         _print_answers(predictor.answers, ways)
+    if client is None and not json:
+        _name_classifier(trained)
     _print_scores(predictor, stderr=json)
     if skipped:
-        say(f"{skipped:,} files could not be read and were skipped", stderr=True)
+        files = "1 file" if skipped == 1 else f"{skipped:,} files"
+        were = "was" if skipped == 1 else "were"
+        say(f"{files} could not be read and {were} skipped", stderr=True)
         raise typer.Exit(1)
 
 
@@ -181,7 +185,6 @@ def _read_trained(run: Path, client: str | None) -> TrainedClient:
     """
     from fedproto.inference.export.manifest import MANIFEST
     from fedproto.inference.export.read import read_exported
-    from fedproto.inference.judgement import name_client
     from fedproto.inference.trained_client import load_client
 
     if run.suffix == ".toml" and run.is_file():
@@ -191,14 +194,7 @@ def _read_trained(run: Path, client: str | None) -> TrainedClient:
         return _refuse_other_client(load_trained_member(read_settings(run)), client, run)
     if (run / MANIFEST).exists():
         return _refuse_other_client(read_exported(run), client, run)
-    trained = load_client(run, client)
-    if client is None:
-        say(
-            f"{name_client(trained)} classifies, which has the most classes "
-            f"({len(trained.own)} of {len(trained.classes)}); --client names another",
-            stderr=True,
-        )
-    return trained
+    return load_client(run, client)
 
 
 def _refuse_other_client(trained: TrainedClient, client: str | None, run: Path) -> TrainedClient:
@@ -228,9 +224,21 @@ def _print_answers(answers: list[dict[str, Any]], ways: list[Way]) -> None:
         say("* the client has never seen this class itself")
 
 
+def _name_classifier(trained: TrainedClient) -> None:
+    """Say which client of a run answers where the user named none."""
+    from fedproto.inference.judgement import name_client
+
+    if "run" in trained.about:
+        say(
+            f"{name_client(trained)} answers, which knows the most classes "
+            f"({len(trained.own)} of {len(trained.classes)}); --client names another"
+        )
+
+
 def _print_scores(predictor: Predictor, *, stderr: bool) -> None:
     """Print how good the answers are, if true classes are stated, and what probabilities mean."""
-    for way, measured in predictor.measure().items():
+    measured_ways = predictor.measure()
+    for way, measured in measured_ways.items():
         values = measured.values
         described = [f"accuracy {values['accuracy']:.1%}"]
         for name, title in SCORES.items():
@@ -243,11 +251,8 @@ def _print_scores(predictor: Predictor, *, stderr: bool) -> None:
             "federation's, and are not scored",
             stderr=True,
         )
-    if not predictor.is_calibrated:
-        say(
-            "probabilities are not calibrated: a run with --validation 0.2 calibrates them",
-            stderr=True,
-        )
+    if measured_ways and not predictor.is_calibrated:
+        say("probabilities are not calibrated: train with --validation 0.2", stderr=stderr)
 
 
 def _describe_answer(answer: dict[str, Any]) -> str:

@@ -108,7 +108,7 @@ def read_labelled_file(
     inputs = list(read_inputs(file.path, preprocessing))
     ids = [each.name for each in inputs]
     labels: list[str | None] = [file.label] * len(inputs)
-    columns = read_side_columns(file.path)
+    columns = read_side_columns(file.path, preprocessing.encoding)
     if columns is None:
         for option, wanted in (("label", label_column), ("id", id_column)):
             if wanted is not None:

@@ -36,8 +36,9 @@ class _Scored(NamedTuple):
 class Predictor:
     """Collects the answers of a trained client, by one or two ways to classify.
 
-    `answers` holds one object per input: its `input`, its `id`, its `class` if that is stated,
-    and for each way the `label` and the `top` candidates, as `fedproto predict --json` prints them.
+    `answers` holds one object per input, as `fedproto predict --json` prints it: its place as
+    `input`, its `id` if it has another, its `class` if that is stated, and for each way the `label`
+    and the `top` candidates.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class Predictor:
     def _add_chunk(self, inputs: Sequence[LabelledInput]) -> None:
         answers: list[dict[str, Any]] = []
         for each in inputs:
-            answer = {"input": each.input.name, "id": each.id}
+            answer = {"input": each.input.name}
+            if each.id != each.input.name:
+                answer["id"] = each.id
             if each.label is not None:
                 answer["class"] = each.label
                 self.unknown_labels += each.label not in self.classes
@@ -179,7 +182,9 @@ def write_answers(path: Path, answers: Sequence[dict[str, Any]], ways: Sequence[
 
 
 def _make_columns(answers: Sequence[dict[str, Any]], ways: Sequence[Way]) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {"id": [answer["id"] for answer in answers]}
+    columns: dict[str, list[Any]] = {
+        "id": [answer.get("id", answer["input"]) for answer in answers]
+    }
     if any("class" in answer for answer in answers):
         columns["class"] = [answer.get("class", "") for answer in answers]
     for way in ways:
@@ -193,8 +198,8 @@ def _make_columns(answers: Sequence[dict[str, Any]], ways: Sequence[Way]) -> dic
 
 def _import_pyarrow() -> tuple[Any, Any]:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
     except ImportError as error:
         raise ConfigError(
             "Parquet needs the package pyarrow: pip install 'fedproto[tables]'"
