@@ -106,7 +106,11 @@ OPTION_MEANINGS = {
         "coarse": "the 20 groups instead of the 100 classes",
         "form": "which of the three published forms to read",
         "subset": "configuration of the data set on the hub",
-        "image": "column of images; none: found by its type",
+        "image": "column of images or of their paths; none: found by its type or name",
+        "group": "column of groups, such as patients, whose rows stay together; none: found by "
+        "its name",
+        "split": "column of the words train, test and val; none: found by its name",
+        "outside": "whether a list may name files outside of its own folder",
         "label": "column of classes; none: found by its name",
         "client": "column of clients, for the partition `natural`; none: found by its name",
         "ignore": "columns to leave out, separated by commas",

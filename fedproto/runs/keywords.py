@@ -76,22 +76,28 @@ class DatasetOptions(TypedDict, total=False):
     """Options of the data sets."""
 
     augment: bool  # False
+    broken: Literal["refuse", "skip"]  # refuse
     channel_order: Literal["auto", "first", "last"]  # auto
     client: str | None  # None
     coarse: bool  # False
     encoding: FileName | None  # None
     form: Literal["auto", "leaf", "emnist", "nist"]  # auto
     grey: bool | None  # None
+    group: str | None  # None
     ignore: Sequence[str]  # ()
     image: str | None  # None
     keep: Sequence[str]  # ()
     label: str | None  # None
     length: int  # 100
+    levels: str | None  # None
     mean: Sequence[float]  # (0.0,)
+    outside: bool  # False
     size: int | None  # None
+    split: str | None  # None
     std: Sequence[float]  # (1.0,)
     subset: str | None  # None
     vocabulary: int  # 5000
+    window: Sequence[float] | None  # None
 
 
 class ModelOptions(TypedDict, total=False):
