@@ -87,16 +87,23 @@ def execute(experiment: Experiment, folder: RunFolder, resumable: Path) -> dict[
 
 def show_results(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
     """Print the contents of some result.json files, each under its label, side by side."""
+    from fedproto.cli.metric_table import metric_table, warn_of_metrics
     from fedproto.cli.tables import clients_table, compare_runs, describe_traffic
 
     labelled = []
     for result, label in zip(results, labels, strict=True):
         labelled.append(result | {"algorithm": label})
     wide_console().print(clients_table(labelled))
+    metrics = metric_table(labelled)
+    if metrics is not None:
+        wide_console().print(metrics)
     for sentence in compare_runs(labelled):
         say(sentence)
     for result in labelled:
         say(describe_traffic(result))
+    for result in labelled:
+        for sentence in warn_of_metrics(result):
+            say(sentence, style="bold red")
     warn_of_divergence(labelled)
 
 
