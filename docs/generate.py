@@ -27,6 +27,7 @@ RUN_MEANINGS = {
     "same clients, while `fedproto.run` and an entry of a sweep take one",
     "model": "the model, or several with counts: `cnn*7,mlp*13`; `auto` is the data set's own",
     "partition": "how the data set is divided among clients",
+    "metric": "metrics beside those that every run has, separated by commas",
     "profile": "follow the paper's text, or its released code, where they differ",
     "clients": "number of clients",
     "rounds": "number of communication rounds",
@@ -65,6 +66,7 @@ RUN_MEANINGS = {
     "select_by": "what the best round is chosen by: `accuracy` (by the nearest prototype where "
     "the algorithm has prototypes, else by the head), or one accuracy by its name",
     "patience": "end a run with validation after so many evaluations without improvement",
+    "baselines": "also train the same model locally and on the rows of all clients together",
     "checkpoint_every": "write a checkpoint every so many rounds; 0: never",
     "data_dir": "folder with data files; none: `$FEDPROTO_DATA`, then `~/.cache/fedproto`",
 }

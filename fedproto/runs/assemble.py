@@ -237,7 +237,7 @@ def assemble(
         client = f"client {names_of_clients[number]}"
         _refuse_empty(train, f"{client} has no training image in {source.name}")
         _refuse_empty(test, f"{client} has no test image in {source.name}")
-        module, dropped, initial = builder.build(model, train, number)
+        module, dropped, initial = builder.build(model, train, number, names_of_clients[number])
         own_labels = train.y[train.rows].unique()
         border = None
         if source.augment:

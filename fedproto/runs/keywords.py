@@ -18,6 +18,7 @@ class RunSettings(TypedDict, total=False):
     """Settings of the run itself; `algorithm`, `dataset` and `model` are parameters of `run`."""
 
     partition: str  # nway
+    metric: str  # ''
     profile: Literal["paper", "released"]  # paper
     clients: int  # 20
     rounds: int  # 100
@@ -51,6 +52,7 @@ class RunSettings(TypedDict, total=False):
     validation: float | None  # None
     select_by: str  # accuracy
     patience: int | None  # None
+    baselines: bool  # False
     checkpoint_every: int  # 10
     data_dir: FileName | None  # None
 
