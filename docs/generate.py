@@ -26,9 +26,11 @@ RUN_MEANINGS = {
     "algorithm": "the algorithm; on the command line, several with commas are compared over the "
     "same clients, while `fedproto.run` and an entry of a sweep take one",
     "model": "the model, or several with counts: `cnn*7,mlp*13`; `auto` is the data set's own",
-    "partition": "how the data set is divided among clients",
+    "partition": "how the data set is divided among clients; `auto`: `nway` for the data sets that "
+    "come with the package, all rows of [data of your own](data.md)",
     "profile": "follow the paper's text, or its released code, where they differ",
-    "clients": "number of clients",
+    "clients": "number of clients; none: 20 for the data sets that come with the package and for "
+    "`nway`, as many as [data of your own](data.md) names or suits",
     "rounds": "number of communication rounds",
     "batch": "samples per training step",
     "lr": "learning rate",
@@ -74,6 +76,10 @@ _IMAGE_OPTIONS = {
     "std": "standard deviation per channel, of values in [0, 1]",
     "augment": "random crop and flip in training",
     "size": "resize images to size x size; none: all must have one size",
+    "levels": "what the levels of folders are, such as `client/class` or `class/group`; none: "
+    "`class`, and `class/group` if every image is in a folder inside its class",
+    "window": "centre and width of the values of DICOM files; none: each file's own",
+    "broken": "what to do about image files that cannot be read",
     "grey": "one channel (true) or three (false); none: one if every file has one",
 }
 

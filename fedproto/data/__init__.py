@@ -20,6 +20,7 @@ from fedproto.core import rng
 from fedproto.core.class_names import merge_names, normalise_name
 from fedproto.core.row_splits import draw_held_out, find_shared_group
 from fedproto.data.shared.channel_order import Order, OrderOption, find_order
+from fedproto.data.shared.dicom import Window
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.lazy_array import LazyArray
 from fedproto.data.shared.preprocessing import Preprocessing
@@ -30,6 +31,8 @@ MAX_VALUES_PER_CHECK = 1 << 24
 #: The default number of training rows per class and client suffices for this many clients.
 CLIENTS_PER_CLASS = 20
 MAX_DEFAULT_SHOTS = 100
+#: The shortest side of an image of which the convolutions of `cnn` leave something.
+MIN_CNN_SIDE = 16
 
 DIGITS = tuple("0123456789")
 
@@ -83,6 +86,7 @@ class Source:
     encoding: Encoding | None = None  # how rows of a table, or texts, became these inputs
     channel_order: Order = "first"  # of the images as they came; here they are first in any case
     validation: Split | None = None  # a set of its own to choose the best round by
+    window: Window | None = None  # for DICOM files, instead of their own
     notices: tuple[str, ...] = ()  # what the user of a run should know about the data
 
     def __post_init__(self) -> None:
@@ -179,6 +183,7 @@ class Source:
             self.scale,
             self.encoding,
             self.channel_order,
+            self.window,
         )
 
 
@@ -304,6 +309,12 @@ def default_shots(y: np.ndarray) -> int:
     return min(MAX_DEFAULT_SHOTS, shots)
 
 
+def choose_model(shape: tuple[int, ...]) -> str:
+    """Return the default model for inputs of this shape: `cnn` for images, unless too small."""
+    is_image = len(shape) in (2, 3)
+    return "cnn" if is_image and min(shape[-2:]) >= MIN_CNN_SIDE else "mlp"
+
+
 def hold_out(
     y: np.ndarray, fraction: float = 0.2, group: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -365,7 +376,7 @@ def from_arrays(
                 f"{name} has training inputs of type {train.x.dtype} but {kind} inputs of "
                 f"{other.x.dtype}"
             )
-    model = "cnn" if train.x.ndim >= 3 else "mlp"
+    model = choose_model(train.x.shape[1:])
     return Source(
         name,
         classes,

@@ -72,7 +72,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def of(
         cls,
         run: str | Path,
-        client: int = 0,
+        client: int | str = 0,
         *,
         module: nn.Module | None = None,
         by: By | None = None,
@@ -80,8 +80,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
     ) -> Classifier:
         """Return a classifier for a client of a finished run, with the prototypes of now.
 
-        The run's data is not needed. `module` is the client's architecture, for a run that was
-        started from Python with modules of its own; its weights come from the run folder.
+        The run's data is not needed. `client` is its name, such as "Ulm", or its number. `module`
+        is the client's architecture, for a run that was started from Python with modules of its
+        own; its weights come from the run folder.
         """
         return cls.from_trained(load_client(Path(run), client, module), by=by, **options)
 

@@ -19,6 +19,7 @@ from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member
 from fedproto.core.interrupts import finish_round_on_interrupt
 from fedproto.core.local_training import Training
+from fedproto.core.measurement import MeasuredClient
 from fedproto.core.metrics import ACCURACIES
 from fedproto.core.optimisers import Optimiser, RateSchedule
 from fedproto.core.rounds import FederationRun, RoundResult, run_rounds
@@ -80,6 +81,7 @@ class Experiment:
         data: Any = None,
         modules: Any = None,
         loaded: dict[str, Source] | None = None,
+        names: Sequence[str] | None = None,
     ) -> Experiment:
         """Load the data, divide it and build the models; refuse here whatever can be refused.
 
@@ -89,10 +91,11 @@ class Experiment:
             modules: a module, or one per client, instead of the model of the settings.
             loaded: the sources read so far, by name; experiments prepared one after the other
                 share it.
+            names: what the clients are called, where the data does not say it.
         """
         algorithm = plugins.build("algorithm", config.algorithm)
         loaded = {} if loaded is None else loaded
-        federation, config = build_federation(config, algorithm, data, modules, loaded)
+        federation, config = build_federation(config, algorithm, data, modules, loaded, names)
         return cls._share_engine([config], algorithm, [federation])[0]
 
     @classmethod
@@ -257,18 +260,23 @@ class Experiment:
         self.engine.restore(self.place, clients)
 
     def finish(
-        self, folder: RunFolder | None, lines: list[dict[str, Any]], accuracies: Tree
+        self,
+        folder: RunFolder | None,
+        lines: list[dict[str, Any]],
+        accuracies: Tree,
+        measured: dict[int, MeasuredClient],
     ) -> Result:
         """Return the result of the finished run, and write it to its folder.
 
-        `lines` are those of metrics.jsonl; `accuracies` holds one value per client.
+        `lines` are those of metrics.jsonl; `accuracies` holds one value per client, and `measured`
+        all metrics of each.
         """
         server = self.progress.server
         prototypes: Tree = {}
         if "prototypes" in server and "known" in server:
             prototypes = {name: server[name].cpu() for name in ("prototypes", "known")}
         result = Result(
-            data=describe_run(self, lines, accuracies),
+            data=describe_run(self, lines, accuracies, measured),
             metrics=lines,
             prototypes=prototypes,
             states=self.client_states(),
@@ -445,7 +453,10 @@ def proceed(
             servers = [experiment.progress.server for experiment in experiments]
             for record, accuracies in zip(records, engine.evaluate(servers), strict=True):
                 record.accuracies = accuracies
-        finished = [record.finish() for record in records]
+        servers = [experiment.progress.server for experiment in experiments]
+        finished = []
+        for record, measured in zip(records, engine.measure(servers), strict=True):
+            finished.append(record.finish(measured))
     yield finished
 
 
@@ -474,9 +485,9 @@ class _RunRecord:
         else:
             self.experiment.keep_best(None)
 
-    def finish(self) -> Result:
+    def finish(self, measured: dict[int, MeasuredClient]) -> Result:
         assert self.accuracies is not None
-        return self.experiment.finish(self.folder, self.lines, self.accuracies)
+        return self.experiment.finish(self.folder, self.lines, self.accuracies, measured)
 
 
 def follow(experiments: Sequence[Experiment]) -> None:
@@ -534,11 +545,12 @@ def _divergence_recorded(records: Sequence[_RunRecord]) -> Iterator[None]:
         config = records[0].experiment.config
         folder = records[0].folder
         if len(records) == 1 and folder is not None:
+            name = records[0].experiment.federation.members[error.client].name
             content = {
                 "seed": config.seed,
                 "rounds": config.rounds,
                 "error": str(error),
-                "diverged": [{"client": error.client, "round": error.round}],
+                "diverged": [{"client": error.client, "name": name, "round": error.round}],
             }
             folder.write_json(DIVERGED, content)
         raise

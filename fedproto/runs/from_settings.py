@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedproto.config import plugins
 from fedproto.config.choices import AUTO, resolve_auto
 from fedproto.config.options import Part
 from fedproto.config.settings import Config
@@ -20,12 +19,13 @@ from fedproto.core.client_names import client_name, refuse_equal_names
 from fedproto.core.federation import Federation, Member
 from fedproto.core.server import Progress
 from fedproto.core.types import Algorithm
-from fedproto.data import DataFolders, Source
+from fedproto.data import Source
 from fedproto.data.shared.client_arrays import from_clients
 from fedproto.errors import ConfigError
 from fedproto.partitions import ClientRows
 from fedproto.runs.assemble import assemble, deal, divide, options_from_data
 from fedproto.runs.devices import device_of
+from fedproto.runs.own_data import load_source, settle_clients, settle_partition
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
 from fedproto.runs.validation_rows import refuse_leaking_groups, set_validation_apart
 
@@ -39,11 +39,12 @@ def build_federation(
     data: Any,
     modules: Any,
     loaded: dict[str, Source],
+    names: Sequence[str] | None = None,
 ) -> tuple[Federation, Config]:
     """Return the federation that a configuration describes, and the completed configuration.
 
-    The configuration is completed by what the data decides: models instead of `auto`, and the
-    number of clients of arrays from Python.
+    The configuration is completed by what the data decides: models and a partition instead of
+    `auto`, and the number of clients.
 
     Args:
         config: the settings.
@@ -51,19 +52,22 @@ def build_federation(
         data: one tuple of arrays per client from Python, in a list or by name, or None.
         modules: a module or one per client from Python, or None.
         loaded: the sources read so far, by name; new ones are added.
+        names: what the clients are called, where neither settings nor data say it.
     """
     if data is None:
+        config = settle_clients(config, loaded)
         sources = _load_sources(config, loaded)
+        config = replace(config, partition=settle_partition(config.partition, sources))
         rows = divide(sources, config.partition, config.seed)
     else:
         names, listed = _split_names(data)
         sources = from_clients(listed, names)
-        rows = []
-        for number, source in enumerate(sources):
-            rows.append(_all_rows(source, None if names is None else names[number]))
+        rows = [_all_rows(source) for source in sources]
         config = replace(
             config, dataset=(FROM_PYTHON,), partition=FROM_PYTHON, clients=len(sources)
         )
+    if names is not None:
+        rows = [each._replace(name=name) for each, name in zip(rows, names, strict=True)]
     rows = set_validation_apart(sources, rows, config.validation, config.seed)
     refuse_leaking_groups(sources, rows)
     models: list[Part | nn.Module]
@@ -139,13 +143,9 @@ def _read_given_prototypes(config: Config) -> Prototypes | None:
 
 def _load_sources(config: Config, loaded: dict[str, Source]) -> list[Source]:
     """Return each client's source; one that was loaded before is not read again."""
-    sources = []
-    for part in deal(config.dataset, config.clients, "dataset"):
-        name = str(part)
-        if name not in loaded:
-            loaded[name] = plugins.build("dataset", part, DataFolders(config.data_dir))
-        sources.append(loaded[name])
-    return sources
+    assert config.clients is not None
+    parts = deal(config.dataset, config.clients, "dataset")
+    return [load_source(part, config.data_dir, loaded) for part in parts]
 
 
 def _split_names(data: Any) -> tuple[list[str] | None, Sequence]:
@@ -157,11 +157,11 @@ def _split_names(data: Any) -> tuple[list[str] | None, Sequence]:
     return names, list(data.values())
 
 
-def _all_rows(source: Source, name: str | None) -> ClientRows:
-    """Return the rows of a source that belongs to one client, which may have a name."""
+def _all_rows(source: Source) -> ClientRows:
+    """Return the rows of a source that belongs to one client."""
     train_rows = np.arange(len(source.train.y))
     test_rows = np.arange(len(source.test.y))
-    return ClientRows(train_rows, test_rows, name=name)
+    return ClientRows(train_rows, test_rows)
 
 
 # --- models

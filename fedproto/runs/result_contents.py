@@ -7,17 +7,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedproto.core.federation import Federation
+from fedproto.core.measurement import MeasuredClient
 from fedproto.core.metrics import summarise
-from fedproto.core.server import Progress
 from fedproto.core.types import Tree
 from fedproto.runs.devices import describe_machine
+from fedproto.runs.metric_contents import (
+    describe_client_metrics,
+    describe_majority,
+    describe_metrics,
+)
 
 if TYPE_CHECKING:
     from fedproto.runs.experiment import Experiment
 
 
 def describe_run(
-    experiment: Experiment, lines: list[dict[str, Any]], accuracies: Tree
+    experiment: Experiment,
+    lines: list[dict[str, Any]],
+    accuracies: Tree,
+    measured: dict[int, MeasuredClient],
 ) -> dict[str, Any]:
     """Return the content of result.json, apart from its version and checksum.
 
@@ -25,6 +33,7 @@ def describe_run(
         experiment: the finished run.
         lines: the lines of metrics.jsonl, one per round.
         accuracies: for each way to predict, one value per client, (clients,).
+        measured: all metrics of each client, by its number.
     """
     config = experiment.config
     federation = experiment.federation
@@ -35,7 +44,8 @@ def describe_run(
     clients = []
     for number in range(len(federation.members)):
         accuracy = {name: float(values[number]) for name, values in accuracies.items()}
-        clients.append(_describe_client(experiment, number, accuracy, images[number]))
+        client = _describe_client(experiment, number, accuracy, images[number])
+        clients.append(client | {"metrics": describe_client_metrics(measured[number])})
     return {
         "algorithm": experiment.algorithm.name,
         "dataset": ",".join(part.name for part in config.dataset),
@@ -45,7 +55,9 @@ def describe_run(
         "partition": federation.partition["sha256"],
         "clients": clients,
         "accuracy": summarise(accuracies),
-        "diverged": _list_diverged(experiment.progress),
+        "metrics": describe_metrics(federation, measured),
+        "baselines": {"majority": describe_majority(federation)},
+        "diverged": _list_diverged(experiment),
         "communication": {
             "values_per_round": traffic["values_up"] / rounds,
             "bytes_up": traffic["bytes_up"],
@@ -106,10 +118,13 @@ def _describe_client(
     return described
 
 
-def _list_diverged(progress: Progress) -> list[dict[str, int]] | None:
+def _list_diverged(experiment: Experiment) -> list[dict[str, Any]] | None:
     """List the clients whose loss exploded and the first round in which it did, or return None."""
-    diverged = sorted(progress.diverged.items())
-    return [{"client": client, "round": round} for client, round in diverged] or None
+    members = experiment.federation.members
+    listed = []
+    for client, round in sorted(experiment.progress.diverged.items()):
+        listed.append({"client": client, "name": members[client].name, "round": round})
+    return listed or None
 
 
 def count_training_images(federation: Federation) -> list[list[int]]:
