@@ -24,6 +24,7 @@ FOLDERS = {
     "dataset": "data",
     "model": "models",
     "partition": "partitions",
+    "metric": "metrics",
 }
 
 #: kind -> module and class of what its plug-ins return
@@ -32,6 +33,7 @@ RETURNS = {
     "dataset": ("fedproto.data", "Source"),
     "model": ("torch.nn", "Module"),
     "partition": ("collections.abc", "Sequence"),
+    "metric": ("numbers", "Real"),
 }
 
 
