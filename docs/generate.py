@@ -59,6 +59,12 @@ RUN_MEANINGS = {
     "states": "where clients' models are kept between rounds",
     "compile": "fuse the kernels of a step on a GPU",
     "eval_every": "evaluate every so many rounds, and in the last",
+    "validation": "fraction of each client's training rows, per class, that are set apart to "
+    "choose the best round by; at least one row of each class stays, and at least one is taken "
+    "where there are two; none: only where the data has a validation set of its own, 0: never",
+    "select_by": "what the best round is chosen by: `accuracy` (by the nearest prototype where "
+    "the algorithm has prototypes, else by the head), or one accuracy by its name",
+    "patience": "end a run with validation after so many evaluations without improvement",
     "checkpoint_every": "write a checkpoint every so many rounds; 0: never",
     "data_dir": "folder with data files; none: `$FEDPROTO_DATA`, then `~/.cache/fedproto`",
 }

@@ -90,6 +90,16 @@ def run(
     eval_every: Annotated[
         str | None, _flag("eval-every", "N", "evaluate every N rounds, and after the last [10]")
     ] = None,
+    validation: Annotated[
+        str | None,
+        _flag("validation", "X", "fraction of training rows to choose the best round by [none]"),
+    ] = None,
+    select_by: Annotated[
+        str | None, _flag("select-by", "NAME", "what the best round is chosen by [accuracy]")
+    ] = None,
+    patience: Annotated[
+        str | None, _flag("patience", "N", "stop after N evaluations without improvement [never]")
+    ] = None,
     checkpoint_every: Annotated[
         str | None,
         _flag("checkpoint-every", "N", "write a checkpoint every N rounds, 0: none [10]"),
@@ -133,6 +143,9 @@ def run(
         "engine": engine,
         "device": device,
         "eval_every": eval_every,
+        "validation": validation,
+        "select_by": select_by,
+        "patience": patience,
         "checkpoint_every": checkpoint_every,
         "data_dir": data_dir,
     }

@@ -33,6 +33,8 @@ from fedproto.errors import ConfigError, unknown
 
 #: Seeds that a 64-bit generator can tell apart.
 Seed = Annotated[int, Bounds(0, 2**63 - 1)]
+#: More would leave too little to train with.
+ValidationFraction = Annotated[float, Bounds(0, 0.9)]
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,13 @@ class Config:
     #: Whether the vectorised engine fuses the kernels of a step: see engines/selection.py.
     compile: Literal["auto", "on", "off"] = "auto"
     eval_every: PositiveInt = 10
+    #: Fraction of each client's training rows, per class, to choose the best round by. None: only
+    #: where the data has a validation set of its own; 0: never.
+    validation: ValidationFraction | None = None
+    #: What the best round is chosen by: an accuracy of the algorithm, or a metric.
+    select_by: str = "accuracy"
+    #: Evaluations without improvement after which a run with validation ends; None: never early.
+    patience: PositiveInt | None = None
     checkpoint_every: NonNegativeInt = 10
     data_dir: File | None = None
 

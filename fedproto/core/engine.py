@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedproto.core import codec
 from fedproto.core.federation import EvaluatedPart
+from fedproto.core.measurement import MeasuredClient
 from fedproto.core.tensors import select_rows
 from fedproto.core.types import Tree, Upload
 from fedproto.errors import FedProtoError, TrainingError, locate, name_failure
@@ -120,6 +121,16 @@ class Engine(Protocol):
 
         Each is a tree of name -> (clients,), float64, on the CPU. `part` says which rows of the
         clients are meant; a client without validation rows has accuracy 0.
+        """
+        ...
+
+    def measure(
+        self, servers: Sequence[Tree], part: EvaluatedPart = "test"
+    ) -> list[dict[int, MeasuredClient]]:
+        """Return all metrics of every client by its number, per federation.
+
+        They cost more than accuracies, so they are for the end of a run. The clients are measured
+        as many at a time as `evaluate` does it, so that their scores fit into memory.
         """
         ...
 

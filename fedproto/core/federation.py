@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedproto.core.dropout import Dropped
+from fedproto.core.measurement import MeasuredClient, Metric, measure_scores
 from fedproto.core.types import Task, Tree
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 #: What a client can be evaluated on.
 EvaluatedPart = Literal["test", "validation"]
+
+
+#: Scores of all clients' rows (rows times classes) that are kept to be ranked together: 20 MB for
+#: each named score.
+MAX_KEPT_SCORES = 5_000_000
 
 
 class Examples(NamedTuple):
@@ -75,6 +81,7 @@ class Federation:
     task: Task
     partition: dict[str, Any]  # the content of partition.json
     from_data: Mapping[str, Any] = field(default_factory=dict)  # partition options set by the data
+    metrics: tuple[Metric, ...] = ()  # beside those that are always measured
     notices: tuple[str, ...] = ()  # of the sources, what the user should know about the data
 
     @property
@@ -94,6 +101,29 @@ class Federation:
         for member in self.members:
             own[member.id, list(member.classes)] = 1
         return own
+
+    def measure_client(
+        self, client: int, scores: Tree, y: Tensor, part: EvaluatedPart
+    ) -> MeasuredClient:
+        """Return the metrics of a client's rows of a part of its data.
+
+        scores  (n, C) each, what the algorithm's `predict` gives
+        y       (n,) the classes of the rows
+        """
+        if not len(y):
+            return MeasuredClient({}, None, None)
+        arrays = {name: values.detach().cpu().numpy() for name, values in scores.items()}
+        labels = y.cpu().numpy()
+        own_classes = self.members[client].classes
+        ways = measure_scores(arrays, labels, own_classes, self.classes, self.metrics)
+        if not self._keeps_scores(part):
+            return MeasuredClient(ways, None, None)
+        return MeasuredClient(ways, arrays, labels)
+
+    def _keeps_scores(self, part: EvaluatedPart) -> bool:
+        """Return whether the scores of all clients' rows are few enough to be kept."""
+        rows = sum(len(member.examples_of(part)) for member in self.members)
+        return rows * len(self.classes) <= MAX_KEPT_SCORES
 
 
 def rearrange_head(own: Tree, fresh: Tree, before: tuple[str, ...], now: tuple[str, ...]) -> Tree:

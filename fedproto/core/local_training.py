@@ -358,10 +358,25 @@ def evaluate(
 
     They have the names that `metrics` gives them.
     """
+    scores, y = score(member, algorithm, own, received, part)
+    classes = next(iter(scores.values())).shape[1]
+    own_classes = torch.zeros(classes, dtype=torch.bool, device=y.device)
+    own_classes[list(member.classes)] = True
+    correct = mark_correct(scores, y, own_classes)
+    return {name: float(values.double().mean()) for name, values in correct.items()}
+
+
+def score(
+    member: Member,
+    algorithm: Algorithm,
+    own: Tree,
+    received: Tree,
+    part: EvaluatedPart = "test",
+) -> tuple[Tree, Tensor]:
+    """Return the algorithm's scores of one part of a client's data, (n, C) each, and the classes.
+
+    The classes of the rows are (n,), numbered as in the federation.
+    """
     state = algorithm.adopt(own, received)
     step = _evaluation_step(member.module, state, member.examples_of(part), received)
-    scores = algorithm.predict(step)
-    own_classes = torch.zeros(step.logits.shape[1], dtype=torch.bool, device=step.logits.device)
-    own_classes[list(member.classes)] = True
-    correct = mark_correct(scores, step.batch.y, own_classes)
-    return {name: float(values.double().mean()) for name, values in correct.items()}
+    return algorithm.predict(step), step.batch.y

@@ -162,16 +162,21 @@ def measure_scores(
     y            (n,) the classes of the rows
     own_classes  the classes that the client trains on
     """
-    is_foreign = np.ones(len(classes), bool)
-    is_foreign[list(own_classes)] = False
     measured = {}
     for name, values in scores.items():
-        own_values = np.where(is_foreign, -np.inf, values)
+        own_values = keep_own_scores(values, own_classes)
         for way, chosen in ((name, values), (f"{name}_own", own_values)):
             probabilities = compute_probabilities(chosen)
             predicted = predict_classes(chosen)
             measured[way] = _measure(probabilities, predicted, y, classes, further)
     return measured
+
+
+def keep_own_scores(scores: np.ndarray, own_classes: Sequence[int]) -> np.ndarray:
+    """Return scores, (n, C), with −∞ in the place of those of classes that are not a client's."""
+    is_foreign = np.ones(scores.shape[1], bool)
+    is_foreign[list(own_classes)] = False
+    return np.where(is_foreign, -np.inf, scores)
 
 
 def _measure(
@@ -226,6 +231,15 @@ def _compute_further(
 
 
 # --- several clients together
+
+
+class MeasuredClient(NamedTuple):
+    """What is measured of one client; nothing if it has no rows."""
+
+    ways: dict[str, Measurement]  # by the way to predict, such as `head` and `head_own`
+    #: The scores of its rows, (n, C) each, and their classes (n,); None: too many to be kept.
+    scores: dict[str, np.ndarray] | None
+    y: np.ndarray | None
 
 
 class Rows(NamedTuple):

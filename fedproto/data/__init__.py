@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedproto.core import rng
 from fedproto.core.class_names import merge_names, normalise_name
+from fedproto.core.row_splits import draw_held_out, find_shared_group
 from fedproto.data.shared.channel_order import Order, OrderOption, find_order
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.lazy_array import LazyArray
@@ -94,6 +95,7 @@ class Source:
         if self.validation is not None:
             check_split(f"{self.name}: the validation set", self.validation, len(self.classes))
         self._check_shapes()
+        self._refuse_leaking_groups()
         self._normalise_names()
         self._normalise_clients()
 
@@ -109,10 +111,29 @@ class Source:
         if self.validation is not None:
             object.__setattr__(self, "validation", _relabel(self.validation, positions))
 
+    def _refuse_leaking_groups(self) -> None:
+        """Refuse sets that share a group: a model that has seen a patient knows all its rows."""
+        sets = {"training": self.train, "test": self.test, "validation": self.validation}
+        groups = {
+            kind: split.group
+            for kind, split in sets.items()
+            if split is not None and split.group is not None
+        }
+        shared = find_shared_group(list(groups.values()))
+        if shared is not None:
+            group, first, second = shared
+            kinds = list(groups)
+            raise DataError(
+                f"{self.name} has leaking groups: the {kinds[first]} set and the {kinds[second]} "
+                f"set both have rows of the group {group!r}"
+            )
+
     def _normalise_clients(self) -> None:
         """Normalise the names of clients; two spellings of one name become one client."""
-        for part in ("train", "test"):
-            split: Split = getattr(self, part)
+        for part in ("train", "test", "validation"):
+            split: Split | None = getattr(self, part)
+            if split is None:
+                continue
             writer = _normalise_writers(split.writer)
             if writer is not split.writer:
                 object.__setattr__(self, part, replace(split, writer=writer))
@@ -283,27 +304,22 @@ def default_shots(y: np.ndarray) -> int:
     return min(MAX_DEFAULT_SHOTS, shots)
 
 
-def hold_out(y: np.ndarray, fraction: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
+def hold_out(
+    y: np.ndarray, fraction: float = 0.2, group: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the training rows and the test rows for a source without a test set, both ascending.
 
-    The test rows are the same seeded fraction of each class every time.
+    The test rows are the same seeded fraction of each class every time; with `group`, all rows of
+    a group are on one side.
     """
-    generator = rng.generator(0, "hold out")
-    held_out = [np.zeros(0, np.int64)]
-    for label in np.unique(y):
-        rows = np.flatnonzero(y == label)
-        if len(rows) == 1:
-            continue  # a single row stays in the training set
-        test_count = max(1, round(fraction * len(rows)))
-        held_out.append(generator.permutation(rows)[:test_count])
-    test_rows = np.sort(np.concatenate(held_out))
+    test_rows = draw_held_out(y, fraction, rng.generator(0, "hold out"), group)
     train_rows = np.setdiff1d(np.arange(len(y)), test_rows)
     return train_rows, test_rows
 
 
 def split_off_test(everything: Split) -> tuple[Split, Split]:
     """Return the training set and the test set of a source without a test set, by `hold_out`."""
-    train_rows, test_rows = hold_out(everything.y)
+    train_rows, test_rows = hold_out(everything.y, group=everything.group)
     return everything.select_rows(train_rows), everything.select_rows(test_rows)
 
 
@@ -312,19 +328,22 @@ def from_arrays(
     classes: tuple[str, ...],
     splits: list[Split],
     channel_order: OrderOption = "auto",
+    validation: Split | None = None,
     **options: Any,
 ) -> Source:
     """Return a source made of a user's own arrays.
 
-    `splits` is the training set and the test set, or one set, of which some rows are held out.
-    `channel_order` says where the channels of images are. `options` are those of `Source` that the
-    arrays do not tell: mean, std, augment.
+    `splits` is the training set and the test set, or one set, of which some rows are held out;
+    `validation` is a set to choose the best round by. `channel_order` says where the channels of
+    images are. `options` are those of `Source` that the arrays do not tell: mean, std, augment.
     """
     order: Order = "first"  # as our own readers give images
     if not isinstance(splits[0].x, LazyArray):
         order = find_order(name, splits[0].x.shape[1:], channel_order)
     if order == "last":
         splits = [_move_channels_first(split) for split in splits]
+        if validation is not None:
+            validation = _move_channels_first(validation)
     names, positions = merge_names(classes, f"{name} has a class")
     has_two_spellings = len(names) < len(set(classes))
     if len(splits) == 1 or has_two_spellings:
@@ -333,13 +352,19 @@ def from_arrays(
     if has_two_spellings:  # merged before rows of each class are held out
         classes = names
         splits = [_relabel(split, positions) for split in splits]
+        if validation is not None:
+            check_split(name, validation, len(positions))
+            validation = _relabel(validation, positions)
     train, test = split_off_test(splits[0]) if len(splits) == 1 else splits
     train_is_bytes = train.x.dtype == np.uint8
-    test_is_bytes = test.x.dtype == np.uint8
-    if train_is_bytes != test_is_bytes:  # one of them would be scaled wrongly
-        raise DataError(
-            f"{name} has training inputs of type {train.x.dtype} but test inputs of {test.x.dtype}"
-        )
+    others: dict[str, Split | None] = {"test": test, "validation": validation}
+    for kind, other in others.items():
+        # One of them would be scaled wrongly.
+        if other is not None and (other.x.dtype == np.uint8) != train_is_bytes:
+            raise DataError(
+                f"{name} has training inputs of type {train.x.dtype} but {kind} inputs of "
+                f"{other.x.dtype}"
+            )
     model = "cnn" if train.x.ndim >= 3 else "mlp"
     return Source(
         name,
@@ -350,6 +375,7 @@ def from_arrays(
         model=model,
         mixed_model=f"{model}-mh",
         shots=default_shots(train.y),
+        validation=validation,
         channel_order=order,
         **options,
     )

@@ -100,4 +100,4 @@ def _restrict_classes(source: Source, classes: tuple[str, ...]) -> Source:
     relabel = np.array([new_label.get(name, 0) for name in source.classes])
     train = replace(source.train, y=relabel[source.train.y])
     test = replace(source.test, y=relabel[source.test.y])
-    return replace(source, classes=classes, train=train, test=test)
+    return replace(source, classes=classes, train=train, test=test, validation=None)

@@ -11,6 +11,7 @@ from fedproto.core import local_training
 from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
 from fedproto.core.federation import EvaluatedPart, Federation
 from fedproto.core.local_training import Training
+from fedproto.core.measurement import MeasuredClient
 from fedproto.core.tensors import stack_uploads
 from fedproto.core.types import Algorithm, Tree
 
@@ -96,6 +97,35 @@ class ReferenceEngine:
                     table[name] = torch.zeros(len(states), dtype=torch.float64)
                 table[name][member.id] = value
         return table
+
+    def measure(
+        self, servers: Sequence[Tree], part: EvaluatedPart = "test"
+    ) -> list[dict[int, MeasuredClient]]:
+        """Return all metrics of every client of this shard by its number, per federation."""
+        tables = []
+        for number, server in enumerate(servers):
+            tables.append(self._measure_federation(number, server, part))
+        return tables
+
+    def _measure_federation(
+        self, number: int, server: Tree, part: EvaluatedPart
+    ) -> dict[int, MeasuredClient]:
+        """Return the metrics of one federation's clients that are in this shard."""
+        federation = self.federations[number]
+        all_classes = torch.ones_like(federation.own_classes[0])
+        measured = {}
+        for member in federation.members:
+            if not self.shard.holds(member.id):
+                continue
+            if not len(member.examples_of(part)):
+                measured[member.id] = MeasuredClient({}, None, None)
+                continue
+            with errors_named(f"client {member.id} ({member.model}), evaluation"):
+                received = self.algorithm.send(server, all_classes)
+                own = self.states[number][member.id]
+                scores, y = local_training.score(member, self.algorithm, own, received, part)
+                measured[member.id] = federation.measure_client(member.id, scores, y, part)
+        return measured
 
     def export(self, federation: int) -> Tree:
         """Return all clients' states as one flat tree, `CLIENT.NAME`, for a checkpoint."""

@@ -40,10 +40,13 @@ FIXED_SETTINGS = {
     "lost_uploads",
     "model",
     "participation",
+    "patience",
     "profile",
     "prototypes",
     "rounds",
+    "select_by",
     "stragglers",
+    "validation",
 }
 
 
@@ -96,6 +99,7 @@ def prepare(
         "clients": 1,
         "rounds": epochs,
         "eval_every": 1,
+        "validation": 0,  # every epoch is shown as it tests
         # A newcomer does not know the weights that the others started from. With these, its
         # embeddings would agree with theirs from the beginning.
         "start": "own",

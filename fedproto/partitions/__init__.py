@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedproto.core import row_splits
 from fedproto.errors import ConfigError
 
 
@@ -51,6 +52,26 @@ class ClientRows(NamedTuple):
     validation: np.ndarray | None = None
     #: What the client is called, where the data says so.
     name: str | None = None
+
+
+def keep_groups_whole(
+    request: PartitionRequest, train_rows: Sequence[np.ndarray]
+) -> Sequence[np.ndarray]:
+    """Return the clients' training rows, moved so that no group is with two clients.
+
+    Each client keeps about as many rows of each class as it had. Without groups nothing changes.
+    """
+    if request.train_group is None:
+        return train_rows
+    moved = row_splits.keep_groups_whole(train_rows, request.train, request.train_group)
+    for client, rows in enumerate(moved):
+        if len(train_rows[client]) and not len(rows):
+            groups = len(np.unique(request.train_group))
+            raise ConfigError(
+                f"{request.clients} clients cannot share {groups} groups so that each has one: "
+                "lower clients"
+            )
+    return moved
 
 
 def add_test_rows(

@@ -8,6 +8,7 @@ from fedproto.partitions import (
     PartitionRequest,
     add_test_rows,
     group_positions,
+    keep_groups_whole,
     require_images,
 )
 
@@ -35,7 +36,7 @@ def classes(
             rows = rows[: shots * clients]
         for hand, part in zip(hands, np.array_split(rows, clients), strict=True):
             hand.append(part)
-    train_rows = [np.concatenate(hand) for hand in hands]
+    train_rows = keep_groups_whole(request, [np.concatenate(hand) for hand in hands])
     return add_test_rows(request, train_rows, test_shots)
 
 

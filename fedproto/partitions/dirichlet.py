@@ -2,7 +2,7 @@ import numpy as np
 
 from fedproto.config.options import PositiveFloat, PositiveInt
 from fedproto.errors import ConfigError
-from fedproto.partitions import ClientRows, PartitionRequest, add_test_rows
+from fedproto.partitions import ClientRows, PartitionRequest, add_test_rows, keep_groups_whole
 
 MAX_TRIES = 100
 
@@ -20,7 +20,7 @@ def dirichlet(
     every client has at least `smallest` images.
     """
     for _ in range(MAX_TRIES):
-        train_rows = _draw_split(request, alpha)
+        train_rows = keep_groups_whole(request, _draw_split(request, alpha))
         if min(len(rows) for rows in train_rows) >= smallest:
             return add_test_rows(request, train_rows, test_shots)
     raise ConfigError(

@@ -35,7 +35,11 @@ def file(request: PartitionRequest, path: str) -> list[ClientRows]:
     rows = []
     for number, client in enumerate(clients):
         rows.append(_read_rows(request, client, f"{path}: client {number}"))
-    _refuse_shared_rows(rows, path)
+    _refuse_shared_rows([client.train for client in rows], path)
+    validations = [client.validation for client in rows if client.validation is not None]
+    if validations and request.validation is None:
+        trains = [client.train for client in rows]
+        _refuse_shared_rows([*trains, *validations], path)
     return rows
 
 
@@ -47,10 +51,18 @@ def _read_rows(request: PartitionRequest, client: dict[str, Any], where: str) ->
     for name in client["classes"]:
         if normalise_name(name) not in held:
             raise DataError(f"{where} claims class {name!r} but has no training image of it")
+    validation = None
+    if "validation" in client:
+        candidates = request.train if request.validation is None else request.validation
+        listed = client["validation"]
+        validation = _convert_rows(listed, len(candidates), f"{where} names a validation row")
+        if request.validation is None and np.isin(validation, train).any():
+            raise DataError(f"{where} has a validation row among its training rows")
+        validation = np.sort(validation)
     name = client.get("name")
     if name is not None:
         name = client_name(name, f"{where} has the name")
-    return ClientRows(np.sort(train), np.sort(test), name=name)
+    return ClientRows(np.sort(train), np.sort(test), validation, name)
 
 
 def _convert_rows(listed: list[int], rows: int, where: str) -> np.ndarray:
@@ -60,10 +72,9 @@ def _convert_rows(listed: list[int], rows: int, where: str) -> np.ndarray:
     return np.array(listed, np.int64)
 
 
-def _refuse_shared_rows(clients: list[ClientRows], path: str) -> None:
+def _refuse_shared_rows(rows_of_clients: list[np.ndarray], path: str) -> None:
     """Refuse a training row that two clients have, or one client twice."""
-    all_rows = np.concatenate([client.train for client in clients])
-    rows, counts = np.unique(all_rows, return_counts=True)
+    rows, counts = np.unique(np.concatenate(rows_of_clients), return_counts=True)
     shared = rows[counts > 1]
     if len(shared):
         raise DataError(f"{path} gives training row {shared[0]} to more than one client")
@@ -106,6 +117,9 @@ def _check_client(client: Any, where: str) -> None:
             raise DataError(f"{where} must have text as {key!r}, not {_shorten(text)}")
     for key in ("train", "test"):
         _check_row_numbers(client.get(key), f"{where} must have a list of whole numbers as {key!r}")
+    if "validation" in client:
+        demand = f"{where} must have a list of whole numbers as 'validation'"
+        _check_row_numbers(client["validation"], demand)
     name = client.get("name", "")
     if not isinstance(name, str):
         raise DataError(f"{where} must have text as 'name', not {_shorten(name)}")

@@ -1,11 +1,12 @@
 import inspect
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from fedproto.config.options import Fraction, PositiveFloat, PositiveInt
 from fedproto.errors import ConfigError, need, unknown
-from fedproto.partitions import ClientRows, PartitionRequest, add_test_rows
+from fedproto.partitions import ClientRows, PartitionRequest, add_test_rows, keep_groups_whole
 
 #: The partitioners that need no more than labels and writers; others want functions or arrays.
 PARTITIONERS = (
@@ -61,7 +62,9 @@ def flower(
     }
     given = {option: value for option, value in options.items() if value is not None}
     partitioner = _build_partitioner(request, name, given)
-    train_rows = _divide_rows(request, name, partitioner)
+    train_rows: Sequence[np.ndarray] = _divide_rows(request, name, partitioner)
+    if not _wants_ids(name):
+        train_rows = keep_groups_whole(request, train_rows)
     return add_test_rows(request, train_rows, test_shots)
 
 

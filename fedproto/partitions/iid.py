@@ -2,7 +2,7 @@ import numpy as np
 
 from fedproto.config.options import PositiveInt
 from fedproto.errors import ConfigError
-from fedproto.partitions import ClientRows, PartitionRequest, add_test_rows
+from fedproto.partitions import ClientRows, PartitionRequest, add_test_rows, keep_groups_whole
 
 
 def iid(request: PartitionRequest, *, test_shots: PositiveInt | None = None) -> list[ClientRows]:
@@ -11,4 +11,5 @@ def iid(request: PartitionRequest, *, test_shots: PositiveInt | None = None) -> 
     if request.clients > images:
         raise ConfigError(f"{request.clients} clients cannot share {images} training images")
     shuffled = request.generator.permutation(images)
-    return add_test_rows(request, np.array_split(shuffled, request.clients), test_shots)
+    train_rows = keep_groups_whole(request, np.array_split(shuffled, request.clients))
+    return add_test_rows(request, train_rows, test_shots)

@@ -35,6 +35,11 @@ def nway(
     the number of classes, k_i at 1 or more. A client is tested on every test image of its classes,
     or on `test_shots` of each.
     """
+    if request.train_group is not None:
+        raise ConfigError(
+            "partition nway deals single rows of a class and would separate groups: use iid, "
+            "dirichlet, classes or natural"
+        )
     total = len(request.names)
     filled = fill_in(
         total, request.shots, ways=ways, shots=shots, stdev=stdev, shots_stdev=shots_stdev

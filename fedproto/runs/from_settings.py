@@ -27,6 +27,7 @@ from fedproto.partitions import ClientRows
 from fedproto.runs.assemble import assemble, deal, divide, options_from_data
 from fedproto.runs.devices import device_of
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
+from fedproto.runs.validation_rows import refuse_leaking_groups, set_validation_apart
 
 #: Stands in a configuration for arrays and modules that no file can name.
 FROM_PYTHON = Part("python")
@@ -63,6 +64,8 @@ def build_federation(
         config = replace(
             config, dataset=(FROM_PYTHON,), partition=FROM_PYTHON, clients=len(sources)
         )
+    rows = set_validation_apart(sources, rows, config.validation, config.seed)
+    refuse_leaking_groups(sources, rows)
     models: list[Part | nn.Module]
     if modules is None:
         parts = _choose_models(sources, algorithm, config)

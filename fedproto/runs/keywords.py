@@ -48,6 +48,9 @@ class RunSettings(TypedDict, total=False):
     states: Literal["auto", "device", "host", "disk"]  # auto
     compile: Literal["auto", "on", "off"]  # auto
     eval_every: int  # 10
+    validation: float | None  # None
+    select_by: str  # accuracy
+    patience: int | None  # None
     checkpoint_every: int  # 10
     data_dir: FileName | None  # None
 

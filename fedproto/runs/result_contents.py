@@ -7,17 +7,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedproto.core.federation import Federation
+from fedproto.core.measurement import MeasuredClient
 from fedproto.core.metrics import summarise
 from fedproto.core.server import Progress
 from fedproto.core.types import Tree
 from fedproto.runs.devices import describe_machine
+from fedproto.runs.metric_contents import (
+    describe_client_metrics,
+    describe_majority,
+    describe_metrics,
+)
 
 if TYPE_CHECKING:
     from fedproto.runs.experiment import Experiment
 
 
 def describe_run(
-    experiment: Experiment, lines: list[dict[str, Any]], accuracies: Tree
+    experiment: Experiment,
+    lines: list[dict[str, Any]],
+    accuracies: Tree,
+    measured: dict[int, MeasuredClient],
 ) -> dict[str, Any]:
     """Return the content of result.json, apart from its version and checksum.
 
@@ -25,6 +34,7 @@ def describe_run(
         experiment: the finished run.
         lines: the lines of metrics.jsonl, one per round.
         accuracies: for each way to predict, one value per client, (clients,).
+        measured: all metrics of each client, by its number.
     """
     config = experiment.config
     federation = experiment.federation
@@ -34,7 +44,8 @@ def describe_run(
     clients = []
     for number in range(len(federation.members)):
         accuracy = {name: float(values[number]) for name, values in accuracies.items()}
-        clients.append(_describe_client(experiment, number, accuracy, images[number]))
+        client = _describe_client(experiment, number, accuracy, images[number])
+        clients.append(client | {"metrics": describe_client_metrics(measured[number])})
     return {
         "algorithm": experiment.algorithm.name,
         "dataset": ",".join(part.name for part in config.dataset),
@@ -44,6 +55,8 @@ def describe_run(
         "partition": federation.partition["sha256"],
         "clients": clients,
         "accuracy": summarise(accuracies),
+        "metrics": describe_metrics(federation, measured),
+        "baselines": {"majority": describe_majority(federation)},
         "diverged": _list_diverged(experiment.progress),
         "communication": {
             "values_per_round": traffic["values_up"] / config.rounds,

@@ -459,7 +459,9 @@ def test_a_configuration_written_out_says_everything(tmp_path: Path) -> None:
         part = getattr(only({"model": "cnn"}), kind)
         options = (part[0] if isinstance(part, tuple) else part).options
         assert {f"{kind}.{name}" for name in options} <= set(written)
-    unsaid = {"dim", "data_dir", "initial", "prototypes", "stack", "workers"}  # that are none
+    # Those that are none.
+    unsaid = {"dim", "data_dir", "initial", "prototypes", "stack", "workers"}
+    unsaid |= {"validation", "patience"}
     assert RUN_FIELDS - unsaid <= set(written)
 
 

@@ -59,6 +59,17 @@ def largest_difference(a, b):
     return largest
 
 
+def flatten(values):
+    """Return the metrics of a way to predict without nesting: `sensitivity.NAME`."""
+    flat = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": each for key, each in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
 def assert_equal(first, second, tolerance=1e-8):
     """Compare clients, server, ledger, losses and accuracies of two finished runs."""
     run, result = first
@@ -76,7 +87,11 @@ def assert_equal(first, second, tolerance=1e-8):
             assert line[name] == pytest.approx(other_line[name], rel=0, abs=tolerance)
         not_exact = {"loss": 0, "loss_std": 0, "seconds": 0}
         assert line | not_exact == other_line | not_exact
-    assert result.clients == other_result.clients
+    for client, other_client in zip(result.clients, other_result.clients, strict=True):
+        assert client | {"metrics": 0} == other_client | {"metrics": 0}
+        for way, values in client["metrics"].items():
+            other_values = flatten(other_client["metrics"][way])
+            assert flatten(values) == pytest.approx(other_values, rel=0, abs=1e-6), way
 
 
 def assert_engines_agree(algorithm, tolerance=1e-8, **settings):

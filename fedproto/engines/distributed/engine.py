@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from fedproto.core.engine import Chunk, Cohort, Engine, Shard
 from fedproto.core.federation import EvaluatedPart
+from fedproto.core.measurement import MeasuredClient
 from fedproto.core.types import Algorithm, Tree
 from fedproto.engines.distributed.exchange import (
     LOST_PROCESSES,
@@ -78,6 +79,13 @@ class DistributedEngine:
         """Return every client's accuracies with the server's present state, per federation."""
         self._start(len(servers))
         return self._order("evaluate", servers, part)
+
+    def measure(
+        self, servers: Sequence[Tree], part: EvaluatedPart = "test"
+    ) -> list[dict[int, MeasuredClient]]:
+        """Return all metrics of every client by its number, per federation."""
+        self._start(len(servers))
+        return self._order("measure", servers, part)
 
     def export(self, federation: int) -> Tree:
         """Return all clients' states as one flat tree, `CLIENT.NAME`, for a checkpoint."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedproto.core.additivity import AdditivityCheck
 from fedproto.core.engine import Chunk, Cohort, Engine, Shard
 from fedproto.core.federation import EvaluatedPart
+from fedproto.core.measurement import MeasuredClient
 from fedproto.core.tensors import (
     concatenate_rows,
     flatten_groups,
@@ -119,6 +120,30 @@ def _evaluate(
     return sums
 
 
+def _measure(
+    inner: Engine, algorithm: Algorithm, servers: list[Tree], part: EvaluatedPart
+) -> list[dict[int, MeasuredClient]]:
+    """Return every client's metrics by its number, per federation; each rank measures its own."""
+
+    def work() -> list[dict[int, MeasuredClient]]:
+        return inner.measure(servers, part)
+
+    _, tables_of_ranks = do_together(work, _report_everything)
+    tables = []
+    for number in range(len(servers)):
+        together: dict[int, MeasuredClient] = {}
+        for rank_tables in tables_of_ranks:
+            together |= rank_tables[number]
+        tables.append(dict(sorted(together.items())))
+    return tables
+
+
+def _report_everything(
+    tables: list[dict[int, MeasuredClient]],
+) -> list[dict[int, MeasuredClient]]:
+    return tables
+
+
 def _export(inner: Engine, algorithm: Algorithm, trees: list[Tree], federation: int) -> Tree:
     """Return all clients' states on rank 0, by client; the order within a state is kept."""
 
@@ -151,6 +176,7 @@ def _restore(inner: Engine, algorithm: Algorithm, trees: list[Tree], federation:
 METHODS: dict[str, Callable[..., Any]] = {
     "train": _train,
     "evaluate": _evaluate,
+    "measure": _measure,
     "export": _export,
     "restore": _restore,
 }

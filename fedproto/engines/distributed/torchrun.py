@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from fedproto.core.engine import Chunk, Cohort, Shard
 from fedproto.core.federation import EvaluatedPart
+from fedproto.core.measurement import MeasuredClient
 from fedproto.core.types import Algorithm, Tree
 from fedproto.engines.distributed.engine import DistributedEngine, ProcessGroup
 from fedproto.engines.distributed.exchange import (
@@ -119,6 +120,12 @@ class Follower:
         raise self._refusal()
 
     def evaluate(self, servers: Sequence[Tree], part: EvaluatedPart = "test") -> list[Tree]:
+        """Raise ConfigError."""
+        raise self._refusal()
+
+    def measure(
+        self, servers: Sequence[Tree], part: EvaluatedPart = "test"
+    ) -> list[dict[int, MeasuredClient]]:
         """Raise ConfigError."""
         raise self._refusal()
 

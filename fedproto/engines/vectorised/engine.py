@@ -10,6 +10,7 @@ from torch import Tensor
 from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
 from fedproto.core.federation import EvaluatedPart, Federation
 from fedproto.core.local_training import Training
+from fedproto.core.measurement import MeasuredClient
 from fedproto.core.tensors import move_index
 from fedproto.core.types import Algorithm, Tree, Upload
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, build_groups
@@ -30,6 +31,7 @@ class VectorisedEngine:
         shard: Shard = Shard(),  # noqa: B008 (a constant)
     ) -> None:
         self.algorithm = algorithm
+        self.federations = federations
         self.sizes = [len(federation.members) for federation in federations]
         groups = build_groups(federations, trainings, plan.place, shard)
         self.stacks = [Stack(group, algorithm, trainings[0], plan) for group in groups]
@@ -79,6 +81,24 @@ class VectorisedEngine:
                 belongs = group.federation[positions] == number
                 clients = group.number[positions[belongs]]
                 table[name][clients] = values[belongs]
+
+    def measure(
+        self, servers: Sequence[Tree], part: EvaluatedPart = "test"
+    ) -> list[dict[int, MeasuredClient]]:
+        """Return all metrics of every client of this shard by its number, per federation."""
+        tables: list[dict[int, MeasuredClient]] = [{} for _ in servers]
+        for stack in self.stacks:
+            group = stack.group
+            for positions in stack.split_to_measure(part):
+                with errors_named(f"{len(positions)} clients of {group.model}, evaluation"):
+                    received = send_all_classes(self.algorithm, servers, group, positions)
+                    for position, scores, y in stack.score(positions, received, part):
+                        number = int(group.federation[position])
+                        client = int(group.number[position])
+                        federation = self.federations[number]
+                        measured = federation.measure_client(client, scores, y, part)
+                        tables[number][client] = measured
+        return [dict(sorted(table.items())) for table in tables]
 
     def export(self, federation: int) -> Tree:
         """Return all clients' states as one flat tree, `CLIENT.NAME`, for a checkpoint."""

@@ -25,6 +25,8 @@ from fedproto.engines.vectorised.timetable import Timetable
 
 #: Clients whose small models a CPU's caches hold.
 CPU_CLIENTS_AT_ONCE = 20
+#: Scores (rows times classes) of clients that are measured together: 80 MB for each named score.
+MAX_SCORES_AT_ONCE = 20_000_000
 
 
 class TrainedClients(NamedTuple):
@@ -33,6 +35,14 @@ class TrainedClients(NamedTuple):
     uploads: Upload  # with a leading axis over the clients
     loss: Tree  # each term, (m,)
     sound: Tensor  # (m,) whether loss, parameters and upload are finite
+
+
+class _ScoredColumns(NamedTuple):
+    """The scores of some columns of m clients' rows."""
+
+    scores: Tree  # (m, columns, C) each
+    y: Tensor  # (m, columns)
+    inside: Tensor  # (m, columns) false where a client has no such row
 
 
 class Stack:
@@ -176,22 +186,59 @@ class Stack:
 
         A client without rows of this part has accuracy 0.
         """
+        on_device = move_index(positions, self.group.device)
+        own_classes = self.group.own[on_device] > 0
+        counts: Tree = {}
+        for scores, y, inside in self._score_columns(positions, received, part):
+            for name, correct in mark_correct(scores, y, own_classes).items():
+                counts[name] = counts.get(name, 0) + (correct & inside).sum(1)
+        lengths = self.group.data_of(part).lengths[on_device]
+        return divide_counts(counts, lengths.clamp(min=1))
+
+    def split_to_measure(self, part: EvaluatedPart) -> Iterator[Tensor]:
+        """Yield the positions of all clients, as many at a time as have MAX_SCORES_AT_ONCE."""
+        classes = self.group.own.shape[1]
+        scores_per_client = max(1, self.group.data_of(part).rows.shape[1] * classes)
+        clients = max(1, min(self.capacity, MAX_SCORES_AT_ONCE // scores_per_client))
+        yield from torch.arange(len(self.group)).split(clients)
+
+    def score(
+        self, positions: Tensor, received: Tree, part: EvaluatedPart
+    ) -> Iterator[tuple[int, Tree, Tensor]]:
+        """Yield each client's position, its scores, (n, C) each, and its rows' classes, (n,).
+
+        All are on the CPU.
+        """
+        pieces = list(self._score_columns(positions, received, part))
+        names = list(pieces[0].scores) if pieces else []
+        joined = {}
+        for name in names:
+            joined[name] = torch.cat([piece.scores[name] for piece in pieces], 1).cpu()
+        data = self.group.data_of(part)
+        on_device = move_index(positions, self.group.device)
+        y = data.y[data.rows[on_device]].cpu()
+        lengths = data.lengths[on_device].tolist()
+        for place, position in enumerate(positions.tolist()):
+            length = lengths[place]
+            scores = {name: values[place, :length] for name, values in joined.items()}
+            yield position, scores, y[place, :length]
+
+    def _score_columns(
+        self, positions: Tensor, received: Tree, part: EvaluatedPart
+    ) -> Iterator[_ScoredColumns]:
+        """Yield the scores of some clients' rows, some columns of them at a time."""
         state = vmap(self.algorithm.adopt)(self.group.states.take(positions), received)
         data = self.group.data_of(part)
         on_device = move_index(positions, self.group.device)
-        own_classes = self.group.own[on_device] > 0
         lengths = data.lengths[on_device]
         y = data.y[data.rows[on_device]]
-        counts: Tree = {}
         for features, logits, columns in self.forward_passes.run(state, data, positions):
             column_numbers = torch.arange(columns.start, columns.stop, device=y.device)
             inside = column_numbers < lengths[:, None]
             empty = features.new_empty(len(positions), 0)
             batch = Batch(empty, y[:, columns], inside.to(features.dtype))
             scores = vmap(self.algorithm.predict)(Step(state, features, logits, batch, received))
-            for name, correct in mark_correct(scores, batch.y, own_classes).items():
-                counts[name] = counts.get(name, 0) + (correct & inside).sum(1)
-        return divide_counts(counts, lengths.clamp(min=1))
+            yield _ScoredColumns(scores, batch.y, inside)
 
 
 def _replace_trained(state: Tree, moved_state: Tree, phase: Phase) -> Tree:
