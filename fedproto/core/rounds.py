@@ -48,6 +48,12 @@ class RoundResult:
     #: Each accuracy, one value per client.
     clients: Tree | None = field(repr=False, default=None)
 
+    def __repr__(self) -> str:
+        values = [f"loss {sum(self.loss.values()):.3f}"]
+        for name, value in (self.accuracy or {}).items():
+            values.append(f"{name} {value['mean']:.2%}")
+        return f"<round {self.round}: {', '.join(values)}>"
+
     def line(self) -> dict[str, Any]:
         """Return what metrics.jsonl holds of this round: everything but the values per client."""
         return {name: value for name, value in vars(self).items() if name != "clients"}

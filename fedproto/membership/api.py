@@ -100,4 +100,6 @@ def extend(
     experiment, folder = extension.extend(Path(run), paths, Path(out), rounds)
     for notice in experiment.notices:
         warnings.warn(notice, stacklevel=2)
-    return experiment.execute(folder, announce_rounds(experiment, on_round, progress=progress))
+    return experiment.execute(
+        folder, announce_rounds(experiment.algorithm.name, on_round, progress=progress)
+    )

@@ -21,6 +21,7 @@ from fedproto.core.types import Tree
 from fedproto.data import Source
 from fedproto.errors import ConfigError
 from fedproto.membership.contribution import Contribution
+from fedproto.runs.announcements import announce_rounds
 from fedproto.runs.experiment import Experiment, OnRound, hold_all
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import UPLOAD, read_prototypes
@@ -66,6 +67,11 @@ class Joined:
     result: Result
     epochs: list[Epoch]
     upload: Contribution
+
+    def __repr__(self) -> str:
+        last = self.epochs[-1]
+        head = f"head {last.joined['head']:.1%}, alone {last.alone['head']:.1%}"
+        return f"<{self.upload.member} joined, {last.epoch} epochs: {head}>"
 
 
 def prepare(
@@ -128,6 +134,7 @@ def join(
     epochs: int = 10,
     out: str | Path | None = None,
     name: str = "newcomer",
+    progress: bool = False,
     **options: Any,
 ) -> Joined:
     """Let a newcomer join a trained federation; also train it alone, for comparison.
@@ -140,6 +147,7 @@ def join(
     shots       training samples per class; None: all
     out         a folder for the newcomer's run and upload; None: nothing is written
     name        of the newcomer among the federation's members
+    progress    print a line to stderr for each epoch
     options     as for `fedproto.run`
     """
     prepared = prepare(
@@ -152,7 +160,11 @@ def join(
         epochs=epochs,
         options=options,
     )
-    return proceed(prepared, None if out is None else Path(out), name)
+
+    def watch(run_name: str) -> AbstractContextManager[OnRound]:
+        return nullcontext(announce_rounds(run_name, progress=progress, unit="epoch"))
+
+    return proceed(prepared, None if out is None else Path(out), name, watch)
 
 
 def _ignore_round(result: RoundResult) -> None:

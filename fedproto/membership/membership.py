@@ -21,6 +21,7 @@ from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
 from fedproto.core import files
 from fedproto.core.class_names import describe_similar_names
+from fedproto.core.client_names import list_names
 from fedproto.core.tensors import FLOATS, scatter_rows
 from fedproto.core.types import Tree, Upload
 from fedproto.core.uploads import LatestUploads
@@ -59,6 +60,9 @@ class Membership:
     changes: tuple[dict[str, Any], ...] = ()  # who joined and left, in order
 
     # --- reading and writing
+
+    def __repr__(self) -> str:
+        return f"<{len(self.members)} members: {list_names(list(self.members))}>"
 
     @classmethod
     def of(cls, folder: RunFolder) -> Membership:

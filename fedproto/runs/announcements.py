@@ -10,14 +10,14 @@ import logging
 import sys
 
 from fedproto.core.rounds import RoundResult
-from fedproto.runs.experiment import Experiment, OnRound
+from fedproto.runs.experiment import OnRound
 
 LOGGER = logging.getLogger("fedproto")
 LOGGER.addHandler(logging.NullHandler())  # nothing is printed unless the user's program asks for it
 
 
 def announce_rounds(
-    experiment: Experiment,
+    name: str,
     on_round: OnRound | None = None,
     *,
     progress: bool = False,
@@ -26,12 +26,11 @@ def announce_rounds(
     """Return what to call after each round: it logs the round, then calls `on_round`.
 
     Args:
-        experiment: what is trained.
+        name: what is trained, such as the algorithm.
         on_round: is called with the result of each round.
         progress: print a line to stderr for each evaluated round.
         unit: what a round is called.
     """
-    name = experiment.algorithm.name
 
     def announce(result: RoundResult) -> None:
         if LOGGER.isEnabledFor(logging.INFO):

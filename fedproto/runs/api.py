@@ -55,7 +55,9 @@ def run(
             Python's `logging` gets every round at level INFO in any case.
     """
     experiment, folder = _begin(algorithm, dataset, model, out, options)
-    return experiment.execute(folder, announce_rounds(experiment, on_round, progress=progress))
+    return experiment.execute(
+        folder, announce_rounds(experiment.algorithm.name, on_round, progress=progress)
+    )
 
 
 def stream(
@@ -73,7 +75,7 @@ def stream(
     """
     experiment, folder = _begin(algorithm, dataset, model, out, options)
     interrupted = threading.Event()
-    announced = announce_rounds(experiment)
+    announced = announce_rounds(experiment.algorithm.name)
     steps = proceed([experiment], [folder], interrupted, announced)
     with closing(steps), _closed_at_exit(steps):
         while True:

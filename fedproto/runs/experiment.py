@@ -133,6 +133,10 @@ class Experiment:
             experiments.append(experiment)
         return experiments
 
+    def __repr__(self) -> str:
+        rounds = f"round {self.progress.round} of {self.config.rounds}"
+        return f"<{self.algorithm.name} over a {str(self.federation)[1:-1]}, {rounds}>"
+
     def federation_run(self) -> FederationRun:
         """Return what the round loop needs of this experiment."""
         schedule = Schedule(

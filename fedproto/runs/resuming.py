@@ -52,7 +52,7 @@ def resume(
         experiment, reopened = reopen(run, None, dataset, model)
         for notice in experiment.notices:
             warnings.warn(notice, stacklevel=2)
-        announced = announce_rounds(experiment, on_round, progress=progress)
+        announced = announce_rounds(experiment.algorithm.name, on_round, progress=progress)
         return experiment.execute(reopened, announced)
 
 

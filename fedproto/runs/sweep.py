@@ -101,9 +101,7 @@ def read_sweep(path: Path) -> list[Cell]:
     return make_cells(settings, lists, f"[sweep] of {path}")
 
 
-def make_cells(
-    settings: dict[str, Any], lists: dict[str, list[Any]], where: str
-) -> list[Cell]:
+def make_cells(settings: dict[str, Any], lists: dict[str, list[Any]], where: str) -> list[Cell]:
     """Return all combinations of lists of values, the last list changing fastest.
 
     `settings` are those of all cells; `where` begins the sentences of errors.
