@@ -26,9 +26,11 @@ RUN_MEANINGS = {
     "algorithm": "the algorithm; on the command line, several with commas are compared over the "
     "same clients, while `fedproto.run` and an entry of a sweep take one",
     "model": "the model, or several with counts: `cnn*7,mlp*13`; `auto` is the data set's own",
-    "partition": "how the data set is divided among clients",
+    "partition": "how the data set is divided among clients; `auto`: `nway` for the data sets that "
+    "come with the package, all rows of [data of your own](data.md)",
     "profile": "follow the paper's text, or its released code, where they differ",
-    "clients": "number of clients",
+    "clients": "number of clients; none: 20 for the data sets that come with the package and for "
+    "`nway`, as many as [data of your own](data.md) names or suits",
     "rounds": "number of communication rounds",
     "batch": "samples per training step",
     "lr": "learning rate",

@@ -10,7 +10,7 @@ import typer
 
 from fedproto.cli.flags import PluginDir, TrustPlugins
 from fedproto.cli.output import print_json_lines, print_table, say
-from fedproto.errors import DataError
+from fedproto.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from fedproto.inference.input_files import Input
@@ -43,7 +43,8 @@ def predict(
         ),
     ] = None,
     client: Annotated[
-        int | None, typer.Option(help="client whose model classifies [0]", show_default=False)
+        str | None,
+        typer.Option(metavar="NAME", help="client whose model classifies: name or number [0]"),
     ] = None,
     by: Annotated[
         Literal["prototype", "head", "both"],
@@ -69,7 +70,7 @@ def predict(
         wanted = DEFAULT_REJECT if reject is None else reject
         _show_rejections(run, client, wanted, json)
         return
-    trained = _read_trained(run, client or 0)
+    trained = _read_trained(run, client)
     ways: list[Way]
     if by != "both":
         ways = [by]
@@ -89,8 +90,11 @@ def predict(
         _print_answers(answers, ways)
 
 
-def _read_trained(run: Path, client: int) -> TrainedClient:
-    """Read a trained client from a run folder, an exported folder or a member's TOML file."""
+def _read_trained(run: Path, client: str | None) -> TrainedClient:
+    """Read a trained client from a run folder, an exported folder or a member's TOML file.
+
+    The latter two hold one client; another one that is asked for is refused.
+    """
     from fedproto.inference.export.manifest import MANIFEST
     from fedproto.inference.export.read import read_exported
     from fedproto.inference.trained_client import load_client
@@ -99,10 +103,22 @@ def _read_trained(run: Path, client: int) -> TrainedClient:
         from fedproto.deploy.member import load_trained_member
         from fedproto.deploy.settings import read_member as read_settings
 
-        return load_trained_member(read_settings(run))
+        return _refuse_other_client(load_trained_member(read_settings(run)), client, run)
     if (run / MANIFEST).exists():
-        return read_exported(run)
-    return load_client(run, client)
+        return _refuse_other_client(read_exported(run), client, run)
+    return load_client(run, 0 if client is None else client)
+
+
+def _refuse_other_client(trained: TrainedClient, client: str | None, run: Path) -> TrainedClient:
+    """Return the only client of a folder or file, unless another one is asked for."""
+    from fedproto.core.class_names import normalise_name
+    from fedproto.inference.judgement import name_client
+
+    held = (trained.about.get("name"), trained.about.get("client"))
+    names = {str(each) for each in held if each is not None}
+    if client is not None and names and normalise_name(client) not in names:
+        raise ConfigError(f"{run} holds {name_client(trained)} and no other: leave --client out")
+    return trained
 
 
 def _read_inputs(paths: list[Path], trained: TrainedClient) -> list[Input]:
@@ -210,7 +226,7 @@ def _refuse_without_inputs(run: Path) -> None:
         )
 
 
-def _show_rejections(run: Path, client: int | None, reject: float, json: bool) -> None:
+def _show_rejections(run: Path, client: str | None, reject: float, json: bool) -> None:
     """Print how many known and unseen test images the clients of a run reject."""
     from fedproto.inference.open_set import measure_rejections
 
@@ -266,8 +282,8 @@ def _name_clients_that_cannot_reject(found: list[Rejection], reject: float) -> N
     """Name the clients that have too few images for calibration, in one sentence."""
     from fedproto.inference.calibration import count_rows_needed
 
-    clients = {each.client for each in found}
-    images = {each.client: each.calibrated_on for each in found if each.known_rejected is None}
+    clients = {each.name for each in found}
+    images = {each.name: each.calibrated_on for each in found if each.known_rejected is None}
     if not images:
         return
     described = [f"{client} ({count})" for client, count in images.items()]
@@ -288,7 +304,9 @@ def _name_clients_that_cannot_reject(found: list[Rejection], reject: float) -> N
 def export(
     run: Run,
     to: Annotated[Path, typer.Option(help="a new or empty folder")],
-    client: Annotated[int, typer.Option(help="number of the client", min=0)] = 0,
+    client: Annotated[
+        str | None, typer.Option(metavar="NAME", help="name or number of the client [0]")
+    ] = None,
     onnx: Annotated[
         bool, typer.Option(help="write model.onnx, too (needs pip install '.[onnx]')")
     ] = True,

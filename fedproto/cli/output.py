@@ -87,12 +87,14 @@ def execute(experiment: Experiment, folder: RunFolder, resumable: Path) -> dict[
 
 def show_results(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
     """Print the contents of some result.json files, each under its label, side by side."""
-    from fedproto.cli.tables import clients_table, compare_runs, describe_traffic
+    from fedproto.cli.tables import clients_tables, compare_runs, describe_traffic
 
     labelled = []
     for result, label in zip(results, labels, strict=True):
         labelled.append(result | {"algorithm": label})
-    wide_console().print(clients_table(labelled))
+    console = wide_console()
+    for table in clients_tables(labelled, console.width):
+        console.print(table)
     for sentence in compare_runs(labelled):
         say(sentence)
     for result in labelled:

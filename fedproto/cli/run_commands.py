@@ -38,7 +38,12 @@ def run(
     profile: Annotated[str | None, _flag("profile", "NAME", "paper or released [paper]")] = None,
     dataset: Annotated[
         str | None,
-        _flag("dataset", "NAME", "mnist5k, digits, mnist, cifar10, npz:PATH, ... [mnist5k]"),
+        _flag(
+            "dataset",
+            "NAME",
+            "your own: csv:PATH, folder:PATH, text:PATH, hf:PATH, npz:PATH; "
+            "or mnist5k, digits, mnist, cifar10, ... [mnist5k]",
+        ),
     ] = None,
     algorithm: Annotated[
         str | None,
@@ -49,9 +54,19 @@ def run(
         _flag("model", "NAME", "cnn, 'cnn(channels=18)*7,mlp*13', cnn-mh, ... [the data set's]"),
     ] = None,
     partition: Annotated[
-        str | None, _flag("partition", "NAME", "nway, dirichlet, natural, iid, file:PATH [nway]")
+        str | None,
+        _flag(
+            "partition",
+            "NAME",
+            "nway, dirichlet, natural, iid, file:PATH [nway; your own data: natural, or iid]",
+        ),
     ] = None,
-    clients: Annotated[str | None, _flag("clients", "N", "number of clients [20]")] = None,
+    clients: Annotated[
+        str | None,
+        _flag(
+            "clients", "N", "number of clients [20; your own data: as many as it names or suits]"
+        ),
+    ] = None,
     ways: Annotated[
         str | None, _flag("ways", "N", "classes per client (mean) [3, or all if there are fewer]")
     ] = None,

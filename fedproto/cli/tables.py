@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
+from fedproto.core.client_names import are_numbers
 from fedproto.runs.sweep import Cell
 
 #: The widest minimum, in characters, of the column with the models' names.
 MAX_MODEL_WIDTH = 20
+#: The widest column with the clients' names, in characters; longer names are cut.
+MAX_NAME_WIDTH = 24
+#: The most characters of classes that a client's row lists.
+MAX_CLASSES_WIDTH = 48
+#: The characters that model, classes and number of rows get where the terminal is narrow.
+DESCRIPTION_WIDTH = 30
+#: Clients that a table shows: more would push what was said before off the screen.
+MAX_SHOWN_CLIENTS = 50
 
 
 # --- sweeps and benchmarks
@@ -97,47 +106,133 @@ def bench_table(found: dict[str, Any]) -> Table:
 # --- runs
 
 
-def clients_table(results: Sequence[dict[str, Any]]) -> Table:
-    """Return a table of the clients of one run, or of several runs over the same clients."""
-    first = results[0]
+def clients_tables(results: Sequence[dict[str, Any]], width: int) -> list[Table]:
+    """Return tables of the clients of one run, or of several runs over the same clients.
+
+    Columns that do not fit a terminal of this width are in a further table.
+    """
     is_alone = len(results) == 1
-    columns: list[tuple[dict[str, Any], str]] = []
+    columns: list[_Column] = []
     for result in results:
-        columns.extend((result, way) for way in _shown_ways(result, is_alone))
-    title = f"{len(first['clients'])} clients on {first['dataset']}: test accuracy, %"
-    table = _plain_table(title)
+        for way in _shown_ways(result, is_alone):
+            # In two lines, so that the column is no wider than its numbers need.
+            header = way.replace("_", "\n") if is_alone else f"{result['algorithm']}\n{way}"
+            columns.append(_Column(header, result, way))
+    names = name_clients(results[0])
+    tables = []
+    for number, part in enumerate(_split_columns(columns, names, width)):
+        tables.append(_clients_table(results[0], names, part, is_first=number == 0))
+    return tables
+
+
+class _Column(NamedTuple):
+    """A column of accuracies."""
+
+    header: str
+    result: dict[str, Any]
+    way: str
+
+    @property
+    def width(self) -> int:
+        """The characters it needs, with the space before the next column."""
+        return max(len(line) for line in (*self.header.split("\n"), "100.0")) + 2
+
+
+def _split_columns(
+    columns: Sequence[_Column], names: Sequence[str], width: int
+) -> list[list[_Column]]:
+    """Return the columns in parts that fit the width, at least one column in each."""
+    longest_name = max(len(name) for name in (*names, "client"))
+    name_width = min(longest_name, MAX_NAME_WIDTH) + 2
+    parts: list[list[_Column]] = [[]]
+    room = width - name_width - DESCRIPTION_WIDTH
+    for column in columns:
+        if parts[-1] and column.width > room:
+            parts.append([])
+            room = width - name_width
+        parts[-1].append(column)
+        room -= column.width
+    return parts
+
+
+def _clients_table(
+    first: dict[str, Any], names: Sequence[str], columns: Sequence[_Column], is_first: bool
+) -> Table:
+    """Return one table of the clients; the first one also describes them."""
+    clients = first["clients"]
+    title = f"{len(clients)} clients on {first['dataset']}: test accuracy, %"
+    table = _plain_table(title if is_first else "continued: test accuracy, %")
     table.padding = (0, 1, 0, 0)
-    longest_model = max(len(client["model"]) for client in first["clients"])
-    table.add_column("client", justify="right")
-    table.add_column("model", min_width=min(longest_model, MAX_MODEL_WIDTH))
-    table.add_column("classes")
-    table.add_column("train", justify="right")
-    for result, way in columns:
-        # In two lines, so that the column is no wider than its numbers need.
-        header = way.replace("_", "\n") if is_alone else f"{result['algorithm']}\n{way}"
-        table.add_column(escape(header), justify="right", overflow="fold")
-    for number, client in enumerate(first["clients"]):
-        accuracies = []
-        for result, way in columns:
-            accuracies.append(_percent(result["clients"][number]["accuracy"][way]))
-        table.add_row(
-            str(client["id"]),
-            escape(client["model"]),
-            escape(" ".join(client["classes"])),  # a class may be called [a]
-            str(client["train"]),
-            *accuracies,
+    table.add_column(
+        "client",
+        justify="right" if are_numbers(names) else "left",
+        min_width=min(max(map(len, names)), MAX_NAME_WIDTH),
+        max_width=MAX_NAME_WIDTH,
+        overflow="ellipsis",
+        no_wrap=True,
+    )
+    if is_first:
+        longest_model = max(len(client["model"]) for client in clients)
+        table.add_column("model", min_width=min(longest_model, MAX_MODEL_WIDTH))
+        table.add_column("classes")
+        table.add_column("train", justify="right", no_wrap=True)
+    for column in columns:
+        table.add_column(escape(column.header), justify="right", overflow="fold")
+    for number, client in enumerate(clients[:MAX_SHOWN_CLIENTS]):
+        cells = [escape(names[number])]
+        if is_first:
+            cells += [
+                escape(client["model"]),
+                escape(_list_classes(client["classes"])),  # a class may be called [a]
+                str(client["train"]),
+            ]
+        for column in columns:
+            cells.append(_percent(column.result["clients"][number]["accuracy"][column.way]))
+        table.add_row(*cells)
+    if len(clients) > MAX_SHOWN_CLIENTS:
+        table.caption = (
+            f"the first {MAX_SHOWN_CLIENTS} of {len(clients)} clients, mean and std of all; "
+            "result.json lists all"
         )
+        table.caption_justify = "left"
     table.add_section()
-    _add_summary_row(table, "mean", columns, style="bold")
-    _add_summary_row(table, "std", columns, style="dim")
+    descriptions = 3 if is_first else 0
+    _add_summary_row(table, "mean", columns, descriptions, style="bold")
+    _add_summary_row(table, "std", columns, descriptions, style="dim")
     return table
 
 
+def name_clients(result: dict[str, Any]) -> list[str]:
+    """Return what the clients of a result.json are called; an older version has no names."""
+    return [client.get("name", str(client["id"])) for client in result["clients"]]
+
+
+def _list_classes(classes: Sequence[str]) -> str:
+    """Return the names of classes, and where they are long only how many others there are.
+
+    >>> _list_classes(["benign", "malignant"])
+    'benign malignant'
+    """
+    listed = " ".join(classes)
+    if len(listed) <= MAX_CLASSES_WIDTH:
+        return listed
+    shown: list[str] = []
+    for name in classes:
+        if len(" ".join([*shown, name])) > MAX_CLASSES_WIDTH:
+            break
+        shown.append(name)
+    others = len(classes) - len(shown)
+    if not shown:
+        return f"{others} classes"
+    return f"{' '.join(shown)} and {others} more"
+
+
 def _add_summary_row(
-    table: Table, statistic: str, columns: Sequence[tuple[dict[str, Any], str]], style: str
+    table: Table, statistic: str, columns: Sequence[_Column], descriptions: int, style: str
 ) -> None:
-    cells = [_percent(result["accuracy"][way][statistic]) for result, way in columns]
-    table.add_row(statistic, "", "", "", *cells, style=style)
+    """Add the mean or the std of all clients, after as many empty cells as there are others."""
+    cells = [_percent(each.result["accuracy"][each.way][statistic]) for each in columns]
+    table.add_row(statistic, *[""] * descriptions, *cells, style=style)
 
 
 def _shown_ways(result: dict[str, Any], is_alone: bool) -> list[str]:
@@ -193,9 +288,10 @@ def describe_divergence(result: dict[str, Any]) -> str | None:
     if not exploded:
         return None
     first = min(exploded, key=lambda each: each["round"])
+    name = first.get("name", first["client"])
     return (
         f"warning: {result['algorithm']} diverged: the loss of {len(exploded)} of "
-        f"{len(result['clients'])} clients exploded, first that of client {first['client']} in "
+        f"{len(result['clients'])} clients exploded, first that of client {name} in "
         f"round {first['round']}; its accuracies say little, and a smaller lr may help"
     )
 

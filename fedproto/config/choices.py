@@ -6,6 +6,7 @@ The text of a choice is parsed in options.py; here it meets the plug-ins that it
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from fedproto.config import plugins
 from fedproto.config.options import Part, check_options, options_of, parse
 from fedproto.errors import ConfigError, shown, unknown
 
-#: Stands for the model that the data set names.
+#: Stands for the model, or the partition, that suits the data.
 AUTO = "auto"
 
 
@@ -69,6 +70,14 @@ def _resolve_argument(kind: str, base: str, text: str) -> str:
     if takes_name and not names_folder:
         return text
     return str(path.absolute())
+
+
+def has_own_data(parts: Sequence[Part]) -> bool:
+    """Return whether one of the data sets is the user's own: a path, or a plug-in from outside.
+
+    The names of the data sets that come with the package have no colon.
+    """
+    return any(":" in part.name for part in parts)
 
 
 def complete(kind: str, part: Part, given: dict[str, Any], last: dict[str, Any]) -> Part:

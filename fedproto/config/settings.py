@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 from fedproto.config import plugins
-from fedproto.config.choices import AUTO, complete, option_names, parse_choices
+from fedproto.config.choices import AUTO, complete, has_own_data, option_names, parse_choices
 from fedproto.config.config_file import FROM_DATA, VERSION, format_value
 from fedproto.config.options import (
     Bounds,
@@ -49,7 +49,8 @@ class Config:
     model: tuple[Part, ...]
     partition: Part
     profile: Literal["paper", "released"] = "paper"
-    clients: Clients = 20
+    #: None: DEFAULT_CLIENTS for nway and the package's data sets, else see runs/own_data.py.
+    clients: Clients | None = None
     rounds: Rounds = 100
     batch: Samples = 8
     lr: PositiveFloat = 0.01
@@ -144,11 +145,13 @@ GOVERNED = {
     "partition.test_shots",
     "model.fresh",
 }
+#: Clients of the data sets that come with the package, as in the paper.
+DEFAULT_CLIENTS = 20
 DEFAULTS: dict[str, Any] = {
     "dataset": "mnist5k",
     "algorithm": "fedproto",
     "model": AUTO,
-    "partition": "nway",
+    "partition": AUTO,
 }
 
 
@@ -180,8 +183,13 @@ def configure(
     chosen = {kind: parse_choices(kind, wanted.pop(kind)) for kind in plugins.FOLDERS}
     if len(chosen["partition"]) > 1:
         raise ConfigError("partition takes one choice, not a list")
+    if chosen["partition"][0].name == AUTO:
+        chosen["partition"] = [_choose_partition(chosen, wanted)]
     owned = _find_owners(wanted, chosen, assigned)
     run_values = _convert_run_values(owned.run)
+    is_paper_setting = chosen["partition"][0].name == "nway" or not has_own_data(chosen["dataset"])
+    if run_values.get("clients") is None and is_paper_setting:
+        run_values["clients"] = DEFAULT_CLIENTS
     profile = _profile_options(run_values.get("profile", "paper"), chosen["dataset"])
 
     completed: dict[str, list[Part]] = {}
@@ -199,6 +207,26 @@ def configure(
         )
         configs.append(config)
     return configs
+
+
+def _choose_partition(chosen: dict[str, list[Part]], settings: Mapping[str, Any]) -> Part:
+    """Return `nway` for the data sets of the package, and where an option says so; else `auto`.
+
+    An option says so if `nway` has it, and neither `auto` nor another chosen plug-in does.
+    """
+    auto = chosen["partition"][0]
+    nway = replace(auto, name="nway")
+    if not has_own_data(chosen["dataset"]):
+        return nway
+    of_others = option_names("partition", auto) | RUN_FIELDS
+    for kind, parts in chosen.items():
+        if kind != "partition":
+            for part in parts:
+                of_others |= option_names(kind, part)
+    only_nway = option_names("partition", nway) - option_names("partition", auto)
+    named = {f"partition.{name}" for name in only_nway} | (only_nway - of_others)
+    is_meant = not named.isdisjoint(settings) or not only_nway.isdisjoint(auto.options)
+    return nway if is_meant else auto
 
 
 # --- which key belongs to what

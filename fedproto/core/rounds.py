@@ -247,12 +247,16 @@ class RoundAccumulator:
             return [], []
         clients = sorted(exploded)
         progress.diverged |= dict.fromkeys(clients, self.round)
-        who = f"client {clients[0]}"
+        who = f"client {self._name(clients[0])}"
         if len(clients) > 1:
-            who = f"{len(clients)} clients, client {clients[0]} among them,"
+            who = f"{len(clients)} clients, client {self._name(clients[0])} among them,"
         largest = max(exploded.values())
         warning = f"the loss of {who} has exploded (up to {largest:.2g}); the lr may be too high"
         return clients, [warning]
+
+    def _name(self, client: int) -> str:
+        """Return what a client is called in a sentence."""
+        return self.federation.members[client].name
 
     def _refuse_divergence(self, trained: Tensor, columns: Tree) -> None:
         """Raise DivergedError about the first client with a value that is not finite.
@@ -268,5 +272,5 @@ class RoundAccumulator:
             if not math.isfinite(value):
                 problem = f"the {name} loss is {value}"
                 break
-        where = f"round {self.round}, client {client}, training"
+        where = f"round {self.round}, client {self._name(client)}, training"
         raise DivergedError(f"{where}: {problem}; the lr may be too high", self.round, client)

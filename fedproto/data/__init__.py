@@ -30,6 +30,8 @@ MAX_VALUES_PER_CHECK = 1 << 24
 #: The default number of training rows per class and client suffices for this many clients.
 CLIENTS_PER_CLASS = 20
 MAX_DEFAULT_SHOTS = 100
+#: The shortest side of an image of which the convolutions of `cnn` leave something.
+MIN_CNN_SIDE = 16
 
 DIGITS = tuple("0123456789")
 
@@ -304,6 +306,12 @@ def default_shots(y: np.ndarray) -> int:
     return min(MAX_DEFAULT_SHOTS, shots)
 
 
+def choose_model(shape: tuple[int, ...]) -> str:
+    """Return the default model for inputs of this shape: `cnn` for images, unless too small."""
+    is_image = len(shape) in (2, 3)
+    return "cnn" if is_image and min(shape[-2:]) >= MIN_CNN_SIDE else "mlp"
+
+
 def hold_out(
     y: np.ndarray, fraction: float = 0.2, group: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -365,7 +373,7 @@ def from_arrays(
                 f"{name} has training inputs of type {train.x.dtype} but {kind} inputs of "
                 f"{other.x.dtype}"
             )
-    model = "cnn" if train.x.ndim >= 3 else "mlp"
+    model = choose_model(train.x.shape[1:])
     return Source(
         name,
         classes,

@@ -51,7 +51,7 @@ class ReferenceEngine:
         """Train one client of the federation with this number; return its chunk."""
         federation = self.federations[number]
         member = federation.members[client]
-        with errors_named(f"round {round}, client {client} ({member.model}), training"):
+        with errors_named(f"round {round}, client {member.name} ({member.model}), training"):
             received = self.algorithm.send(server, federation.own_classes[client])
             outcome = local_training.train(
                 member,
@@ -87,7 +87,7 @@ class ReferenceEngine:
         for member in federation.members:
             if not self.shard.holds(member.id) or not len(member.examples_of(part)):
                 continue
-            with errors_named(f"client {member.id} ({member.model}), evaluation"):
+            with errors_named(f"client {member.name} ({member.model}), evaluation"):
                 received = self.algorithm.send(server, all_classes)
                 accuracies = local_training.evaluate(
                     member, self.algorithm, states[member.id], received, part

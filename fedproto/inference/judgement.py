@@ -87,4 +87,5 @@ def find_threshold(calibration: np.ndarray, reject: float | None, who: str) -> f
 
 def name_client(trained: TrainedClient) -> str:
     """Return a client's name for a sentence."""
-    return f"client {trained.about.get('client', 'of this folder')}"
+    number = trained.about.get("client", "of this folder")
+    return f"client {trained.about.get('name', number)}"

@@ -24,6 +24,7 @@ class Rejection:
     """How one client rejects by one way to classify, such as "prototype own"."""
 
     client: int
+    name: str  # of the client
     way: str
     accuracy: float  # on known rows, by this way
     known_rejected: float | None  # should be near what was asked for; None if it cannot reject
@@ -33,7 +34,7 @@ class Rejection:
 
 
 def measure_rejections(
-    run: Path, reject: float, clients: Sequence[int] | None = None
+    run: Path, reject: float, clients: Sequence[int | str] | None = None
 ) -> list[Rejection]:
     """Return a `Rejection` per client (all, or some of them) and way to classify.
 
@@ -75,6 +76,7 @@ def _measure_client(stored: StoredClient, scorer: ClassScorer, reject: float) ->
         found.append(
             Rejection(
                 client=stored.id,
+                name=stored.name,
                 way=way,
                 accuracy=float((predicted == labels).mean()),
                 known_rejected=known_rejected,

@@ -148,10 +148,11 @@ class TrainedClient(ClassScorer):
 # --- from a run folder
 
 
-def load_client(run: Path, client: int = 0, module: nn.Module | None = None) -> TrainedClient:
+def load_client(run: Path, client: int | str = 0, module: nn.Module | None = None) -> TrainedClient:
     """Return a client of a finished run, as it is evaluated; the run's data is not needed.
 
-    `module` is the client's architecture, if it was passed from Python when the run was started.
+    `client` is its name, such as "Ulm", or its number. `module` is the client's architecture, if
+    it was passed from Python when the run was started.
     """
     models = ClientModels.open(RunFolder.open(run))
     stored = models.read(client)
@@ -171,7 +172,9 @@ def load_client(run: Path, client: int = 0, module: nn.Module | None = None) -> 
         trained.refuse_other_sizes(models.dim)
     except DataError as error:
         index = models.folder.path / INDEX
-        raise RunFolderError(f"client {client} cannot be restored from {index}: {error}") from error
+        raise RunFolderError(
+            f"client {stored.name} cannot be restored from {index}: {error}"
+        ) from error
     return trained
 
 
@@ -187,6 +190,7 @@ def make_scorer(models: ClientModels, stored: StoredClient) -> ClassScorer:
     about = {
         "run": path.name,
         "client": stored.id,
+        "name": stored.name,
         "algorithm": models.algorithm,
         "dataset": stored.dataset,
         "model": stored.model,
@@ -214,7 +218,7 @@ def _restore_module(
         return load_into_copy(module, stored.state, fit)
     if stored.is_from_python:
         raise ConfigError(
-            f"client {stored.id} of {path} has a module that was passed from Python "
+            f"client {stored.name} of {path} has a module that was passed from Python "
             f"({stored.model}), whose code no file holds: pass the module again, "
             "as in fedproto.Classifier.of(RUN, module=...)"
         )
@@ -266,7 +270,9 @@ def calibrate_client(
     """Return a client with this state, calibrated on one half of its test rows."""
     mismatch = find_mismatch(member.initial, state)
     if mismatch is not None:
-        raise RunFolderError(f"the state of client {member.id} does not fit its model: {mismatch}")
+        raise RunFolderError(
+            f"the state of client {member.name} does not fit its model: {mismatch}"
+        )
     trained = TrainedClient(
         classes=classes,
         own=tuple(classes[label] for label in member.classes),

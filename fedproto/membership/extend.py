@@ -75,8 +75,8 @@ def _read_members(
         states = experiment.client_states()
     config = experiment.config
     federation = experiment.federation
-    datasets = deal(config.dataset, config.clients, "dataset")
-    models = deal(config.model, config.clients, "model")
+    datasets = deal(config.dataset, len(states), "dataset")
+    models = deal(config.model, len(states), "model")
     rows = federation.partition["clients"]
     members = []
     for number, state in enumerate(states):

@@ -43,6 +43,12 @@ def file(request: PartitionRequest, path: str) -> list[ClientRows]:
     return rows
 
 
+def count_clients(path: Path, source: str) -> int:
+    """Return among how many clients a stored partition divides a data set, at least 1."""
+    stored = read_partition(path)["clients"]
+    return max(1, sum(client["labels"] == source for client in stored))
+
+
 def _read_rows(request: PartitionRequest, client: dict[str, Any], where: str) -> ClientRows:
     """Return the rows of one client, checked against the data set."""
     train = _convert_rows(client["train"], len(request.train), f"{where} names a train row")

@@ -174,13 +174,13 @@ def _fingerprints(sources: Sequence[Source]) -> dict[Source, str]:
     """
     fingerprints: dict[Source, str] = {}
     for source in dict.fromkeys(sources):
-        fingerprint = _hash_labels(source)
+        fingerprint = hash_labels(source)
         equal = sum(other.startswith(fingerprint) for other in fingerprints.values())
         fingerprints[source] = f"{fingerprint}-{equal + 1}" if equal else fingerprint
     return fingerprints
 
 
-def _hash_labels(source: Source) -> str:
+def hash_labels(source: Source) -> str:
     """Hash class names and labels, so that a partition is not used on the wrong data set."""
     class_names = "\n".join(source.classes)
     digest = hashlib.sha256(class_names.encode())
@@ -237,7 +237,7 @@ def assemble(
         client = f"client {names_of_clients[number]}"
         _refuse_empty(train, f"{client} has no training image in {source.name}")
         _refuse_empty(test, f"{client} has no test image in {source.name}")
-        module, dropped, initial = builder.build(model, train, number)
+        module, dropped, initial = builder.build(model, train, number, names_of_clients[number])
         own_labels = train.y[train.rows].unique()
         border = None
         if source.augment:

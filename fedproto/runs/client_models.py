@@ -86,6 +86,7 @@ def _describe_client(
     names = experiment.federation.classes
     preprocessing = member.preprocessing
     return {
+        "name": member.name,
         "dataset": member.dataset,
         "model": member.model,
         "is_from_python": experiment.config.model == (FROM_PYTHON,),

@@ -105,17 +105,19 @@ class ModuleBuilder:
         self._dims: dict[nn.Module, int] = {}
         self._projecting: set[nn.Module] = set()  # the modules whose embedding follows `dim`
 
-    def build(self, model: Part | nn.Module, examples: Examples, client: int) -> ClientModule:
-        """Return a client's module and initial state.
+    def build(
+        self, model: Part | nn.Module, examples: Examples, client: int, name: str
+    ) -> ClientModule:
+        """Return a client's module and initial state; the client has a number and a name.
 
         A new architecture is tried on some of the client's examples; ConfigError says what is
         wrong with it.
         """
         shape = tuple(examples.x.shape[1:])
-        name = str(model) if isinstance(model, Part) else id(model)
-        architecture = (name, shape)
+        identity = str(model) if isinstance(model, Part) else id(model)
+        architecture = (identity, shape)
         if architecture not in self._built:
-            self._built[architecture] = self._build_architecture(model, examples, client)
+            self._built[architecture] = self._build_architecture(model, examples, name)
         built = self._built[architecture]
         if self.start == "own" and isinstance(model, Part):
             own = self._draw(model, shape, client).to(self.device, self.dtype)
@@ -130,13 +132,13 @@ class ModuleBuilder:
             dim = self._dims[member.module]
             if self.dim is not None and dim != self.dim:
                 raise ConfigError(
-                    f"dim is {self.dim}, but client {member.id}'s {member.model} embeds in {dim} "
+                    f"dim is {self.dim}, but client {member.name}'s {member.model} embeds in {dim} "
                     "values: a model of your own must project to `dim` itself"
                 )
             if dim != first_dim:
                 raise ConfigError(
-                    f"client 0's {first.model} embeds in {first_dim} values but client "
-                    f"{member.id}'s {member.model} in {dim}: {self._advise_dim(first, member)}"
+                    f"client {first.name}'s {first.model} embeds in {first_dim} values but client "
+                    f"{member.name}'s {member.model} in {dim}: {self._advise_dim(first, member)}"
                 )
         return first_dim
 
@@ -154,7 +156,7 @@ class ModuleBuilder:
         return f"set dim to {self._dims[own[0].module]}, and {built_in.model} projects to it"
 
     def _build_architecture(
-        self, model: Part | nn.Module, examples: Examples, client: int
+        self, model: Part | nn.Module, examples: Examples, client: str
     ) -> ClientModule:
         if isinstance(model, Part):
             module = self._draw(model, tuple(examples.x.shape[1:]))
@@ -186,7 +188,7 @@ class ModuleBuilder:
         state = copy_state(module)
         return state if self.weights is None else load_body(state, self.weights)
 
-    def _probe_dim(self, module: nn.Module, examples: Examples, client: int) -> int:
+    def _probe_dim(self, module: nn.Module, examples: Examples, client: str) -> int:
         """Return the size of the module's embedding, or refuse one that breaks the contract."""
         inputs = examples.x[examples.rows[:2]]
         try:
@@ -237,7 +239,7 @@ def _refuse_odd_outputs(features: Tensor, logits: Tensor, samples: int) -> None:
 
 
 @contextmanager
-def _explain_training_errors(client: int) -> Iterator[None]:
+def _explain_training_errors(client: str) -> Iterator[None]:
     """Turn anything that a model may raise into one sentence."""
     try:
         yield

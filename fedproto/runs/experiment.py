@@ -504,11 +504,12 @@ def _divergence_recorded(records: Sequence[_RunRecord]) -> Iterator[None]:
         config = records[0].experiment.config
         folder = records[0].folder
         if len(records) == 1 and folder is not None:
+            name = records[0].experiment.federation.members[error.client].name
             content = {
                 "seed": config.seed,
                 "rounds": config.rounds,
                 "error": str(error),
-                "diverged": [{"client": error.client, "round": error.round}],
+                "diverged": [{"client": error.client, "name": name, "round": error.round}],
             }
             folder.write_json(DIVERGED, content)
         raise

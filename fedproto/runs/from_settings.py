@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedproto.config import plugins
 from fedproto.config.choices import AUTO, resolve_auto
 from fedproto.config.options import Part
 from fedproto.config.settings import Config
@@ -20,12 +19,13 @@ from fedproto.core.client_names import client_name, refuse_equal_names
 from fedproto.core.federation import Federation, Member
 from fedproto.core.server import Progress
 from fedproto.core.types import Algorithm
-from fedproto.data import DataFolders, Source
+from fedproto.data import Source
 from fedproto.data.shared.client_arrays import from_clients
 from fedproto.errors import ConfigError
 from fedproto.partitions import ClientRows
 from fedproto.runs.assemble import assemble, deal, divide, options_from_data
 from fedproto.runs.devices import device_of
+from fedproto.runs.own_data import load_source, settle_clients, settle_partition
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
 from fedproto.runs.validation_rows import refuse_leaking_groups, set_validation_apart
 
@@ -42,8 +42,8 @@ def build_federation(
 ) -> tuple[Federation, Config]:
     """Return the federation that a configuration describes, and the completed configuration.
 
-    The configuration is completed by what the data decides: models instead of `auto`, and the
-    number of clients of arrays from Python.
+    The configuration is completed by what the data decides: models and a partition instead of
+    `auto`, and the number of clients.
 
     Args:
         config: the settings.
@@ -53,7 +53,9 @@ def build_federation(
         loaded: the sources read so far, by name; new ones are added.
     """
     if data is None:
+        config = settle_clients(config, loaded)
         sources = _load_sources(config, loaded)
+        config = replace(config, partition=settle_partition(config.partition, sources))
         rows = divide(sources, config.partition, config.seed)
     else:
         names, listed = _split_names(data)
@@ -139,13 +141,9 @@ def _read_given_prototypes(config: Config) -> Prototypes | None:
 
 def _load_sources(config: Config, loaded: dict[str, Source]) -> list[Source]:
     """Return each client's source; one that was loaded before is not read again."""
-    sources = []
-    for part in deal(config.dataset, config.clients, "dataset"):
-        name = str(part)
-        if name not in loaded:
-            loaded[name] = plugins.build("dataset", part, DataFolders(config.data_dir))
-        sources.append(loaded[name])
-    return sources
+    assert config.clients is not None
+    parts = deal(config.dataset, config.clients, "dataset")
+    return [load_source(part, config.data_dir, loaded) for part in parts]
 
 
 def _split_names(data: Any) -> tuple[list[str] | None, Sequence]:

@@ -17,9 +17,9 @@ FileName: TypeAlias = str | PathLike[str]
 class RunSettings(TypedDict, total=False):
     """Settings of the run itself; `algorithm`, `dataset` and `model` are parameters of `run`."""
 
-    partition: str  # nway
+    partition: str  # auto
     profile: Literal["paper", "released"]  # paper
-    clients: int  # 20
+    clients: int | None  # None
     rounds: int  # 100
     batch: int  # 8
     lr: float  # 0.01
@@ -76,6 +76,7 @@ class DatasetOptions(TypedDict, total=False):
     """Options of the data sets."""
 
     augment: bool  # False
+    channel_order: Literal["auto", "first", "last"]  # auto
     client: str | None  # None
     coarse: bool  # False
     encoding: FileName | None  # None

@@ -9,7 +9,6 @@ import torch
 from fedproto.core.federation import Federation
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.metrics import summarise
-from fedproto.core.server import Progress
 from fedproto.core.types import Tree
 from fedproto.runs.devices import describe_machine
 from fedproto.runs.metric_contents import (
@@ -57,7 +56,7 @@ def describe_run(
         "accuracy": summarise(accuracies),
         "metrics": describe_metrics(federation, measured),
         "baselines": {"majority": describe_majority(federation)},
-        "diverged": _list_diverged(experiment.progress),
+        "diverged": _list_diverged(experiment),
         "communication": {
             "values_per_round": traffic["values_up"] / config.rounds,
             "bytes_up": traffic["bytes_up"],
@@ -92,10 +91,13 @@ def _describe_client(
     return described
 
 
-def _list_diverged(progress: Progress) -> list[dict[str, int]] | None:
+def _list_diverged(experiment: Experiment) -> list[dict[str, Any]] | None:
     """List the clients whose loss exploded and the first round in which it did, or return None."""
-    diverged = sorted(progress.diverged.items())
-    return [{"client": client, "round": round} for client, round in diverged] or None
+    members = experiment.federation.members
+    listed = []
+    for client, round in sorted(experiment.progress.diverged.items()):
+        listed.append({"client": client, "name": members[client].name, "round": round})
+    return listed or None
 
 
 def count_training_images(federation: Federation) -> list[list[int]]:

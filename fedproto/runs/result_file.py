@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedproto.core.class_names import is_plain
 from fedproto.core.entries import Entry, check_entries
 from fedproto.errors import RunFolderError
 
@@ -16,6 +17,11 @@ def check_result(content: Any, where: str) -> dict[str, Any]:
     check_entries(content, _RESULT, where)
     for number, client in enumerate(content["clients"]):
         check_entries(client, _CLIENT, f"{where}: client {number}")
+        name = client.get("name", "0")  # a run of an older version has none
+        if not isinstance(name, str) or not is_plain(name):
+            raise RunFolderError(
+                f"{where} is damaged: the name of client {number} must be a line of text"
+            )
         images = client.get("images")
         if images is not None and not _is_count_per_class(images, client["classes"]):
             raise RunFolderError(

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from fedproto.core.class_names import are_plain_names
+from fedproto.core.class_names import are_plain_names, is_plain
+from fedproto.core.client_names import find_client
 from fedproto.core.entries import Entry, check_entries
 from fedproto.core.files import read_tensors
 from fedproto.core.tensors import split_groups
@@ -18,7 +19,7 @@ from fedproto.core.types import Tree
 from fedproto.data.shared.channel_order import ORDERS
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.preprocessing import Preprocessing
-from fedproto.errors import ConfigError, RunFolderError, shown
+from fedproto.errors import RunFolderError, shown
 from fedproto.runs.client_models import (
     INDEX,
     OWN,
@@ -40,6 +41,7 @@ class StoredClient:
     """A trained client as a run folder holds it."""
 
     id: int
+    name: str  # its number, where it has no name of its own
     dataset: str
     model: str  # its configured text, or the class of a module that was passed from Python
     is_from_python: bool
@@ -65,6 +67,7 @@ class ClientModels:
     precision: str
     layouts: list[Any]
     clients: list[Any]
+    names: tuple[str, ...]  # of the clients
     _shards: dict[int, dict[str, Tree]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -89,18 +92,19 @@ class ClientModels:
             precision=index["precision"],
             layouts=index["layouts"],
             clients=index["clients"],
+            names=_read_names(index["clients"], str(folder.path / INDEX)),
         )
 
     def __len__(self) -> int:
         return len(self.clients)
 
-    def read(self, client: int) -> StoredClient:
-        """Return one client; the shards it does not need are not read."""
-        if not 0 <= client < len(self):
-            raise ConfigError(
-                f"there is no client {client} in {self.folder.path}: "
-                f"there are clients 0 to {len(self) - 1}"
-            )
+    def find(self, client: int | str) -> int:
+        """Return the number of the client with this name or number."""
+        return find_client(self.names, client, f" in {self.folder.path}")
+
+    def read(self, client: int | str) -> StoredClient:
+        """Return the client with this name or number; shards it does not need are not read."""
+        client = self.find(client)
         entry = self._check_entry(client)
         own_tensors = self._read_tensors(client)
         unknown = set(entry["own_classes"]) - set(self.classes)
@@ -110,6 +114,7 @@ class ClientModels:
             )
         return StoredClient(
             id=client,
+            name=self.names[client],
             dataset=entry["dataset"],
             model=entry["model"],
             is_from_python=entry["is_from_python"],
@@ -121,7 +126,7 @@ class ClientModels:
         )
 
     def _name(self, client: int) -> str:
-        return f"{self.folder.path / INDEX}: client {client}"
+        return f"{self.folder.path / INDEX}: client {self.names[client]}"
 
     def _error(self, client: int, what: str) -> RunFolderError:
         return RunFolderError(f"{self._name(client)} {what}")
@@ -232,6 +237,22 @@ class ClientModels:
                 f"per held-out row ({group})",
             )
         return Outputs(features, logits)
+
+
+def _read_names(clients: list[Any], where: str) -> tuple[str, ...]:
+    """Return what the clients of an index are called; one without a name by its number."""
+    names = []
+    for number, entry in enumerate(clients):
+        name = entry.get("name", str(number)) if isinstance(entry, dict) else str(number)
+        if not isinstance(name, str) or not is_plain(name):
+            raise RunFolderError(
+                f"{where} is damaged: the name of client {number} must be a line of text, "
+                f"not {shown(name, 80)}"
+            )
+        names.append(name)
+    if len(set(names)) < len(names):
+        raise RunFolderError(f"{where} is damaged: two clients have one name")
+    return tuple(names)
 
 
 def _explain_missing_index(folder: RunFolder) -> str:

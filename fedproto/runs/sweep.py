@@ -226,6 +226,7 @@ def _refuse_other_run(cell: Cell, folder: RunFolder) -> None:
     compared = {field.name for field in fields(Config)} - set(COMPUTE_SETTINGS)
     if any(part.name == AUTO for part in cell.config.model):
         compared.remove("model")
+    compared -= _find_settled(cell.config, stored)
     for name in sorted(compared):
         old = getattr(stored, name)
         new = getattr(cell.config, name)
@@ -234,6 +235,21 @@ def _refuse_other_run(cell: Cell, folder: RunFolder) -> None:
                 f"{folder.path} holds a run with {name} {old}, not {new}: name another folder with "
                 "--out"
             )
+
+
+def _find_settled(config: Config, stored: Config) -> set[str]:
+    """Return the settings that a cell leaves to the data, where its run has what that gave."""
+    settled = set()
+    is_auto = config.partition.name == AUTO and stored.partition.name in ("iid", "natural")
+    if is_auto and config.partition.options == stored.partition.options:
+        settled.add("partition")
+    if config.clients is None:
+        settled.add("clients")
+        names = [replace(part, count=None) for part in config.dataset]
+        stored_names = [replace(part, count=None) for part in stored.dataset]
+        if names == stored_names:
+            settled.add("dataset")
+    return settled
 
 
 def _config_to_continue(cell: Cell, folder: RunFolder | None) -> Config:

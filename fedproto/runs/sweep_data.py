@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedproto.config.options import Part
 from fedproto.config.settings import Config
 from fedproto.data import Source
 from fedproto.errors import RunFolderError
-from fedproto.runs.assemble import deal
 
 
 @dataclass
@@ -43,15 +43,16 @@ def _label_hashes(config: Config, partition: dict[str, Any]) -> dict[str, str]:
 
     A number behind a hash, which tells equal sources of one federation apart, is left out.
     """
+    fingerprints = dict.fromkeys(client["labels"] for client in partition["clients"])
     hashes = {}
-    names = _dataset_names(config)
-    for name, client in zip(names, partition["clients"], strict=False):
-        label_hash, _, _ = client["labels"].partition("-")
+    # Both are in the order of the clients; a data set may have no client.
+    for name, fingerprint in zip(_dataset_names(config), fingerprints, strict=False):
+        label_hash, _, _ = fingerprint.partition("-")
         hashes[name] = label_hash
     return hashes
 
 
 def _dataset_names(config: Config) -> list[str]:
-    """Return the name of each client's data set."""
-    parts = deal(config.dataset, config.clients, "dataset")
-    return [str(part) for part in parts]
+    """Return the name of each data set once."""
+    parts = [Part(part.name, part.options) for part in config.dataset]
+    return list(dict.fromkeys(str(part) for part in parts))

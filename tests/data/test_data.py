@@ -5,7 +5,10 @@ import pytest
 import torch
 from helpers.sources import build, images, refusal
 
-from fedproto.data import DataFolders, Source, Split, hold_out
+from fedproto.config import plugins
+from fedproto.config.options import Part
+from fedproto.data import DataFolders, Source, Split, choose_model, hold_out
+from fedproto.models import Fit
 
 pytestmark = pytest.mark.usefixtures("only_own_files")
 
@@ -153,3 +156,21 @@ def test_data_that_is_nowhere_is_an_error_that_names_all_places(three_places, na
     message = refusal(name, three_places[0])
     assert "was not found in" in message and "--data-dir" in message
     assert all(str(folder) in message for folder in three_places)
+
+
+@pytest.mark.parametrize(
+    ("shape", "model"),
+    [
+        ((16, 16), "cnn"),
+        ((3, 16, 40), "cnn"),
+        ((15, 40), "mlp"),
+        ((8, 8), "mlp"),
+        ((3, 32, 15), "mlp"),
+        ((12,), "mlp"),
+        ((2, 3, 32, 32), "mlp"),
+    ],
+)
+def test_the_default_model_fits_the_inputs(shape: tuple[int, ...], model: str) -> None:
+    assert choose_model(shape) == model
+    channels_first = (1, *shape) if len(shape) == 2 else shape
+    plugins.build("model", Part(model), Fit(channels_first, 2, None))

@@ -136,7 +136,8 @@ def test_a_run_whose_numbers_are_not_finite_leaves_a_record(tmp_path: Path) -> N
     ) as raised:
         run.execute(folder)
     found = json.loads((folder.path / "diverged.json").read_text())
-    assert found["diverged"] == [{"client": raised.value.client, "round": 1}]
+    client = raised.value.client
+    assert found["diverged"] == [{"client": client, "name": str(client), "round": 1}]
     assert found["error"] == str(raised.value)
     assert found["error"].startswith(f"round 1, client {raised.value.client}, ")
     assert isinstance(raised.value, TrainingError)
