@@ -88,8 +88,8 @@ def _rebuild_from_text(trained: TrainedClient) -> TrainedClient:
         is_same = _are_close(rebuilt.probe_outputs(), outputs)
     except FedProtoError as error:
         raise ConfigError(
-            f"the model {text!r} cannot be exported, because it cannot be built from its name: "
-            f"{error}"
+            f"the model {text!r} cannot be exported, because it cannot be built from its name "
+            f"(a module that was passed from Python cannot): {error}"
         ) from error
     if not is_same:
         raise ConfigError(
