@@ -72,6 +72,7 @@ class Experiment:
         data: Any = None,
         modules: Any = None,
         loaded: dict[str, Source] | None = None,
+        names: Sequence[str] | None = None,
     ) -> Experiment:
         """Load the data, divide it and build the models; refuse here whatever can be refused.
 
@@ -81,10 +82,11 @@ class Experiment:
             modules: a module, or one per client, instead of the model of the settings.
             loaded: the sources read so far, by name; experiments prepared one after the other
                 share it.
+            names: what the clients are called, where the data does not say it.
         """
         algorithm = plugins.build("algorithm", config.algorithm)
         loaded = {} if loaded is None else loaded
-        federation, config = build_federation(config, algorithm, data, modules, loaded)
+        federation, config = build_federation(config, algorithm, data, modules, loaded, names)
         return cls._share_engine([config], algorithm, [federation])[0]
 
     @classmethod

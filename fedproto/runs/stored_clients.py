@@ -17,6 +17,7 @@ from fedproto.core.files import read_tensors
 from fedproto.core.tensors import split_groups
 from fedproto.core.types import Tree
 from fedproto.data.shared.channel_order import ORDERS
+from fedproto.data.shared.dicom import is_window
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import RunFolderError, shown
@@ -189,7 +190,18 @@ class ClientModels:
         if channel_order not in ORDERS:
             found = shown(channel_order, 40)
             raise self._error(client, f"must have a `channel_order` of first or last, not {found}")
-        preprocessing = Preprocessing(tuple(shape), mean, std, scale, channel_order=channel_order)
+        window = stated.get("window")
+        if not is_window(window):
+            found = shown(window, 40)
+            raise self._error(client, f"must have a `window` of centre and width, not {found}")
+        preprocessing = Preprocessing(
+            tuple(shape),
+            mean,
+            std,
+            scale,
+            channel_order=channel_order,
+            window=None if window is None else (window[0], window[1]),
+        )
         if client not in self._encodings:
             return preprocessing
         encoding = self._encodings[client]
@@ -203,21 +215,32 @@ class ClientModels:
 
     def _read_held_out(self, client: int, tensors: dict[str, Tree]) -> HeldOut:
         known = self._read_outputs(client, tensors, "known")
-        labels = tensors.get("known", {}).get("labels")
-        is_valid = (
-            labels is not None
-            and labels.dtype == torch.int64
-            and labels.shape == (len(known.features),)
-            and bool(((labels >= 0) & (labels < len(self.classes))).all())
-        )
-        if labels is None or not is_valid:
-            raise self._error(client, "has no valid labels of held-out rows")
+        validation = self._read_outputs(client, tensors, "validation")
         return HeldOut(
             calibration=self._read_outputs(client, tensors, "calibration"),
             known=known,
-            known_labels=labels,
+            known_labels=self._read_labels(client, tensors, "known", len(known.features)),
             unseen=self._read_outputs(client, tensors, "unseen"),
+            validation=validation,
+            validation_labels=self._read_labels(
+                client, tensors, "validation", len(validation.features)
+            ),
         )
+
+    def _read_labels(
+        self, client: int, tensors: dict[str, Tree], group: str, rows: int
+    ) -> torch.Tensor:
+        """Return the classes of a group of held-out rows; a group without rows may have none."""
+        none = torch.zeros(0, dtype=torch.int64)
+        labels = tensors.get(group, {}).get("labels", none)
+        is_valid = (
+            labels.dtype == torch.int64
+            and labels.shape == (rows,)
+            and bool(((labels >= 0) & (labels < len(self.classes))).all())
+        )
+        if not is_valid:
+            raise self._error(client, f"has no valid labels of held-out rows ({group})")
+        return labels
 
     def _read_outputs(self, client: int, tensors: dict[str, Tree], group: str) -> Outputs:
         """Return the outputs for a group of held-out rows; no rows if there were none."""

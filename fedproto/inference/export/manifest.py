@@ -12,8 +12,10 @@ from fedproto.core.class_names import are_plain_names
 from fedproto.core.entries import Entry, find_wrong_entry
 from fedproto.core.files import TensorFormat, read_json
 from fedproto.data.shared.channel_order import ORDERS
+from fedproto.data.shared.dicom import is_window
 from fedproto.data.shared.feature_encoding import ENCODING, is_count
 from fedproto.errors import DataError, shown
+from fedproto.inference.trained_client import WAYS
 from fedproto.runs.prototype_files import PROTOTYPES
 
 MANIFEST = "manifest.json"
@@ -117,7 +119,7 @@ def _is_input(value: Any) -> bool:
     lengths = (1, shape[0])  # one number, or one per channel
     if len(mean) not in lengths or len(std) not in lengths:
         return False
-    if value.get("channel_order", "first") not in ORDERS:
+    if value.get("channel_order", "first") not in ORDERS or not is_window(value.get("window")):
         return False
     mean_is_valid = all(_is_number(each) for each in mean)
     std_is_valid = all(_is_positive(each) for each in std)
@@ -126,6 +128,13 @@ def _is_input(value: Any) -> bool:
 
 def _is_l2(value: Any) -> bool:
     return value == "l2"
+
+
+def _are_temperatures(value: Any) -> bool:
+    """Return whether these are positive numbers by way to classify."""
+    if not isinstance(value, dict) or not set(value) <= set(WAYS):
+        return False
+    return all(_is_positive(each) for each in value.values())
 
 
 def _is_object(value: Any) -> bool:
@@ -150,10 +159,14 @@ _ENTRIES = {
     "input": Entry(
         _is_input,
         "the `shape` of the inputs, and the `mean`, `std` and `scale` that turn x into "
-        "(x / scale - mean) / std, perhaps with a `channel_order` of first or last",
+        "(x / scale - mean) / std, perhaps with a `channel_order` of first or last "
+        "and a `window` of centre and width",
     ),
     "dim": Entry(is_count, "the number of features"),
     "distance": Entry(_is_l2, "'l2'"),
+    "temperatures": Entry(
+        _are_temperatures, f"positive numbers, each for one of {', '.join(WAYS)}"
+    ),
     "about": Entry(_is_object, "an object"),
     "files": Entry(
         _are_hashes,

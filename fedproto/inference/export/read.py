@@ -64,6 +64,7 @@ def read_exported(folder: Path, module: nn.Module | None = None) -> TrainedClien
             module=_restore_module(manifest["model"], module, fit, state),
             preprocessing=preprocessing,
             calibration=calibration,
+            temperatures={way: float(value) for way, value in manifest["temperatures"].items()},
             is_from_python=is_from_python,
         )
         trained.refuse_other_sizes(manifest["dim"])
@@ -92,7 +93,16 @@ def _make_preprocessing(given: dict[str, Any], encoding: Encoding | None) -> Pre
     mean = tuple(given["mean"])
     std = tuple(given["std"])
     channel_order = given.get("channel_order", "first")
-    return Preprocessing(shape, mean, std, given["scale"], encoding, channel_order)
+    window = given.get("window")
+    return Preprocessing(
+        shape,
+        mean,
+        std,
+        given["scale"],
+        encoding,
+        channel_order,
+        None if window is None else (window[0], window[1]),
+    )
 
 
 def _read_calibration(path: Path) -> dict[str, np.ndarray]:

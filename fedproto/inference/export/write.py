@@ -168,6 +168,7 @@ def _make_manifest(trained: TrainedClient, hashes: dict[str, str]) -> dict[str, 
         "distance": "l2",
         "calibration": held_out_rows,
         "thresholds": _compute_thresholds(trained),
+        "temperatures": trained.temperatures,
     }
     obstacle = explain_missing_thresholds(trained)
     if obstacle is not None:
@@ -192,9 +193,12 @@ def _describe_input(preprocessing: Preprocessing) -> dict[str, Any]:
     mean = [float(value) for value in preprocessing.mean]
     std = [float(value) for value in preprocessing.std]
     shape = list(preprocessing.shape)
-    described = {"shape": shape, "mean": mean, "std": std, "scale": float(preprocessing.scale)}
+    described: dict[str, Any] = {"shape": shape, "mean": mean, "std": std}
+    described["scale"] = float(preprocessing.scale)
     if preprocessing.channel_order != "first":
         described["channel_order"] = preprocessing.channel_order
+    if preprocessing.window is not None:
+        described["window"] = list(preprocessing.window)
     return described
 
 
