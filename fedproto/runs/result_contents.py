@@ -51,6 +51,7 @@ def describe_run(
         "seed": config.seed,
         "rounds": config.rounds,
         "classes": list(federation.classes),
+        "rows": federation.rows,
         "partition": federation.partition["sha256"],
         "clients": clients,
         "accuracy": summarise(accuracies),
