@@ -76,6 +76,10 @@ _IMAGE_OPTIONS = {
     "std": "standard deviation per channel, of values in [0, 1]",
     "augment": "random crop and flip in training",
     "size": "resize images to size x size; none: all must have one size",
+    "levels": "what the levels of folders are, such as `client/class` or `class/group`; none: "
+    "`class`, and `class/group` if every image is in a folder inside its class",
+    "window": "centre and width of the values of DICOM files; none: each file's own",
+    "broken": "what to do about image files that cannot be read",
     "grey": "one channel (true) or three (false); none: one if every file has one",
 }
 

@@ -20,6 +20,7 @@ from fedproto.core import rng
 from fedproto.core.class_names import merge_names, normalise_name
 from fedproto.core.row_splits import draw_held_out, find_shared_group
 from fedproto.data.shared.channel_order import Order, OrderOption, find_order
+from fedproto.data.shared.dicom import Window
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.lazy_array import LazyArray
 from fedproto.data.shared.preprocessing import Preprocessing
@@ -85,6 +86,7 @@ class Source:
     encoding: Encoding | None = None  # how rows of a table, or texts, became these inputs
     channel_order: Order = "first"  # of the images as they came; here they are first in any case
     validation: Split | None = None  # a set of its own to choose the best round by
+    window: Window | None = None  # for DICOM files, instead of their own
     notices: tuple[str, ...] = ()  # what the user of a run should know about the data
 
     def __post_init__(self) -> None:
@@ -181,6 +183,7 @@ class Source:
             self.scale,
             self.encoding,
             self.channel_order,
+            self.window,
         )
 
 

@@ -19,7 +19,7 @@ from fedproto.core.files import read_json
 from fedproto.data import DataFolders, Source, Split, check_split, join_splits, split_off_test
 from fedproto.data.chars74k import CLASSES, MIXED_MODEL, MODEL
 from fedproto.data.shared.idx import read_pair
-from fedproto.data.shared.images import LazyImages
+from fedproto.data.shared.images import ImageFormat, LazyImages
 from fedproto.data.shared.lazy_array import LazyArray
 from fedproto.errors import ConfigError, DataError
 
@@ -243,7 +243,7 @@ def _list_images(folder: Path) -> list[str]:
 def _invert_lazily(paths: list[str], size: int | None) -> LazyArray:
     """Return images that are read when rows are asked for, inverted: NIST's ink is black."""
     pixels = (size, size) if size else _read_size(paths[0])
-    stored = LazyImages(paths, pixels, "L", resize=size is not None)
+    stored = LazyImages(paths, ImageFormat(pixels, "L", resize=size is not None))
 
     def read(rows: np.ndarray) -> np.ndarray:
         return 255 - stored[rows]

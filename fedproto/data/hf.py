@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,14 @@ import numpy as np
 from fedproto.config.options import PositiveFloat, PositiveInt
 from fedproto.data import DataFolders, Source, Split, from_arrays
 from fedproto.data.npz import MAX_UNNAMED_CLASSES
-from fedproto.data.shared.images import ImageFile, agree_on_format, array_shape, read_images
+from fedproto.data.shared.images import (
+    ImageFile,
+    ImageFormat,
+    agree_on_format,
+    describe_broken,
+    examine,
+    read_images,
+)
 from fedproto.data.shared.lazy_array import LazyArray
 from fedproto.errors import ConfigError, DataError, MissingExtra, need
 
@@ -51,13 +59,17 @@ def hf(
     tables = _load_tables(name, subset)
     columns = _Columns(where, tables[0], image, label, client)
     image_tables = [columns.select_images(table) for table in tables]
-    pixels, mode = agree_on_format(_list_files(image_tables, where), size, grey)
+    found = examine(_list_files(image_tables, where))
+    if found.errors:
+        raise DataError(describe_broken(found.errors, len(found.names)))
+    format = agree_on_format(found, size, grey)
     labels, names = columns.read_labels(tables)
     splits = []
     for table, image_table, y in zip(tables, image_tables, labels, strict=True):
-        x = _to_lazy_array(image_table, pixels, mode, size is not None, where)
+        x = _to_lazy_array(image_table, format, where)
         splits.append(Split(x, y, columns.read_writers(table)))
-    return from_arrays(where, names, splits, mean=mean, std=std, augment=augment)
+    source = from_arrays(where, names, splits, mean=mean, std=std, augment=augment)
+    return replace(source, scale=format.white)
 
 
 # --- tables
@@ -276,12 +288,10 @@ def _read_files(image_table: Any, rows: range | list[int], where: str) -> list[I
     return files
 
 
-def _to_lazy_array(
-    image_table: Any, size: tuple[int, int], mode: str, resize: bool, where: str
-) -> LazyArray:
+def _to_lazy_array(image_table: Any, format: ImageFormat, where: str) -> LazyArray:
     """Return the images of a table as an array that reads rows when asked for."""
 
     def read(rows: np.ndarray) -> np.ndarray:
-        return read_images(_read_files(image_table, rows.tolist(), where), size, mode, resize)
+        return read_images(_read_files(image_table, rows.tolist(), where), format)
 
-    return LazyArray(array_shape(len(image_table), size, mode), read)
+    return LazyArray(format.shape(len(image_table)), read, format.dtype)

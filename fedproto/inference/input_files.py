@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from fedproto.data.shared.feature_encoding import UNKNOWN, Columns, Words
-from fedproto.data.shared.images import GREY_MODES, open_image
+from fedproto.data.shared.images import Header, ImageFormat, read_header, read_pixels
 from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.data.shared.tables import TABLE_ENDINGS, Table
 from fedproto.data.text import PLAIN_TEXT_ENDINGS, ROW_FILE_ENDINGS, read_texts
 from fedproto.errors import DataError
 
 MAX_STRETCH_RATIO = 2.0  # of an image's sides; beyond it nothing is recognisable
+MODES = {1: "L", 3: "RGB"}  # by the number of channels
 MIN_IMAGE_PIXELS = 4  # per side; there is nothing to enlarge in a smaller image
 
 
@@ -164,61 +164,60 @@ def _read_texts(path: Path, encoding: Words) -> Iterator[Input]:
 
 
 def _read_image(path: Path, preprocessing: Preprocessing) -> Input:
-    """Return an image in the size and the colours that the client takes, (channels, h, w)."""
+    """Return an image in the size and the colours that the client takes, (channels, h, w).
+
+    It is read as a source of image files reads it, to the bit.
+    """
     shape = preprocessing.shape
-    if len(shape) != 3 or shape[0] not in (1, 3):
+    if len(shape) != 3 or shape[0] not in MODES:
         raise DataError(
             f"{path} cannot be classified: this client takes inputs of shape {shape}, not images"
         )
     channels, height, width = shape
-    size = (width, height)
-    mode = "L" if channels == 1 else "RGB"
-    with open_image(path, str(path)) as image:
-        _refuse_unrecognisable(image, size, path)
-        notices = _describe_changes(image, channels, size, path)
-        try:
-            pixels = image.convert(mode).resize(size, Image.Resampling.BILINEAR)
-        except Exception as error:  # a damaged file can fail in any way
-            raise DataError(f"{path} is corrupted: {error}") from error
-    x = np.asarray(pixels, np.float32).reshape(height, width, channels)
+    size = (height, width)
+    format = ImageFormat(size, MODES[channels], resize=True, window=preprocessing.window)
+    header = read_header(path, str(path))
+    notices = _describe_changes(header, channels, size, path)
+    pixels = read_pixels(path, str(path), format)
+    white = np.iinfo(pixels.dtype).max
+    x = pixels.astype(np.float32).reshape(height, width, channels)
     channels_first = x.transpose(2, 0, 1)
-    return Input(str(path), channels_first * (preprocessing.scale / 255), notices)
-
-
-def _refuse_unrecognisable(image: Image.Image, size: tuple[int, int], path: Path) -> None:
-    """Refuse an image of which little would be left at another size, (width, height)."""
-    if image.size == size:
-        return
-    width, height = image.size
-    new_width, new_height = size
-    stretch = (width / height) / (new_width / new_height)
-    is_too_small = min(width, height) < MIN_IMAGE_PIXELS
-    if is_too_small or not 1 / MAX_STRETCH_RATIO <= stretch <= MAX_STRETCH_RATIO:
-        raise DataError(
-            f"{path} has {_format_size(image.size)} pixels, of which nothing recognisable is left "
-            f"at {_format_size(size)}: crop it first"
-        )
+    return Input(str(path), channels_first * (preprocessing.scale / white), notices)
 
 
 def _describe_changes(
-    image: Image.Image, channels: int, size: tuple[int, int], path: Path
+    header: Header, channels: int, size: tuple[int, int], path: Path
 ) -> list[str]:
     """Return what is done to an image to make it fit."""
     notices = []
-    if image.size != size:
-        before = _format_size(image.size)
-        notices.append(f"{path} was resized from {before} to {_format_size(size)} pixels")
-    if "A" in image.getbands() or "transparency" in image.info:
+    if header.size != size:
+        change = f"from {_format_size(header.size)} to {_format_size(size)} pixels"
+        if _is_unrecognisable(header.size, size):
+            notices.append(
+                f"{path} was resized {change}, of which hardly anything recognisable is left: "
+                "crop it first"
+            )
+        else:
+            notices.append(f"{path} was resized {change}")
+    if header.is_transparent:
         notices.append(f"{path} is partly transparent, which was ignored")
-    is_grey = image.mode in GREY_MODES
-    if is_grey and channels == 3:
+    if header.is_grey and channels == 3:
         notices.append(f"{path} was converted from grey to colour")
-    if not is_grey and channels == 1:
+    if not header.is_grey and channels == 1:
         notices.append(f"{path} was converted from colour to grey")
     return notices
 
 
+def _is_unrecognisable(found: tuple[int, int], wanted: tuple[int, int]) -> bool:
+    """Return whether little of an image would be left at another size, (height, width)."""
+    height, width = found
+    new_height, new_width = wanted
+    stretch = (width / height) / (new_width / new_height)
+    is_too_small = min(width, height) < MIN_IMAGE_PIXELS
+    return is_too_small or not 1 / MAX_STRETCH_RATIO <= stretch <= MAX_STRETCH_RATIO
+
+
 def _format_size(size: tuple[int, int]) -> str:
     """Return `28x20` for 28 rows of 20 pixels."""
-    width, height = size
+    height, width = size
     return f"{height}x{width}"

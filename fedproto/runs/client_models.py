@@ -97,6 +97,7 @@ def _describe_client(
             "std": [float(value) for value in preprocessing.std],
             "scale": float(preprocessing.scale),
             "channel_order": preprocessing.channel_order,
+            "window": None if preprocessing.window is None else list(preprocessing.window),
         },
         "accuracy": dict(accuracy),
     }

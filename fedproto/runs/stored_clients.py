@@ -17,6 +17,7 @@ from fedproto.core.files import read_tensors
 from fedproto.core.tensors import split_groups
 from fedproto.core.types import Tree
 from fedproto.data.shared.channel_order import ORDERS
+from fedproto.data.shared.dicom import is_window
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import RunFolderError, shown
@@ -189,7 +190,18 @@ class ClientModels:
         if channel_order not in ORDERS:
             found = shown(channel_order, 40)
             raise self._error(client, f"must have a `channel_order` of first or last, not {found}")
-        preprocessing = Preprocessing(tuple(shape), mean, std, scale, channel_order=channel_order)
+        window = stated.get("window")
+        if not is_window(window):
+            found = shown(window, 40)
+            raise self._error(client, f"must have a `window` of centre and width, not {found}")
+        preprocessing = Preprocessing(
+            tuple(shape),
+            mean,
+            std,
+            scale,
+            channel_order=channel_order,
+            window=None if window is None else (window[0], window[1]),
+        )
         if client not in self._encodings:
             return preprocessing
         encoding = self._encodings[client]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedproto.data.shared.channel_order import Order
+from fedproto.data.shared.dicom import Window
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.errors import DataError
 
@@ -20,7 +21,8 @@ class Preprocessing:
 
     `encoding` says how rows of a table, or texts, become numbers before all this. `channel_order`
     says where the channels were in the arrays that the model was trained on, and so how flat rows
-    are read, and images whose shape fits both orders.
+    are read, and images whose shape fits both orders. `window` is for DICOM files, instead of their
+    own.
     """
 
     shape: tuple[int, ...]  # of one input, channels first
@@ -29,6 +31,7 @@ class Preprocessing:
     scale: float = 1.0
     encoding: Encoding | None = None
     channel_order: Order = "first"
+    window: Window | None = None
 
     def __call__(self, x: np.ndarray) -> Tensor:
         """Return inputs from outside as the model sees them: float32, (n, *shape).

@@ -12,6 +12,7 @@ from fedproto.core.class_names import are_plain_names
 from fedproto.core.entries import Entry, find_wrong_entry
 from fedproto.core.files import TensorFormat, read_json
 from fedproto.data.shared.channel_order import ORDERS
+from fedproto.data.shared.dicom import is_window
 from fedproto.data.shared.feature_encoding import ENCODING, is_count
 from fedproto.errors import DataError, shown
 from fedproto.runs.prototype_files import PROTOTYPES
@@ -117,7 +118,7 @@ def _is_input(value: Any) -> bool:
     lengths = (1, shape[0])  # one number, or one per channel
     if len(mean) not in lengths or len(std) not in lengths:
         return False
-    if value.get("channel_order", "first") not in ORDERS:
+    if value.get("channel_order", "first") not in ORDERS or not is_window(value.get("window")):
         return False
     mean_is_valid = all(_is_number(each) for each in mean)
     std_is_valid = all(_is_positive(each) for each in std)
@@ -150,7 +151,8 @@ _ENTRIES = {
     "input": Entry(
         _is_input,
         "the `shape` of the inputs, and the `mean`, `std` and `scale` that turn x into "
-        "(x / scale - mean) / std, perhaps with a `channel_order` of first or last",
+        "(x / scale - mean) / std, perhaps with a `channel_order` of first or last "
+        "and a `window` of centre and width",
     ),
     "dim": Entry(is_count, "the number of features"),
     "distance": Entry(_is_l2, "'l2'"),

@@ -74,7 +74,16 @@ def _make_preprocessing(given: dict[str, Any], encoding: Encoding | None) -> Pre
     mean = tuple(given["mean"])
     std = tuple(given["std"])
     channel_order = given.get("channel_order", "first")
-    return Preprocessing(shape, mean, std, given["scale"], encoding, channel_order)
+    window = given.get("window")
+    return Preprocessing(
+        shape,
+        mean,
+        std,
+        given["scale"],
+        encoding,
+        channel_order,
+        None if window is None else (window[0], window[1]),
+    )
 
 
 def _read_calibration(path: Path) -> dict[str, np.ndarray]:

@@ -188,9 +188,12 @@ def _describe_input(preprocessing: Preprocessing) -> dict[str, Any]:
     mean = [float(value) for value in preprocessing.mean]
     std = [float(value) for value in preprocessing.std]
     shape = list(preprocessing.shape)
-    described = {"shape": shape, "mean": mean, "std": std, "scale": float(preprocessing.scale)}
+    described: dict[str, Any] = {"shape": shape, "mean": mean, "std": std}
+    described["scale"] = float(preprocessing.scale)
     if preprocessing.channel_order != "first":
         described["channel_order"] = preprocessing.channel_order
+    if preprocessing.window is not None:
+        described["window"] = list(preprocessing.window)
     return described
 
 

@@ -1,0 +1,160 @@
+"""A source made of image files with labels: what folders of images and lists of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fedproto.data import Source, Split, from_arrays
+from fedproto.data.shared.dicom import Window, is_window
+from fedproto.data.shared.images import (
+    ImageFile,
+    LazyImages,
+    agree_on_format,
+    describe_broken,
+    examine,
+)
+from fedproto.errors import ConfigError, DataError
+
+#: What is done about broken files.
+Broken = Literal["refuse", "skip"]
+
+
+class ImageOptions(NamedTuple):
+    """The options that all sources of image files have."""
+
+    size: int | None
+    grey: bool | None
+    window: tuple[float, ...] | None
+    broken: Broken
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool
+
+
+@dataclass(frozen=True)
+class LabelledFiles:
+    """The image files of one set, as lists of equal length; paths are texts to save memory."""
+
+    paths: list[str]
+    labels: list[str]
+    clients: list[str] | None = None
+    groups: list[str] | None = None
+
+    def select(self, rows: Sequence[int]) -> LabelledFiles:
+        """Return some of the files."""
+        return LabelledFiles(
+            [self.paths[row] for row in rows],
+            [self.labels[row] for row in rows],
+            _select(self.clients, rows),
+            _select(self.groups, rows),
+        )
+
+
+def _select(values: list[str] | None, rows: Sequence[int]) -> list[str] | None:
+    return None if values is None else [values[row] for row in rows]
+
+
+def from_image_files(
+    name: str,
+    sets: Sequence[LabelledFiles],
+    options: ImageOptions,
+    notices: Sequence[str] = (),
+) -> Source:
+    """Return a source of image files, which stay on disk until used.
+
+    `sets` are those of `from_arrays`: training and test files, or one set, of which some are held
+    out. Classes are the labels of the training set, sorted. Raises one DataError about all broken
+    files, unless they are to be skipped.
+    """
+    window = check_window(options.window)
+    found = examine(_list_files(sets), pixels=options.broken == "skip", window=window)
+    count = len(found.names)
+    all_notices = list(notices)
+    if found.errors:
+        if options.broken == "refuse":
+            what = "it" if len(found.errors) == 1 else "them"
+            hint = f"; broken=skip goes on without {what}"
+            raise DataError(describe_broken(found.errors, count, hint))
+        if len(found.errors) == count:
+            raise DataError(describe_broken(found.errors, count))
+        sets = _skip_broken(sets, [header is None for header in found.headers])
+        all_notices.append(_describe_skipped(found.errors, count))
+    format = agree_on_format(found, options.size, options.grey, window)
+    names = tuple(sorted(set(sets[0].labels)))
+    _refuse_unknown_classes(name, sets, names)
+    number_of = {label: number for number, label in enumerate(names)}
+    splits = []
+    for files in sets:
+        y = np.array([number_of[label] for label in files.labels], np.int64)
+        clients = None if files.clients is None else np.array(files.clients)
+        groups = None if files.groups is None else np.array(files.groups)
+        splits.append(Split(LazyImages(files.paths, format), y, clients, groups))
+    return replace(
+        from_arrays(
+            name,
+            names,
+            splits,
+            mean=options.mean,
+            std=options.std,
+            augment=options.augment,
+        ),
+        scale=format.white,
+        window=window,
+        notices=tuple(all_notices),
+    )
+
+
+def check_window(window: tuple[float, ...] | None) -> Window | None:
+    """Return the centre and the width of a window, or raise ConfigError."""
+    if window is None:
+        return None
+    if not is_window(list(window)):
+        written = ",".join(f"{value:g}" for value in window)
+        raise ConfigError(
+            f'window must be a centre and a width of at least 1, such as "40,400", not "{written}"'
+        )
+    return window[0], window[1]
+
+
+def _list_files(sets: Sequence[LabelledFiles]) -> Iterator[ImageFile]:
+    for files in sets:
+        for path in files.paths:
+            yield ImageFile(path, path)
+
+
+def _skip_broken(sets: Sequence[LabelledFiles], is_broken: Sequence[bool]) -> list[LabelledFiles]:
+    """Return the sets without their broken files."""
+    kept = []
+    start = 0
+    for files in sets:
+        end = start + len(files.paths)
+        flags = is_broken[start:end]
+        kept.append(files.select([row for row, flag in enumerate(flags) if not flag]))
+        start = end
+    if not kept[0].paths:
+        raise DataError("no training image is left without the broken ones")
+    return kept
+
+
+def _describe_skipped(errors: Sequence[str], count: int) -> str:
+    files = "file was" if len(errors) == 1 else "files were"
+    listed = describe_broken(errors, count)
+    return f"{len(errors):,} of {count:,} image {files} skipped: {listed}"
+
+
+def _refuse_unknown_classes(
+    name: str, sets: Sequence[LabelledFiles], names: tuple[str, ...]
+) -> None:
+    """Refuse a class of which there are no training images."""
+    known = set(names)
+    for files in sets[1:]:
+        for path, label in zip(files.paths, files.labels, strict=True):
+            if label not in known:
+                raise DataError(
+                    f"{name}: {path} is of the class {label!r}, of which the training set has no "
+                    "image: add some, or remove it"
+                )
