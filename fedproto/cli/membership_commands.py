@@ -51,7 +51,8 @@ def join(
         str | None, typer.Option(help="folder with data files [$FEDPROTO_DATA]")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="the newcomer's name [the folder's]", show_default=False)
+        str | None,
+        typer.Option(help="the newcomer's name [its data's or folder's]", show_default=False),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="the newcomer's run folder [runs/newcomer]")
@@ -83,6 +84,8 @@ def join(
         classes=classes,
         shots=shots,
         epochs=epochs,
+        name=name,
+        folder_name=target.name,
         options=options,
     )
     for notice in notices(prepared[0]):
@@ -92,7 +95,7 @@ def join(
         return progress_bar(Console(), run_name, 0, epochs, unit="epoch")
 
     try:
-        joined = proceed(prepared, target, name or target.name, bar)
+        joined = proceed(prepared, target, bar)
     except Interrupted:
         if target.exists():
             say(f"stopped; continue with: fedproto resume {target}", stderr=True)

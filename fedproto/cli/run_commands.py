@@ -86,6 +86,14 @@ def run(
         str | None,
         _flag("schedule", "NAME", "learning rate: constant, cosine, linear, step [constant]"),
     ] = None,
+    class_weights: Annotated[
+        str | None,
+        _flag("class-weights", "NAME", "none, or balanced: rare classes count more [none]"),
+    ] = None,
+    sampling: Annotated[
+        str | None,
+        _flag("sampling", "NAME", "shuffle, or balanced: rare classes come more often [shuffle]"),
+    ] = None,
     participation: Annotated[
         str | None, _flag("participation", "X", "fraction of clients sampled per round [1]")
     ] = None,
@@ -151,6 +159,8 @@ def run(
         "lr": lr,
         "optimiser": optimiser,
         "schedule": schedule,
+        "class_weights": class_weights,
+        "sampling": sampling,
         "participation": participation,
         "lost_uploads": lost_uploads,
         "stragglers": stragglers,

@@ -61,6 +61,9 @@ class Config:
     clip_norm: NonNegativeFloat = 0.0
     schedule: ScheduleName = "constant"
     warmup: NonNegativeInt = 0
+    #: Whether rare classes of a client count or come as often as frequent ones.
+    class_weights: Literal["none", "balanced"] = "none"
+    sampling: Literal["shuffle", "balanced"] = "shuffle"
     epochs: Rounds = 1
     #: What becomes of partial batches: see core/local_training.py.
     last_batch: Literal["auto", "keep", "drop"] = "auto"
@@ -205,8 +208,23 @@ def configure(
             partition=completed["partition"][0],
             **run_values,
         )
+        refuse_contradictions(config.rounds, config.warmup, config.class_weights, config.sampling)
         configs.append(config)
     return configs
+
+
+def refuse_contradictions(rounds: int, warmup: int, class_weights: str, sampling: str) -> None:
+    """Refuse settings of local training that cannot be meant together."""
+    if warmup and warmup >= rounds:
+        raise ConfigError(
+            f"warmup must be less than the {rounds} rounds, not {warmup}: the learning rate would "
+            "only rise"
+        )
+    if class_weights == sampling == "balanced":
+        raise ConfigError(
+            "class_weights and sampling both balance the classes, which would favour rare ones: "
+            "set one of them to balanced"
+        )
 
 
 def _choose_partition(chosen: dict[str, list[Part]], settings: Mapping[str, Any]) -> Part:

@@ -7,7 +7,7 @@ normalised like those of classes, and whoever shows them escapes them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fedproto.core.class_names import find_flaw, normalise_name
 from fedproto.errors import ConfigError, DataError, shown
@@ -59,17 +59,20 @@ def refuse_equal_names(names: Sequence[str]) -> None:
 def find_client(names: Sequence[str], text: str | int, where: str = "") -> int:
     """Return the number of the client that a text names; a name wins over a number.
 
-    A whole number is always the number of a client. Raises ConfigError with the names there are;
-    `where` says in its sentence whose clients they are, as in ` in runs/a`.
+    Where clients are called by other numbers than their own, as hospitals 17 and 23 are, a text is
+    a name and nothing else. A whole number is always the number of a client. Raises ConfigError
+    with the names there are; `where` says in its sentence whose they are, as in ` in runs/a`.
 
-    >>> find_client(("Ulm", "Köln", "0"), "Köln"), find_client(("Ulm", "Köln", "0"), "0")
-    (1, 2)
+    >>> find_client(("Ulm", "Köln"), "Köln"), find_client(("Ulm", "Köln"), "0")
+    (1, 0)
     """
     if isinstance(text, str):
         name = normalise_name(text)
         if name in names:
             return list(names).index(name)
-        number = int(name) if name.isascii() and name.isdecimal() and len(name) < 19 else -1
+        number = -1
+        if is_number(name) and not have_other_numbers(enumerate(names)):
+            number = int(name)
     else:
         number = text
     if 0 <= number < len(names):
@@ -91,6 +94,16 @@ def list_names(names: Sequence[str]) -> str:
 def are_numbers(names: Sequence[str]) -> bool:
     """Return whether every client is called by its number, so that no name need be shown."""
     return all(name == str(number) for number, name in enumerate(names))
+
+
+def is_number(name: str) -> bool:
+    """Return whether a text may be the number of a client."""
+    return name.isascii() and name.isdecimal() and len(name) < 19
+
+
+def have_other_numbers(names: Iterable[tuple[int, str]]) -> bool:
+    """Return whether a client, given by number and name, is called by another number."""
+    return any(is_number(name) and name != str(number) for number, name in names)
 
 
 def _show(text: str | int) -> str:

@@ -20,6 +20,7 @@ from fedproto.core import rng
 from fedproto.core.class_names import merge_names, normalise_name
 from fedproto.core.row_splits import draw_held_out, find_shared_group
 from fedproto.data.shared.channel_order import Order, OrderOption, find_order
+from fedproto.data.shared.data_notices import describe_splits
 from fedproto.data.shared.dicom import Window
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.lazy_array import LazyArray
@@ -377,7 +378,7 @@ def from_arrays(
                 f"{other.x.dtype}"
             )
     model = choose_model(train.x.shape[1:])
-    return Source(
+    source = Source(
         name,
         classes,
         train,
@@ -390,6 +391,10 @@ def from_arrays(
         channel_order=order,
         **options,
     )
+    # Only now: `Source` has checked the splits. The dataclass is frozen for everybody else.
+    found = describe_splits(name, source.classes, source.train, source.test)
+    object.__setattr__(source, "notices", (*source.notices, *found))
+    return source
 
 
 def _move_channels_first(split: Split) -> Split:

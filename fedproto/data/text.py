@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -11,18 +11,19 @@ import numpy as np
 from fedproto.config.options import Bounds, File, PositiveInt
 from fedproto.core.files import parse_json
 from fedproto.data import DataFolders, Source, Split, default_shots, list_folders
-from fedproto.data.shared.feature_encoding import Words, read_encoding
-from fedproto.data.shared.tables import (
-    LABEL_COLUMNS,
+from fedproto.data.shared.data_notices import describe_splits
+from fedproto.data.shared.delimited import (
+    LEFT_OUT,
     TABLE_ENDINGS,
-    Labels,
-    find_column,
-    find_parts,
-    number_labels,
+    UTF_8,
+    check_text_encoding,
     open_text,
     read_rows,
 )
-from fedproto.errors import DataError, unknown
+from fedproto.data.shared.feature_encoding import TEXT, Words, read_encoding
+from fedproto.data.shared.labels import Labels, number_labels
+from fedproto.data.shared.tables import LABEL_COLUMNS, find_column, find_parts
+from fedproto.errors import ConfigError, DataError, unknown
 
 Vocabulary = Annotated[int, Bounds(1, 2**24 - 2)]  # inputs travel as float32, which counts to 2^24
 JSON_LINES_ENDINGS = (".jsonl", ".jsonl.gz")
@@ -43,10 +44,10 @@ class Document(NamedTuple):
 
 
 class DocumentColumns(NamedTuple):
-    """The names of the columns that make up a document."""
+    """The names of the columns that make up a document, or those that a user names."""
 
-    text: str
-    label: str
+    text: str | None
+    label: str | None
     client: str | None
 
 
@@ -56,20 +57,27 @@ def text(
     *,
     vocabulary: Vocabulary = 5000,
     length: PositiveInt = 100,
+    text: str | None = None,
     label: str | None = None,
+    client: str | None = None,
+    text_encoding: str = UTF_8,
     encoding: File | None = None,
 ) -> Source:
     """Texts of your own: one folder of .txt files per class, or a jsonl or csv file.
 
-    A jsonl or csv file has columns `text` and `label`; the option `label` names the column of
-    classes if it is not called label, class, target or y; a column `client` serves `natural`.
+    The options `text`, `label` and `client` (for `natural`) name columns of a jsonl or csv file
+    that are not called text; label, class, target or y; and client. `text_encoding` is that of the
+    files, such as latin-1.
     Texts are cut or padded to `length` words in lower case. A word becomes its rank among the
     `vocabulary` most frequent ones of the training texts, from 2 on; 1 is any other word, 0 is
     padding. `encoding` names a file of an exported member that says words and length instead.
     The test set is a folder or file `test` beside `train`; without them, a seeded fifth of each
     class is held out.
     """
-    parts = [_read_documents(part, label) for part in _find_parts(Path(path))]
+    named = DocumentColumns(text, label, client)
+    check_text_encoding(text_encoding)
+    part_paths = _find_parts(Path(path))
+    parts = [_read_documents(part_path, named, text_encoding) for part_path in part_paths]
     if not all(parts):
         raise DataError(
             f"{path} holds no text: a folder must hold one folder of .txt files per class, or "
@@ -87,7 +95,7 @@ def text(
         words = _read_words(Path(encoding), path)
     else:
         train_texts = (documents[row].text for row in labels.train_rows)
-        words = Words.fit(train_texts, vocabulary, length)
+        words = Words.fit(train_texts, vocabulary, length, text or TEXT, text_encoding)
     if not words.words:
         raise DataError(f"{path} holds no word in its training texts")
     return _to_source(path, documents, labels, words)
@@ -116,6 +124,7 @@ def _to_source(path: str, documents: list[Document], labels: Labels, words: Word
         mixed_model=",".join(mixed_models),
         shots=default_shots(train.y),
         encoding=words,
+        notices=tuple(describe_splits(f"text:{path}", labels.names, train, test)),
     )
 
 
@@ -127,17 +136,20 @@ def _read_words(file: Path, path: str) -> Words:
     return encoding
 
 
-def read_texts(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the texts of one file, each with its place; labels are not needed."""
+def read_texts(path: Path, words: Words) -> Iterator[tuple[str, str]]:
+    """Yield the texts of one file, each with its place; labels are not needed.
+
+    In a table they are in the column that the encoding names.
+    """
     if path.name.lower().endswith(PLAIN_TEXT_ENDINGS):
-        with open_text(path) as file:
+        with open_text(path, words.text_encoding) as file:
             yield file.read(), str(path)
         return
-    for line, row in _read_rows(path):
-        column = find_column(row, ("text",))
+    for line, row in _read_rows(path, words.text_encoding):
+        column = _find_text(row, words.column)
         if column is None:
             found = ", ".join(row) or "nothing"
-            raise DataError(f"{path}, line {line} has no 'text': it has {found}")
+            raise DataError(f"{path}, line {line} has no {words.column!r}: it has {found}")
         yield row[column], f"{path}, line {line}"
 
 
@@ -153,41 +165,54 @@ def _find_parts(path: Path) -> list[Path]:
     return find_parts(path, ("", *ROW_FILE_ENDINGS))
 
 
-def _read_documents(path: Path, label: str | None) -> list[Document]:
+def _read_documents(path: Path, named: DocumentColumns, text_encoding: str) -> list[Document]:
     """Return the documents of a folder or file."""
     if path.is_dir():
-        return _read_class_folders(path)
-    return _to_documents(path, _read_rows(path), label)
+        _refuse_columns(path, named)
+        return _read_class_folders(path, text_encoding)
+    return _to_documents(path, _read_rows(path, text_encoding), named)
 
 
-def _read_class_folders(path: Path) -> list[Document]:
+def _refuse_columns(path: Path, named: DocumentColumns) -> None:
+    """Raise ConfigError if a column is named although a folder of text files has none."""
+    for option, name in named._asdict().items():
+        if name is not None:
+            raise ConfigError(
+                f"{option} names column {name!r}, but {path} is a folder of text files, which has "
+                "no columns"
+            )
+
+
+def _read_class_folders(path: Path, text_encoding: str) -> list[Document]:
     """Read one folder per class, with one text per file."""
     documents = []
     for folder in list_folders(path):
         for text_path in sorted(folder.glob("*.txt")):
-            with open_text(text_path) as file:
+            with open_text(text_path, text_encoding) as file:
                 documents.append(Document(file.read(), folder.name, None, str(text_path)))
     return documents
 
 
-def _read_rows(path: Path) -> Iterator[tuple[int, Row]]:
+def _read_rows(path: Path, text_encoding: str) -> Iterator[tuple[int, Row]]:
     """Yield the rows of a table or of JSON lines, each with its line number."""
     if path.name.lower().endswith(JSON_LINES_ENDINGS):
-        return _read_json_lines(path)
-    return _read_table(path)
+        return _read_json_lines(path, text_encoding)
+    return _read_table(path, text_encoding)
 
 
-def _read_table(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of a delimited file."""
-    rows = read_rows(path)
+def _read_table(path: Path, text_encoding: str) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of a delimited file, without the index that pandas writes."""
+    rows = read_rows(path, text_encoding)
     _, header = next(rows)
-    for line, row in rows:
-        yield line, dict(zip(header, row, strict=True))
+    for line, values in rows:
+        row = dict(zip(header, values, strict=True))
+        row.pop(LEFT_OUT, None)
+        yield line, row
 
 
-def _read_json_lines(path: Path) -> Iterator[tuple[int, Row]]:
+def _read_json_lines(path: Path, text_encoding: str) -> Iterator[tuple[int, Row]]:
     """Yield the rows of a file with one JSON object per line."""
-    with open_text(path) as file:
+    with open_text(path, text_encoding) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield number, _parse_json_object(f"{path}, line {number}", line)
@@ -208,14 +233,16 @@ def _parse_json_object(place: str, line: str) -> Row:
 # --- from rows to documents
 
 
-def _to_documents(path: Path, rows: Iterator[tuple[int, Row]], label: str | None) -> list[Document]:
+def _to_documents(
+    path: Path, rows: Iterator[tuple[int, Row]], named: DocumentColumns
+) -> list[Document]:
     """Return text, label and client of each row, from the columns that the first row has."""
     documents = []
     columns: DocumentColumns | None = None
     for line, row in rows:
         place = f"{path}, line {line}"
         if columns is None:
-            columns = _find_columns(path, list(row), label)
+            columns = _find_columns(path, list(row), named)
         for name in columns:
             if name is not None and name not in row:
                 raise DataError(f"{place} has no {name!r} that is a text or a whole number")
@@ -227,19 +254,40 @@ def _to_documents(path: Path, rows: Iterator[tuple[int, Row]], label: str | None
                     f"{place} has no client: fill in {columns.client!r}, "
                     "or leave it out of every line"
                 )
+        assert columns.text is not None and columns.label is not None, "both were found"
         documents.append(Document(row[columns.text], row[columns.label].strip(), client, place))
     return documents
 
 
-def _find_columns(path: Path, names: list[str], label: str | None) -> DocumentColumns:
+def _find_columns(path: Path, names: list[str], named: DocumentColumns) -> DocumentColumns:
     """Return the columns of text, label and client, or raise an error if one is missing."""
-    if label is not None and label not in names:
-        raise unknown(f"column of {path}", label, names)
-    text_column = find_column(names, ("text",))
-    label_column = label or find_column(names, LABEL_COLUMNS)
+    for name in named:
+        if name is not None and name not in names:
+            raise unknown(f"column of {path}", name, names)
+    text_column = named.text or _find_text(names, TEXT)
+    label_column = named.label or find_column(names, LABEL_COLUMNS)
+    client_column = named.client or find_column(names, ("client",))
     found = ", ".join(names) or "none"
     if text_column is None:
-        raise DataError(f"{path} has no column 'text': it has {found}")
+        raise DataError(
+            f"{path} has no column 'text': it has {found}; name the column with text=COLUMN"
+        )
     if label_column is None:
-        raise DataError(f"{path} has no column 'label', 'class', 'target' or 'y': it has {found}")
-    return DocumentColumns(text_column, label_column, find_column(names, ("client",)))
+        raise DataError(
+            f"{path} has no column 'label', 'class', 'target' or 'y': it has {found}; name the "
+            "column with label=COLUMN"
+        )
+    columns = DocumentColumns(text_column, label_column, client_column)
+    chosen = [name for name in columns if name is not None]
+    if len(set(chosen)) < len(chosen):
+        raise ConfigError(
+            f"text, label and client of {path} must be different columns, not {', '.join(chosen)}"
+        )
+    return columns
+
+
+def _find_text(names: Collection[str], wanted: str) -> str | None:
+    """Return the column of texts; the usual one however it is capitalised."""
+    if wanted in names:
+        return wanted
+    return find_column(names, (TEXT,)) if wanted == TEXT else None

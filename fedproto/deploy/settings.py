@@ -30,7 +30,7 @@ from fedproto.config.options import (
     convert,
     words,
 )
-from fedproto.config.settings import Seed
+from fedproto.config.settings import Seed, refuse_contradictions
 from fedproto.core.local_training import Training
 from fedproto.core.optimisers import Optimiser, OptimiserName, RateSchedule, ScheduleName
 from fedproto.core.types import Algorithm
@@ -56,6 +56,8 @@ class TrainingTerms:
     optimiser: OptimiserName = "sgd"
     weight_decay: NonNegativeFloat = 0.0
     clip_norm: NonNegativeFloat = 0.0
+    class_weights: Literal["none", "balanced"] = "none"
+    sampling: Literal["shuffle", "balanced"] = "shuffle"
     epochs: Rounds = 1
     last_batch: Literal["auto", "keep", "drop"] = "auto"
     seed: Seed = 0
@@ -70,6 +72,8 @@ class TrainingTerms:
             self.last_batch,
             self.seed,
             Optimiser(self.optimiser, self.weight_decay, self.clip_norm),
+            class_weights=self.class_weights,
+            sampling=self.sampling,
         )
 
     def part(self) -> Part:
@@ -243,6 +247,7 @@ def split_run_config(config: Mapping[str, Any], where: str) -> tuple[ServerSetti
             for_server[key] = value
     settings = parse_settings(ServerSettings, for_server, where)
     terms = parse_settings(TrainingTerms, for_members, where)
+    refuse_contradictions(settings.rounds, settings.warmup, terms.class_weights, terms.sampling)
     chosen = {"algorithm": terms.algorithm, "model": settings.model}
     _trust_if_allowed(chosen, settings.trust_plugins, where)
     return settings, terms

@@ -144,6 +144,13 @@ class Classifier(ClassifierMixin, BaseEstimator):
         threshold = self._find_threshold()
         return math.inf if threshold is None else threshold
 
+    @property
+    def temperature_(self) -> float | None:
+        """What scores are divided by before the softmax; None if nothing was calibrated."""
+        if self._find_fitted() is not None or self.trained is None:
+            return None
+        return self.trained.temperatures.get(f"{self.by} {self.among}")
+
     def fit(self, X: Any, y: Any) -> Classifier:
         """Compute a prototype per class of samples: the mean of their embeddings (Eq. 3).
 
@@ -180,7 +187,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return (n, classes): softmaxes of the logits, or of minus the distances.
 
-        They are not calibrated.
+        They are calibrated if the client has validation rows: see `temperature_`.
         """
         return self._judge(X).probabilities
 
@@ -196,7 +203,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def _judge(self, x: Any) -> Judgement:
         scores = self._score(x)
-        return judge_scores(scores, self.classes_, self.by, self._find_threshold())
+        threshold = self._find_threshold()
+        return judge_scores(scores, self.classes_, self.by, threshold, self.temperature_ or 1.0)
 
     def _find_fitted(self) -> _Fitted | None:
         return vars(self).get("_fitted")

@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedproto.data.shared.delimited import TABLE_ENDINGS
 from fedproto.data.shared.feature_encoding import UNKNOWN, Columns, Words
 from fedproto.data.shared.images import Header, ImageFormat, read_header, read_pixels
 from fedproto.data.shared.preprocessing import Preprocessing
-from fedproto.data.shared.tables import TABLE_ENDINGS, Table
+from fedproto.data.shared.stored_tables import EXCEL_ENDINGS, PARQUET_ENDINGS
+from fedproto.data.shared.tables import Table
 from fedproto.data.text import PLAIN_TEXT_ENDINGS, ROW_FILE_ENDINGS, read_texts
 from fedproto.errors import DataError
 
@@ -46,7 +48,8 @@ def read_inputs(path: Path, preprocessing: Preprocessing) -> Iterator[Input]:
     elif path.suffix.lower() in (".npy", ".npz"):
         yield from _read_array(path, preprocessing)
     elif isinstance(preprocessing.encoding, Columns):
-        _refuse_other_endings(path, "tables", TABLE_ENDINGS)
+        endings = (*TABLE_ENDINGS, *PARQUET_ENDINGS, *EXCEL_ENDINGS)
+        _refuse_other_endings(path, "tables", endings)
         yield from _read_table(path, preprocessing.encoding)
     elif isinstance(preprocessing.encoding, Words):
         _refuse_other_endings(path, "texts", (*PLAIN_TEXT_ENDINGS, *ROW_FILE_ENDINGS))
@@ -119,7 +122,7 @@ def _is_single_input(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 def _read_table(path: Path, encoding: Columns) -> Iterator[Input]:
     """Yield an input per row; columns that the client does not know are ignored."""
     wanted = [column.name for column in encoding.columns]
-    table = Table.read(path, only=wanted)
+    table = Table.read(path, only=wanted, notation=encoding.notation)
     missing = encoding.find_missing(table.columns)
     if missing:
         raise DataError(
@@ -149,7 +152,7 @@ def _describe_new_texts(name: str, rows: np.ndarray, table: Table) -> str:
 
 def _read_texts(path: Path, encoding: Words) -> Iterator[Input]:
     """Yield an input per text; a notice marks a text without any known word."""
-    found = list(read_texts(path))
+    found = list(read_texts(path, encoding))
     if not found:
         raise DataError(f"{path} holds no text")
     encoded = encoding([text for text, _ in found])

@@ -23,7 +23,7 @@ class Judgement(NamedTuple):
     """What a classifier says about n inputs; columns are in the order of the candidates."""
 
     labels: np.ndarray  # (n,) class names, or "none of these"
-    probabilities: np.ndarray  # (n, candidates); softmaxes, not calibrated
+    probabilities: np.ndarray  # (n, candidates); calibrated if the client has a temperature
     distances: np.ndarray  # (n, candidates); by head, minus the logits
 
 
@@ -38,12 +38,22 @@ def judge_inputs(
     calibration = trained.calibration.get(f"{by} {among}", np.zeros(0))
     threshold = find_threshold(calibration, reject, name_client(trained))
     scores = trained.score(by, among, trained.forward(x))
-    return names, judge_scores(scores, np.array(names), by, threshold)
+    temperature = trained.temperatures.get(f"{by} {among}", 1.0)
+    return names, judge_scores(scores, np.array(names), by, threshold, temperature)
 
 
-def judge_scores(scores: Tensor, names: np.ndarray, by: str, threshold: float | None) -> Judgement:
-    """Return the answers for (n, candidates) scores; without a threshold, nothing is rejected."""
-    probabilities = scores.double().softmax(1).numpy()
+def judge_scores(
+    scores: Tensor,
+    names: np.ndarray,
+    by: str,
+    threshold: float | None,
+    temperature: float = 1.0,
+) -> Judgement:
+    """Return the answers for (n, candidates) scores; without a threshold, nothing is rejected.
+
+    Probabilities are the softmax of scores / temperature.
+    """
+    probabilities = (scores.double() / temperature).softmax(1).numpy()
     labels = names[scores.argmax(1).numpy()]
     if threshold is not None:
         is_rejected = compute_novelty(by, scores) > threshold

@@ -25,6 +25,7 @@ from fedproto.inference.model_building import (
     first_line,
     load_into_copy,
 )
+from fedproto.inference.temperature import fit_temperature
 from fedproto.models import Fit
 from fedproto.runs.client_models import INDEX
 from fedproto.runs.devices import torch_settings
@@ -78,15 +79,39 @@ class ClassScorer:
         if not len(outputs.features):
             return {}
         calibration = {}
+        for by, among in self._possible_ways():
+            scores = self.score(by, among, outputs)
+            calibration[f"{by} {among}"] = compute_novelty(by, scores).numpy()
+        return calibration
+
+    def fit_temperatures(self, outputs: Outputs, labels: Tensor) -> dict[str, float]:
+        """Return the temperature of each way to classify, fitted on validation rows.
+
+        `labels` are places in `classes`. Rows of classes that are not among the candidates are left
+        out; a way for which too few rows are left has no temperature.
+        """
+        temperatures = {}
+        for by, among in self._possible_ways():
+            candidates = self.candidates(by, among)
+            column_of = {name: column for column, name in enumerate(candidates)}
+            columns = torch.tensor([column_of.get(name, -1) for name in self.classes])[labels]
+            is_candidate = columns >= 0
+            scores = self.score(by, among, outputs)[is_candidate]
+            temperature = fit_temperature(scores, columns[is_candidate])
+            if temperature is not None:
+                temperatures[f"{by} {among}"] = temperature
+        return temperatures
+
+    def _possible_ways(self) -> list[tuple[str, str]]:
+        """Return the ways to classify that have something to choose among."""
+        possible = []
         for way in WAYS:
             by, among = way.split()
             if by == "prototype" and self.prototypes is None:
                 continue
-            if not self.candidates(by, among):
-                continue
-            scores = self.score(by, among, outputs)
-            calibration[way] = compute_novelty(by, scores).numpy()
-        return calibration
+            if self.candidates(by, among):
+                possible.append((by, among))
+        return possible
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,6 +121,7 @@ class TrainedClient(ClassScorer):
     module: nn.Module  # in eval mode: preprocessed inputs -> (features, logits)
     preprocessing: Preprocessing
     calibration: dict[str, np.ndarray] = field(default_factory=dict)  # see `calibrate`
+    temperatures: dict[str, float] = field(default_factory=dict)  # see `fit_temperatures`
 
     def forward(self, x: Tensor) -> Outputs:
         """Return the model's outputs for preprocessed inputs."""
@@ -150,13 +176,16 @@ def load_client(run: Path, client: int | str = 0, module: nn.Module | None = Non
         models.threads, models.precision
     ):  # distances to the bit of those in training
         scorer = make_scorer(models, stored)
-        calibration = scorer.calibrate(stored.held_out.calibration)
+        held_out = stored.held_out
+        calibration = scorer.calibrate(held_out.calibration)
+        temperatures = scorer.fit_temperatures(held_out.validation, held_out.validation_labels)
     try:
         trained = TrainedClient(
             **vars(scorer),
             module=_restore_module(models, stored, module),
             preprocessing=stored.preprocessing,
             calibration=calibration,
+            temperatures=temperatures,
         )
         trained.refuse_other_sizes(models.dim)
     except DataError as error:
@@ -242,6 +271,11 @@ def calibrate_client(
         module=load_into_copy(member.module, state),
         preprocessing=member.preprocessing,
     )
+    if member.validation is not None:
+        rows = member.validation.rows[:MAX_HELD_OUT_ROWS]
+        outputs = trained.forward(member.validation.x[rows])
+        labels = member.validation.y[rows].cpu()
+        trained = replace(trained, temperatures=trained.fit_temperatures(outputs, labels))
     held_out, _ = split_test_rows(member)
     rows = held_out.rows[:MAX_HELD_OUT_ROWS]
     if not len(rows):

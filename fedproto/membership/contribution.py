@@ -9,6 +9,7 @@ import torch
 
 from fedproto.core import files
 from fedproto.core.class_names import class_name
+from fedproto.core.client_names import chosen_name
 from fedproto.core.tensors import FLOATS, flatten_groups, select_rows, split_groups
 from fedproto.core.types import Tree, Upload
 from fedproto.core.uploads import LatestUploads
@@ -30,8 +31,11 @@ class Contribution:
     member: str
     classes: tuple[str, ...]
     upload: Upload
+    folder: Path | None = None  # the newcomer's run, where it is at hand
 
     def __post_init__(self) -> None:
+        member = chosen_name(self.member, "the upload is of a member")
+        object.__setattr__(self, "member", member)  # frozen for everybody else
         where = f"the upload of {self.member!r} has a class"
         names = tuple(class_name(name, where) for name in self.classes)
         if len(set(names)) < len(names):
@@ -54,19 +58,22 @@ class Contribution:
         """
         if path.is_dir() and not (path / UPLOAD).exists() and (path / "config.toml").exists():
             return cls._from_checkpoint(RunFolder(path))
+        is_run = (path / "config.toml").exists()
+        folder = path if is_run else None
         path = path / UPLOAD if path.is_dir() else path
         tensors, header = files.read_tensors(path, UPLOAD_FORMAT)
         member = header.get("member") or path.parent.name
         groups = split_groups(tensors)
         upload = Upload(groups.get("sums", {}), groups.get("weights", {}))
-        return cls(str(member), read_class_names(header, path), upload)
+        return cls(str(member), read_class_names(header, path), upload, folder)
 
     @classmethod
     def _from_checkpoint(cls, folder: RunFolder) -> Contribution:
         """Return the upload of a newcomer whose join was interrupted and then resumed."""
         path = folder.path
         checkpoint = folder.load_checkpoint()
-        if checkpoint is None or folder.result() is None or "sums.prototypes" not in checkpoint[1]:
+        result = folder.result()
+        if checkpoint is None or result is None or "sums.prototypes" not in checkpoint[1]:
             raise DataError(
                 f"{path} holds no {UPLOAD} and is not a finished run of fedproto: "
                 "finish it with `fedproto resume`"
@@ -81,7 +88,9 @@ class Contribution:
                 "which `fedproto join` wrote"
             )
         classes = read_file_classes(path / PROTOTYPES)
-        return cls.of(path.name, classes, uploads.get(0))
+        name = result["clients"][0].get("name", "0")
+        member = path.name if name == "0" else name
+        return replace(cls.of(member, classes, uploads.get(0)), folder=path)
 
     def save(self, path: Path) -> None:
         """Write the upload to a file that `load` reads."""

@@ -12,21 +12,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
 from fedproto.core.class_names import describe_similar_names
+from fedproto.core.client_names import chosen_name
 from fedproto.core.rounds import RoundResult
 from fedproto.core.types import Tree
 from fedproto.data import Source
 from fedproto.errors import ConfigError
 from fedproto.membership.contribution import Contribution
+from fedproto.partitions.natural import name_writer
 from fedproto.runs.experiment import Experiment, OnRound, hold_all
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import UPLOAD, read_prototypes
 from fedproto.runs.result import Result
 
 Accuracies = dict[str, float]
+
+#: What a newcomer is called that has neither a name nor a folder.
+DEFAULT_NAME = "newcomer"
 
 #: Settings that are fixed for a newcomer, which is a single client of fedproto.
 FIXED_SETTINGS = {
@@ -77,12 +84,17 @@ def prepare(
     classes: str,
     shots: int | None,
     epochs: int,
+    name: str | None,
+    folder_name: str | None,
     options: Mapping[str, Any],
 ) -> tuple[Experiment, Experiment]:
     """Return the newcomer ready to join, and the same one ready to train alone.
 
-    Both start from the same weights. The parameters are those of `join`.
+    Both start from the same weights. The parameters are those of `join`; a newcomer without a
+    `name` is called as its data says or, failing that, by the `folder_name`.
     """
+    if name is not None:
+        name = chosen_name(name, "the newcomer is called")
     for key in options:
         is_fixed = key.removeprefix("algorithm.") in FIXED_SETTINGS
         if is_fixed or key.partition(".")[0] == "partition":
@@ -114,7 +126,21 @@ def prepare(
     loaded: dict[str, Source] = {}
     joining = configure(settings)[0]
     alone = configure(settings | {"algorithm.lam": 0})[0]
-    return Experiment.prepare(joining, loaded=loaded), Experiment.prepare(alone, loaded=loaded)
+    prepared_alone = Experiment.prepare(alone, loaded=loaded)
+    if name is None:
+        (source,) = loaded.values()
+        name = _name_of_only_client(source) or chosen_name(
+            folder_name or DEFAULT_NAME, "the newcomer is called by its folder"
+        )
+    return Experiment.prepare(joining, loaded=loaded, names=[name]), prepared_alone
+
+
+def _name_of_only_client(source: Source) -> str | None:
+    """Return the name of a data set's client if it has one only, else None."""
+    writers = source.train.writer
+    if writers is None or len(np.unique(writers)) != 1:
+        return None
+    return name_writer(writers[0])
 
 
 def join(
@@ -127,7 +153,7 @@ def join(
     shots: int | None = None,
     epochs: int = 10,
     out: str | Path | None = None,
-    name: str = "newcomer",
+    name: str | None = None,
     **options: Any,
 ) -> Joined:
     """Let a newcomer join a trained federation; also train it alone, for comparison.
@@ -139,7 +165,8 @@ def join(
     classes     those it has, such as `"cat,dog"`; empty: all
     shots       training samples per class; None: all
     out         a folder for the newcomer's run and upload; None: nothing is written
-    name        of the newcomer among the federation's members
+    name        of the newcomer among the federation's members; None: that of the client in its
+                data, if there is just one, else that of the folder `out`
     options     as for `fedproto.run`
     """
     prepared = prepare(
@@ -150,9 +177,11 @@ def join(
         classes=classes,
         shots=shots,
         epochs=epochs,
+        name=name,
+        folder_name=None if out is None else Path(out).name,
         options=options,
     )
-    return proceed(prepared, None if out is None else Path(out), name)
+    return proceed(prepared, None if out is None else Path(out))
 
 
 def _ignore_round(result: RoundResult) -> None:
@@ -166,7 +195,6 @@ def _watch_nothing(label: str) -> AbstractContextManager[OnRound]:
 def proceed(
     experiments: tuple[Experiment, Experiment],
     out: Path | None,
-    name: str,
     watch: Callable[[str], AbstractContextManager[OnRound]] = _watch_nothing,
 ) -> Joined:
     """Train the two experiments of `prepare`: first the one alone, then the one that joins.
@@ -176,6 +204,7 @@ def proceed(
     was trained before. `watch("alone")` and `watch("joined")` give what is called after each round.
     """
     joining, alone = experiments
+    name = joining.federation.members[0].name
     if out is not None:
         RunFolder.refuse_used(out)
     with watch("alone") as on_round:

@@ -20,11 +20,17 @@ from fedproto.config.choices import parse_choice
 from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
 from fedproto.core import files
-from fedproto.core.class_names import describe_similar_names
+from fedproto.core.class_names import describe_similar_names, is_plain, normalise_name
+from fedproto.core.client_names import (
+    have_other_numbers,
+    is_number,
+    list_names,
+    refuse_equal_names,
+)
 from fedproto.core.tensors import FLOATS, scatter_rows
 from fedproto.core.types import Tree, Upload
 from fedproto.core.uploads import LatestUploads
-from fedproto.errors import ConfigError, DataError, RunFolderError
+from fedproto.errors import ConfigError, DataError, RunFolderError, shown
 from fedproto.membership.contribution import Contribution, read_file_classes
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import (
@@ -87,7 +93,8 @@ class Membership:
         _, tensors = checkpoint
         classes = read_file_classes(path / PROTOTYPES)
         uploads = _restore_uploads(tensors, classes, f"the checkpoint of {path}")
-        members = {str(client): client for client in uploads.clients()}
+        names = _read_client_names(folder)
+        members = {names.get(client, str(client)): client for client in uploads.clients()}
         base = read_prototypes(path / START) if (path / START).exists() else None
         return cls(classes, algorithm, members, uploads, base)
 
@@ -167,6 +174,58 @@ class Membership:
         """Return a warning for each group of classes whose names look alike."""
         return describe_similar_names(self.classes)
 
+    # --- who is there
+
+    def find(self, text: str) -> str:
+        """Return the name of the member with this name or number."""
+        name = normalise_name(text)
+        if name in self.members:
+            return name
+        called = {number: each for each, number in self.members.items()}
+        if is_number(name) and int(name) in called and not have_other_numbers(called.items()):
+            return called[int(name)]
+        raise DataError(
+            f"there is no member {shown(text, 60)}: there are {list_names(list(self.members))}"
+        )
+
+    def added(self) -> dict[str, Path | None]:
+        """Return the members that joined after training, with their run folders where known."""
+        added: dict[str, Path | None] = {}
+        for change in self.changes:
+            if change["did"] == "joined":
+                folder = change.get("folder")
+                added[change["member"]] = None if folder is None else Path(folder)
+            else:
+                added.pop(change["member"], None)
+        return added
+
+    def left(self) -> set[str]:
+        """Return the clients that took part in training and have left."""
+        joined: set[str] = set()
+        left: set[str] = set()
+        for change in self.changes:
+            name = change["member"]
+            if change["did"] == "joined":
+                joined.add(name)
+            elif name in joined:
+                joined.remove(name)
+            else:
+                left.add(name)
+        return left
+
+    def holds(self, contribution: Contribution) -> bool:
+        """Return whether this is the upload of the member with its name, value by value."""
+        upload = self.upload_of(contribution.member)
+        if not set(contribution.classes) <= set(self.classes):
+            return False
+        contribution.check_layout(upload)
+        places = torch.tensor([self.classes.index(each) for each in contribution.classes])
+        other = scatter_rows(contribution.cast(upload).upload, places, len(self.classes))
+        for tree, other_tree in zip(upload, other, strict=True):
+            if any(not torch.equal(value, other_tree[name]) for name, value in tree.items()):
+                return False
+        return True
+
     # --- joining and leaving
 
     def with_member(self, contribution: Contribution) -> Membership:
@@ -194,12 +253,15 @@ class Membership:
         uploads.store_one(number, upload, JOINING_ROUND)
         held_before = self._held_by_all()
         brought = [each for each in contribution.classes if each not in held_before]
+        change = _describe_change("joined", name, brought)
+        if contribution.folder is not None:  # `extend` trains it there
+            change["folder"] = str(contribution.folder.resolve())
         joined = replace(
             self,
             classes=classes,
             members=self.members | {name: number},
             uploads=uploads,
-            changes=(*self.changes, _describe_change("joined", name, brought)),
+            changes=(*self.changes, change),
         )
         if not torch.isfinite(joined.prototypes().values).all():
             raise DataError(
@@ -212,8 +274,7 @@ class Membership:
 
         Raises DataError if there is no such member, or if it is the last one.
         """
-        if name not in self.members:
-            raise DataError(f"there is no member {name!r}: there are {', '.join(self.members)}")
+        name = self.find(name)
         if len(self.members) == 1:
             raise DataError(f"{name!r} is the last member: without members there are no prototypes")
         uploads = self.uploads.copy()
@@ -288,6 +349,8 @@ def _check_members(stated: Any, uploads: LatestUploads, path: Path) -> dict[str,
     """Return the members' names and the numbers of their uploads, in the order of the numbers."""
     numbers = list(stated.values()) if isinstance(stated, dict) else []
     are_numbers = all(type(number) is int for number in numbers)
+    if are_numbers and not all(is_plain(name) for name in stated or ()):
+        raise DataError(f"{path} is corrupted: a member's name must be a line of text")
     if not are_numbers or sorted(numbers) != uploads.clients():
         raise DataError(f"{path} is corrupted: its members are not those of its uploads")
     return dict(sorted(stated.items(), key=lambda member: member[1]))
@@ -297,9 +360,31 @@ def _check_changes(stated: Any, path: Path) -> tuple[dict[str, Any], ...]:
     keys = {"member", "did", "classes"}
     changes = stated if isinstance(stated, list) else [None]
     for change in changes:
-        if not isinstance(change, dict) or not keys <= change.keys():
+        if not isinstance(change, dict) or not keys <= change.keys() or not _is_change(change):
             raise DataError(f"{path} is corrupted: its changes do not say who joined or left")
     return tuple(changes)
+
+
+def _is_change(change: dict[str, Any]) -> bool:
+    """Return whether the values of an entry of `changes` have the right types."""
+    member = change["member"]
+    classes = change["classes"]
+    folder = change.get("folder", "")
+    is_member = isinstance(member, str) and is_plain(member)
+    are_classes = isinstance(classes, list) and all(isinstance(each, str) for each in classes)
+    is_known = change["did"] in ("joined", "left")
+    return is_member and are_classes and is_known and isinstance(folder, str)
+
+
+def _read_client_names(folder: RunFolder) -> dict[int, str]:
+    """Return what the clients of a finished run are called; those without a name are left out."""
+    result = folder.result() or {"clients": []}
+    names: dict[int, str] = {}
+    for number, client in enumerate(result["clients"]):
+        if "name" in client:
+            names[number] = client["name"]
+    refuse_equal_names(list(names.values()))
+    return names
 
 
 def _read_base(

@@ -41,11 +41,11 @@ def natural(
         if all(len(rows) > 0 for rows in tests):
             own_test_rows = tests
     clients = add_test_rows(request, train_rows, test_shots, own_test_rows)
-    names = [_name_writer(writers[writer]) for writer in drawn]
+    names = [name_writer(writers[writer]) for writer in drawn]
     return [rows._replace(name=name) for rows, name in zip(clients, names, strict=True)]
 
 
-def _name_writer(writer: Any) -> str:
+def name_writer(writer: Any) -> str:
     """Return what the client of a writer is called: the value in the data, as text."""
     if isinstance(writer, np.floating) and float(writer).is_integer():
         writer = int(writer)

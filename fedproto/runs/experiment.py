@@ -30,6 +30,7 @@ from fedproto.engines.selection import build_engine, resolve
 from fedproto.errors import DivergedError, LostProcessError, RunFolderError
 from fedproto.runs import start_checks
 from fedproto.runs.client_models import write_client_models
+from fedproto.runs.data_notices import describe_lonely_classes
 from fedproto.runs.devices import torch_settings
 from fedproto.runs.folder import DIVERGED, RESULT, RunFolder
 from fedproto.runs.from_settings import FROM_PYTHON, build_federation, start_progress
@@ -72,6 +73,7 @@ class Experiment:
         data: Any = None,
         modules: Any = None,
         loaded: dict[str, Source] | None = None,
+        names: Sequence[str] | None = None,
     ) -> Experiment:
         """Load the data, divide it and build the models; refuse here whatever can be refused.
 
@@ -81,10 +83,11 @@ class Experiment:
             modules: a module, or one per client, instead of the model of the settings.
             loaded: the sources read so far, by name; experiments prepared one after the other
                 share it.
+            names: what the clients are called, where the data does not say it.
         """
         algorithm = plugins.build("algorithm", config.algorithm)
         loaded = {} if loaded is None else loaded
-        federation, config = build_federation(config, algorithm, data, modules, loaded)
+        federation, config = build_federation(config, algorithm, data, modules, loaded, names)
         return cls._share_engine([config], algorithm, [federation])[0]
 
     @classmethod
@@ -116,8 +119,11 @@ class Experiment:
         resolved, plan, notices = resolve(configs[0], federations, algorithm, trainings)
         engine = build_engine(resolved, plan, federations, algorithm, trainings)
         settled = {name: getattr(resolved, name) for name in RESOLVED_SETTINGS}
-        for federation in federations:
-            notices += federation.notices
+        for config, federation, progress in zip(configs, federations, progresses, strict=True):
+            found = list(federation.notices)
+            if "prototypes" in progress.server and _has_own_data(config):
+                found += describe_lonely_classes(federation)
+            notices += [notice for notice in found if notice not in notices]
             notices += describe_similar_names(_names_to_compare(federation))
         experiments = []
         for place, config in enumerate(configs):
@@ -285,7 +291,14 @@ def _training_of(config: Config) -> Training:
         config.seed,
         Optimiser(config.optimiser, config.weight_decay, config.clip_norm),
         RateSchedule(config.schedule, config.warmup, config.rounds),
+        config.class_weights,
+        config.sampling,
     )
+
+
+def _has_own_data(config: Config) -> bool:
+    """Return whether a run uses a user's own files, or data from Python."""
+    return any(":" in part.name or part.name == FROM_PYTHON.name for part in config.dataset)
 
 
 def _names_to_compare(federation: Federation) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ def build_federation(
     data: Any,
     modules: Any,
     loaded: dict[str, Source],
+    names: Sequence[str] | None = None,
 ) -> tuple[Federation, Config]:
     """Return the federation that a configuration describes, and the completed configuration.
 
@@ -52,6 +53,7 @@ def build_federation(
         data: one tuple of arrays per client from Python, in a list or by name, or None.
         modules: a module or one per client from Python, or None.
         loaded: the sources read so far, by name; new ones are added.
+        names: what the clients are called, where neither settings nor data say it.
     """
     if data is None:
         config = settle_clients(config, loaded)
@@ -61,12 +63,12 @@ def build_federation(
     else:
         names, listed = _split_names(data)
         sources = from_clients(listed, names)
-        rows = []
-        for number, source in enumerate(sources):
-            rows.append(_all_rows(source, None if names is None else names[number]))
+        rows = [_all_rows(source) for source in sources]
         config = replace(
             config, dataset=(FROM_PYTHON,), partition=FROM_PYTHON, clients=len(sources)
         )
+    if names is not None:
+        rows = [each._replace(name=name) for each, name in zip(rows, names, strict=True)]
     rows = set_validation_apart(sources, rows, config.validation, config.seed)
     refuse_leaking_groups(sources, rows)
     models: list[Part | nn.Module]
@@ -157,11 +159,11 @@ def _split_names(data: Any) -> tuple[list[str] | None, Sequence]:
     return names, list(data.values())
 
 
-def _all_rows(source: Source, name: str | None) -> ClientRows:
-    """Return the rows of a source that belongs to one client, which may have a name."""
+def _all_rows(source: Source) -> ClientRows:
+    """Return the rows of a source that belongs to one client."""
     train_rows = np.arange(len(source.train.y))
     test_rows = np.arange(len(source.test.y))
-    return ClientRows(train_rows, test_rows, name=name)
+    return ClientRows(train_rows, test_rows)
 
 
 # --- models

@@ -1,4 +1,7 @@
-"""What trained models make of test rows: to calibrate "none of these", and to measure it."""
+"""What trained models make of rows they were not trained on.
+
+Test rows calibrate "none of these", and measure it. Validation rows calibrate probabilities.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,14 @@ class Outputs(NamedTuple):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What a client's model makes of test rows, none of which it was trained on."""
+    """What a client's model makes of rows, none of which it was trained on."""
 
     calibration: Outputs  # one half of its own test rows
     known: Outputs  # the other half
     known_labels: Tensor  # (n,) the classes of that half, numbered as in the federation
     unseen: Outputs  # rows of classes of which the client has no training rows
+    validation: Outputs  # its validation rows; none without a validation split
+    validation_labels: Tensor  # (n,) the classes of those rows
 
 
 def split_test_rows(member: Member) -> tuple[Examples, Examples]:
@@ -84,4 +89,19 @@ def compute_held_out(module: nn.Module, member: Member, max_unseen_rows: int) ->
         tensors[f"{group}.features"] = outputs.features
         tensors[f"{group}.logits"] = outputs.logits
     tensors["known.labels"] = member.test.y.cpu()[known_rows]
+    if member.validation is not None:
+        tensors |= _compute_validation(module, member.validation)
     return tensors
+
+
+def _compute_validation(module: nn.Module, examples: Examples) -> Tree:
+    """Return what the model makes of validation rows, at most MAX_HELD_OUT_ROWS random ones."""
+    rows = examples.rows.cpu()
+    order = torch.from_numpy(rng.generator(0, "validation").permutation(len(rows)))
+    chosen = rows[order[:MAX_HELD_OUT_ROWS]]
+    outputs = compute_outputs(module, examples.x[chosen.to(examples.x.device)])
+    return {
+        "validation.features": outputs.features,
+        "validation.logits": outputs.logits,
+        "validation.labels": examples.y.cpu()[chosen],
+    }

@@ -29,6 +29,8 @@ class RunSettings(TypedDict, total=False):
     clip_norm: float  # 0.0
     schedule: Literal["constant", "cosine", "linear", "step"]  # constant
     warmup: int  # 0
+    class_weights: Literal["none", "balanced"]  # none
+    sampling: Literal["shuffle", "balanced"]  # shuffle
     epochs: int  # 1
     last_batch: Literal["auto", "keep", "drop"]  # auto
     dim: int | None  # None
@@ -76,9 +78,11 @@ class DatasetOptions(TypedDict, total=False):
     """Options of the data sets."""
 
     augment: bool  # False
+    broken: Literal["refuse", "skip"]  # refuse
     channel_order: Literal["auto", "first", "last"]  # auto
     client: str | None  # None
     coarse: bool  # False
+    decimal: Literal[".", ","]  # .
     encoding: FileName | None  # None
     form: Literal["auto", "leaf", "emnist", "nist"]  # auto
     grey: bool | None  # None
@@ -87,11 +91,17 @@ class DatasetOptions(TypedDict, total=False):
     keep: Sequence[str]  # ()
     label: str | None  # None
     length: int  # 100
+    levels: str | None  # None
     mean: Sequence[float]  # (0.0,)
+    missing: Sequence[str]  # ()
+    sheet: str | None  # None
     size: int | None  # None
     std: Sequence[float]  # (1.0,)
     subset: str | None  # None
+    text: str | None  # None
+    text_encoding: str  # utf-8
     vocabulary: int  # 5000
+    window: Sequence[float] | None  # None
 
 
 class ModelOptions(TypedDict, total=False):

@@ -215,21 +215,32 @@ class ClientModels:
 
     def _read_held_out(self, client: int, tensors: dict[str, Tree]) -> HeldOut:
         known = self._read_outputs(client, tensors, "known")
-        labels = tensors.get("known", {}).get("labels")
-        is_valid = (
-            labels is not None
-            and labels.dtype == torch.int64
-            and labels.shape == (len(known.features),)
-            and bool(((labels >= 0) & (labels < len(self.classes))).all())
-        )
-        if labels is None or not is_valid:
-            raise self._error(client, "has no valid labels of held-out rows")
+        validation = self._read_outputs(client, tensors, "validation")
         return HeldOut(
             calibration=self._read_outputs(client, tensors, "calibration"),
             known=known,
-            known_labels=labels,
+            known_labels=self._read_labels(client, tensors, "known", len(known.features)),
             unseen=self._read_outputs(client, tensors, "unseen"),
+            validation=validation,
+            validation_labels=self._read_labels(
+                client, tensors, "validation", len(validation.features)
+            ),
         )
+
+    def _read_labels(
+        self, client: int, tensors: dict[str, Tree], group: str, rows: int
+    ) -> torch.Tensor:
+        """Return the classes of a group of held-out rows; a group without rows may have none."""
+        none = torch.zeros(0, dtype=torch.int64)
+        labels = tensors.get(group, {}).get("labels", none)
+        is_valid = (
+            labels.dtype == torch.int64
+            and labels.shape == (rows,)
+            and bool(((labels >= 0) & (labels < len(self.classes))).all())
+        )
+        if not is_valid:
+            raise self._error(client, f"has no valid labels of held-out rows ({group})")
+        return labels
 
     def _read_outputs(self, client: int, tensors: dict[str, Tree], group: str) -> Outputs:
         """Return the outputs for a group of held-out rows; no rows if there were none."""

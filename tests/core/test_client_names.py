@@ -15,7 +15,7 @@ from fedproto.core.client_names import (
 )
 from fedproto.errors import ConfigError, DataError
 
-NAMES = ("Ulm", "Köln", "Gdańsk", "1")
+NAMES = ("Ulm", "Köln", "Gdańsk")
 
 
 @pytest.mark.parametrize(("text", "number"), [("Ulm", 0), (" Köln", 1), ("0", 0), ("2", 2)])
@@ -24,8 +24,14 @@ def test_a_client_is_found_by_name_or_number(text, number):
 
 
 def test_a_name_wins_over_a_number():
-    assert find_client(NAMES, "1") == 3
-    assert find_client(NAMES, 1) == 1  # a whole number from Python is no name
+    names = ("Ulm", "Köln", "1")
+    assert find_client(names, "1") == 2
+    assert find_client(names, 1) == 1  # a whole number from Python is not a name
+
+
+def test_a_number_is_never_taken_for_that_of_a_client_that_left():
+    with pytest.raises(ConfigError, match="there is no client 2: there are 0, 1, 3, Ulm"):
+        find_client(("0", "1", "3", "Ulm"), "2")
 
 
 def test_any_spelling_of_a_name_finds_the_client():
@@ -34,7 +40,7 @@ def test_any_spelling_of_a_name_finds_the_client():
 
 @pytest.mark.parametrize("text", ["Ulmm", "4", "-1", "", "²", "9" * 30, "Ulm\n\x1b[31m"])
 def test_a_client_that_is_not_there_is_refused_with_the_names(text):
-    with pytest.raises(ConfigError, match="there are Ulm, Köln, Gdańsk, 1") as refusal:
+    with pytest.raises(ConfigError, match="there are Ulm, Köln, Gdańsk") as refusal:
         find_client(NAMES, text, " in runs/a")
     assert "\n" not in str(refusal.value) and "\x1b" not in str(refusal.value)
 

@@ -206,7 +206,7 @@ BAD_TABLES = [
         {},
         "first line must name every column in words, but it holds '5.1'",
     ),
-    (b",a,label\n0,1,x\n", {}, "first line must name every column in words, but it holds ''"),
+    (b"a,,label\n0,1,x\n", {}, "first line must name every column in words, but it holds ''"),
     (b"a,a,label\n1,2,x\n", {}, "names two columns 'a'"),
     (b"a,label\n", {}, "holds no row below its header"),
     (b"label\nx\nx\n", {}, "another of inputs, besides any column of clients: it has label"),
@@ -315,9 +315,7 @@ def test_a_column_that_tells_rows_apart_is_refused_by_name_and_without_its_value
     [
         [f"town {number % 50}" for number in range(200)],  # four rows each
         [f"breed {number % 9}" for number in range(12)],  # few, in a small table
-        [
-            f"{number}" for number in range(100)
-        ],  # numbers are one input, and only their mean is kept
+        [f"{number * 3}" for number in range(100)],  # one input, of which only the mean is kept
         ["Ulm"] * 95 + [f"town {number}" for number in range(5)],
         ["", "x"] * 30,
     ],

@@ -211,7 +211,7 @@ def test_a_new_table_needs_no_label_and_says_what_is_new(tmp_path):
         ),
         ("home,size\n", "holds no row below its header"),
         ("3,4\n", "has no header"),
-        ("\0", "holds no row below its header"),
+        ("\0", "its first line holds NUL characters"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(tmp_path, content, words):

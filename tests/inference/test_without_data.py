@@ -76,8 +76,9 @@ def damaged(run_of, tmp_path):
 
 
 @pytest.fixture
-def nowhere(monkeypatch, tmp_path):
-    """No data set can be read."""
+def nowhere(run_of, monkeypatch, tmp_path):
+    """No data set can be read any more; the run is there already."""
+    run_of("fedproto")
 
     def refuse(*args):
         raise AssertionError("a data set was read")

@@ -229,7 +229,7 @@ def test_the_upload_is_the_newcomers_class_means(joined):
         h = np.maximum(h @ state[f"body.{layer}.weight"].T + state[f"body.{layer}.bias"], 0)
     h = h @ state["body.project.weight"].T + state["body.project.bias"]
     sent = Contribution.load(folder)
-    assert sent.member == "newcomer" and sent.classes == ("0", "5", "7")
+    assert sent.member == "new" and sent.classes == ("0", "5", "7")
     assert sent.upload.weights["weight"].tolist() == [10, 10, 10]
     for row, name in enumerate(sent.classes):
         expected = h[names == name].sum(0)
@@ -250,7 +250,7 @@ def test_the_newcomers_folder_is_a_run_folder_with_its_accuracies(joined):
         name for name in files_in(folder) if (folder / name).is_file() and "/" not in name
     } == usual | extra
     told = json.loads((folder / "join.json").read_text())
-    assert told["member"] == "newcomer"
+    assert told["member"] == "new"
     assert told["epochs"] == [vars(epoch) for epoch in joined.epochs]
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from fedproto.core.files import check_version, read_json
-from fedproto.errors import DataError
+from fedproto.data.shared.delimited import UTF_8, check_text_encoding
+from fedproto.errors import ConfigError, DataError
 
 Place = Callable[[int], str]  # names a row in an error, by its file and line
 WORD = re.compile(r"\w+(?:'\w+)*")
@@ -25,6 +26,19 @@ PADDING = 0  # the id that fills up short texts
 UNKNOWN = 1  # the id of all words outside the vocabulary
 ENCODING = "encoding.json"  # the file's name
 VERSION = 1  # of the file's format
+TEXT = "text"  # the usual name of the column of texts
+
+
+@dataclass(frozen=True)
+class Notation:
+    """How the values of a table are written, in training files and in those to classify."""
+
+    missing: tuple[str, ...] = ()  # marks of missing values, besides nothing, NA and ?
+    decimal: str = "."
+    text_encoding: str = UTF_8
+
+
+USUAL_NOTATION = Notation()
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,7 @@ class Number:
         if len(not_finite):
             raise DataError(
                 f"{self._describe(texts, not_finite[0], place)}, which is not a finite number; "
-                "leave missing values empty, or write NA"
+                "leave missing values empty, write NA, or name their mark in `missing`"
             )
         with np.errstate(over="ignore"):
             scaled = (values - self.mean) / self.std
@@ -95,6 +109,7 @@ class Columns:
     """The encoding of a table: one input per column of numbers, one per text of a category."""
 
     columns: tuple[Number | Category, ...]
+    notation: Notation = USUAL_NOTATION
 
     def __call__(self, table: Mapping[str, np.ndarray], place: Place) -> np.ndarray:
         """Return the table's rows as float32, (n, width); `table` maps names to columns of text."""
@@ -141,15 +156,24 @@ class Words:
 
     words: tuple[str, ...]
     length: int  # words per text
+    column: str = TEXT  # that holds the texts in a table
+    text_encoding: str = UTF_8  # of files
 
     @classmethod
-    def fit(cls, texts: Iterable[str], size: int, length: int) -> Words:
+    def fit(
+        cls,
+        texts: Iterable[str],
+        size: int,
+        length: int,
+        column: str = TEXT,
+        text_encoding: str = UTF_8,
+    ) -> Words:
         """Return the `size` most frequent words; ties are broken alphabetically."""
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(split_words(text))
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
-        return cls(tuple(ranked[:size]), length)
+        return cls(tuple(ranked[:size]), length, column, text_encoding)
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Return the texts as int32, (n, length), cut off or padded."""
@@ -206,14 +230,32 @@ def find_non_number(texts: np.ndarray) -> int:
 # --- as JSON
 
 
+#: Entries of the JSON object that may be left out, with what they mean then.
+_USUAL_OF_WORDS: dict[str, Any] = {"column": TEXT, "text_encoding": UTF_8}
+_USUAL_OF_COLUMNS: dict[str, Any] = {"notation": {}}
+_USUAL_ENTRIES = _USUAL_OF_WORDS | _USUAL_OF_COLUMNS
+
+
 def read_encoding(path: Path) -> Encoding:
     """Read an encoding from its file, or raise DataError."""
     return from_json(read_json(path, DataError), str(path))
 
 
 def to_json(encoding: Encoding) -> dict[str, Any]:
-    """Return the encoding as a JSON object, with the version of its format."""
-    return {"version": VERSION, **asdict(encoding)}
+    """Return the encoding as a JSON object, with the version of its format.
+
+    What is as usual about the files that it reads is left out.
+    """
+    content = {"version": VERSION, **asdict(encoding)}
+    if isinstance(encoding, Columns):
+        notation = asdict(encoding.notation)
+        usual = asdict(USUAL_NOTATION)
+        unusual = {key: value for key, value in notation.items() if value != usual[key]}
+        content["notation"] = unusual
+    for key, usual_value in _USUAL_ENTRIES.items():
+        if content.get(key) == usual_value:
+            del content[key]
+    return content
 
 
 def from_json(given: Any, where: str) -> Encoding:
@@ -224,14 +266,27 @@ def from_json(given: Any, where: str) -> Encoding:
     if isinstance(given, dict):
         check_version(given, VERSION, where, DataError)
         given = {name: value for name, value in given.items() if name != "version"}
-    if _is_object(given, words=_is_list_of_texts, length=is_count):
-        return Words(tuple(given["words"]), given["length"])
-    if _is_object(given, columns=_is_list_of_columns):
-        return Columns(tuple(_read_column(column) for column in given["columns"]))
+        given = _USUAL_OF_WORDS | given if "words" in given else _USUAL_OF_COLUMNS | given
+    if _is_object(
+        given,
+        words=_is_list_of_texts,
+        length=is_count,
+        column=_is_text,
+        text_encoding=_is_text_encoding,
+    ):
+        return Words(**given | {"words": tuple(given["words"])})
+    if _is_object(given, columns=_is_list_of_columns, notation=_is_notation):
+        columns = tuple(_read_column(column) for column in given["columns"])
+        return Columns(columns, _read_notation(given["notation"]))
     raise DataError(
         f"{where} is not a valid encoding: it must hold distinct `words` and a `length`, or "
         "`columns` with distinct names, each with `mean` and `std`, or with sorted `values`"
     )
+
+
+def _read_notation(given: dict[str, Any]) -> Notation:
+    """Return a notation from its JSON object, which has been checked."""
+    return Notation(**given | {"missing": tuple(given.get("missing", ()))})
 
 
 def _read_column(given: dict[str, Any]) -> Number | Category:
@@ -264,6 +319,28 @@ def _is_column(given: Any) -> bool:
 
 def _is_text(given: Any) -> bool:
     return isinstance(given, str)
+
+
+def _is_notation(given: Any) -> bool:
+    usual = {"missing": ["NA"], "decimal": ".", "text_encoding": UTF_8}
+    if not isinstance(given, dict):
+        return False
+    return _is_object(
+        usual | given,
+        missing=_is_list_of_texts,
+        decimal=lambda mark: mark in (".", ","),
+        text_encoding=_is_text_encoding,
+    )
+
+
+def _is_text_encoding(given: Any) -> bool:
+    if not isinstance(given, str):
+        return False
+    try:
+        check_text_encoding(given)
+    except ConfigError:
+        return False
+    return True
 
 
 def _is_list_of_texts(given: Any) -> bool:

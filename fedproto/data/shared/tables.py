@@ -1,108 +1,42 @@
-"""Reading delimited text files with a header, and the labels in them; text.py needs both, too."""
+"""Tables as columns of text, however they are stored; text.py needs their labels, too.
+
+A Parquet file, an Excel sheet or a DataFrame is read as the CSV that pandas would write of it, so
+that the encoding of its rows is the same to the bit.
+"""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import chain, islice
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedproto.core.class_names import class_name
-from fedproto.data import hold_out
+from fedproto.data.shared.delimited import INDEX_HEADER, LEFT_OUT, Rows, read_rows
+from fedproto.data.shared.feature_encoding import USUAL_NOTATION, Notation
+from fedproto.data.shared.stored_tables import (
+    EXCEL_ENDINGS,
+    PARQUET_ENDINGS,
+    list_frame_rows,
+    read_excel_rows,
+    read_parquet_rows,
+)
 from fedproto.errors import DataError, unknown
 
-TABLE_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 LABEL_COLUMNS = ("label", "class", "target", "y")  # usual names of the column of classes
-DELIMITERS = ",;\t"
 MISSING_VALUES = ("NA", "?")  # besides the empty value
 #: Characters of a value: every value of a column takes as much memory as its longest one.
 MAX_VALUE_CHARACTERS = 1000
 #: Rows that are Python strings at a time: these take ten times the memory of an array.
 ROWS_PER_CHUNK = 10_000
-#: Characters of a field; Python's own limit is 131,072, and a text may be longer.
-MAX_FIELD_CHARACTERS = 2**31 - 1
-
-csv.field_size_limit(MAX_FIELD_CHARACTERS)
-
-
-# --- files
+#: A number with a decimal comma, and one with a point that is therefore no decimal one.
+DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d*|,\d+)([eE][+-]?\d+)?")
+POINT_IN_NUMBER = re.compile(r"[+-]?\d*\.\d+(,\d+)?|[+-]?\d{1,3}(\.\d{3})+(,\d*)?")
 
 
-@contextmanager
-def open_text(path: Path) -> Iterator[IO[str]]:
-    """Open a text file in UTF-8, gzipped or not; whatever is wrong with it becomes a DataError."""
-    try:
-        open_file = gzip.open if path.suffix == ".gz" else open
-        with open_file(path, "rt", encoding="utf-8-sig", newline="") as file:
-            yield file
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not in UTF-8: {error}") from error
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
-        raise DataError(f"{path} is damaged: {error}") from error
-
-
-def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the header, then the rows, each with the number of its last line.
-
-    Blank lines are skipped. Raises DataError if the header is unusable or a row does not fit it.
-    """
-    with open_text(path) as file:
-        first_line = file.readline()
-        delimiter = _find_delimiter(first_line)
-        rows = csv.reader(chain([first_line], file), delimiter=delimiter, strict=True)
-        header = _check_header(path, next(rows, []))
-        yield rows.line_num, header
-        for row in rows:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise DataError(
-                    f"{path}, line {rows.line_num} has {len(row)} values, "
-                    f"but the header names {len(header)} columns"
-                )
-            yield rows.line_num, row
-
-
-def _find_delimiter(line: str) -> str:
-    """Return the delimiter that divides a line into the most values."""
-
-    def count_values(delimiter: str) -> int:
-        reader = csv.reader([line], delimiter=delimiter)
-        return len(next(reader, []))
-
-    return max(DELIMITERS, key=count_values)
-
-
-def _check_header(path: Path, header: list[str]) -> list[str]:
-    """Return the names of the columns without blanks around them, or raise DataError."""
-    names = [name.strip() for name in header]
-    wrong = [name for name in names if not name or _is_number(name)]
-    if not names or wrong:
-        found = repr(wrong[0]) if wrong else "nothing"
-        raise DataError(
-            f"{path} has no header: its first line must name every column in words, but it holds "
-            f"{found}"
-        )
-    repeated = [name for name in names if names.count(name) > 1]
-    if repeated:
-        raise DataError(f"{path} names two columns {repeated[0]!r}")
-    return names
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+# --- where tables lie
 
 
 def find_parts(path: Path, endings: Sequence[str]) -> list[Path]:
@@ -136,51 +70,97 @@ def find_column(names: Collection[str], usual_names: Sequence[str]) -> str | Non
 # --- tables
 
 
+class TablePart(NamedTuple):
+    """The training or the test rows of a table, or all of them."""
+
+    name: str  # of the file or the DataFrame, for errors
+    columns: dict[str, np.ndarray]
+    unit: str  # what a number of a row counts: a line or a row
+    numbers: Sequence[int]  # of the rows
+    has_index: bool  # whether a first column without a name was left out
+
+
 class Table(NamedTuple):
     """Columns of text by name, the training rows before the test rows."""
 
     columns: dict[str, np.ndarray]
-    files: list[tuple[Path, list[int]]]  # each with the line numbers of its rows
+    parts: list[TablePart]
     test_start: int | None  # the first test row, if there is a test file
 
     @classmethod
     def read(
-        cls, path: Path, ignore: Sequence[str] = (), only: Sequence[str] | None = None
+        cls,
+        path: Path,
+        ignore: Sequence[str] = (),
+        only: Sequence[str] | None = None,
+        notation: Notation = USUAL_NOTATION,
+        sheet: str | None = None,
+        endings: Sequence[str] = (".csv", ".csv.gz"),
     ) -> Table:
         """Read all columns but those to `ignore`, or `only` these, as far as they are there.
 
-        `path` is a file, or a folder with train.csv and test.csv. Raises DataError if a file has no
-        rows, or if the test file lacks a column of the training file.
+        `path` is a file, or a folder with `train` and `test` that have one of the endings. `sheet`
+        is that of an Excel file. Raises DataError if a file has no rows, or if the test file lacks
+        a column of the training file.
         """
-        paths = find_parts(path, (".csv", ".csv.gz"))
-        ignored = [name for name in ignore if name]
         parts = []
-        files = []
-        for part_path in paths:
-            columns, lines = _read_columns(part_path, ignored, only)
-            if not lines:
-                raise DataError(f"{part_path} holds no row below its header")
-            parts.append(columns)
-            files.append((part_path, lines))
-        for part_path, columns in zip(paths, parts, strict=True):
-            missing = [name for name in parts[0] if name not in columns]
+        for part_path in find_parts(path, endings):
+            rows, unit = _open_rows(part_path, notation, sheet)
+            parts.append(_read_part(str(part_path), rows, unit, ignore, only, notation))
+        return cls.join(parts)
+
+    @classmethod
+    def from_frames(
+        cls,
+        frames: Sequence[Any],
+        names: Sequence[str],
+        ignore: Sequence[str] = (),
+        only: Sequence[str] | None = None,
+        notation: Notation = USUAL_NOTATION,
+    ) -> Table:
+        """Return one DataFrame as a table, or the training rows and the test rows of two.
+
+        `names` are those of the frames, for errors.
+        """
+        parts = []
+        for frame, name in zip(frames, names, strict=True):
+            rows = list_frame_rows(frame, name)
+            parts.append(_read_part(name, rows, "row", ignore, only, notation))
+        return cls.join(parts)
+
+    @classmethod
+    def join(cls, parts: list[TablePart]) -> Table:
+        """Return the only part, or the training rows and the test rows, as one table."""
+        first = parts[0]
+        for part in parts:
+            missing = [name for name in first.columns if name not in part.columns]
             if missing:
-                raise DataError(f"{part_path} has no column {missing[0]!r}, which {paths[0]} has")
+                raise DataError(f"{part.name} has no column {missing[0]!r}, which {first.name} has")
         joined = {}
-        for name in parts[0]:
-            joined[name] = np.concatenate([columns[name] for columns in parts])
-        test_start = len(files[0][1]) if len(files) > 1 else None
-        return cls(joined, files, test_start)
+        for name in first.columns:
+            joined[name] = np.concatenate([part.columns[name] for part in parts])
+        test_start = len(first.numbers) if len(parts) > 1 else None
+        return cls(joined, parts, test_start)
 
     @property
-    def path(self) -> Path:
-        """The training file, or the only one."""
-        return self.files[0][0]
+    def name(self) -> str:
+        """The name of the training file, or of the only one."""
+        return self.parts[0].name
+
+    @property
+    def notices(self) -> list[str]:
+        """What the user should know about how the table was read."""
+        return [
+            f"{part.name}: the first column has no name and is left out, as the index that pandas "
+            "writes"
+            for part in self.parts
+            if part.has_index
+        ]
 
     def check_name(self, name: str) -> str:
         """Return the name of a column, or raise ConfigError if there is no such column."""
         if name not in self.columns:
-            raise unknown(f"column of {self.path}", name, self.columns)
+            raise unknown(f"column of {self.name}", name, self.columns)
         return name
 
     def clients(self, name: str) -> np.ndarray:
@@ -196,97 +176,108 @@ class Table(NamedTuple):
 
     def place(self, row: int) -> str:
         """Return the file and line of a row, for errors."""
-        for path, lines in self.files:
-            if row < len(lines):
-                return f"{path}, line {lines[row]}"
-            row -= len(lines)
+        for part in self.parts:
+            if row < len(part.numbers):
+                return f"{part.name}, {part.unit} {part.numbers[row]}"
+            row -= len(part.numbers)
         raise IndexError(row)
 
 
-def _read_columns(
-    path: Path, ignore: Sequence[str], only: Sequence[str] | None
-) -> tuple[dict[str, np.ndarray], list[int]]:
-    """Return the columns of one file as arrays of text, and the line number of each row."""
-    rows = read_rows(path)
+def _open_rows(path: Path, notation: Notation, sheet: str | None) -> tuple[Rows, str]:
+    """Return the rows of a file by its ending, and what their numbers count."""
+    name = path.name.lower()
+    if name.endswith(PARQUET_ENDINGS):
+        return read_parquet_rows(path), "row"
+    if name.endswith(EXCEL_ENDINGS):
+        return read_excel_rows(path, sheet), "row"
+    return read_rows(path, notation.text_encoding), "line"
+
+
+def _read_part(
+    where: str,
+    rows: Rows,
+    unit: str,
+    ignore: Iterable[str],
+    only: Sequence[str] | None,
+    notation: Notation,
+) -> TablePart:
+    """Return the wanted columns of one file or DataFrame; refused if it has no rows."""
     _, header = next(rows)
-    for name in ignore:
-        if name not in header:
-            raise unknown(f"column of {path}", name, header)
+    ignored = {name for name in ignore if name}
+    for name in sorted(ignored):
+        if name not in header and not INDEX_HEADER.fullmatch(name):
+            raise unknown(f"column of {where}", name, header)
     chunks: dict[str, list[np.ndarray]] = {}
     for name in header:
-        if name not in ignore and (only is None or name in only):
+        if name != LEFT_OUT and name not in ignored and (only is None or name in only):
             chunks[name] = [np.zeros(0, "U1")]
-    lines: list[int] = []
-    while chunk := list(islice(rows, ROWS_PER_CHUNK)):
-        lines.extend(line for line, _ in chunk)
+    numbers: list[int] = []
+    for chunk in _in_chunks(rows):
+        numbers.extend(number for number, _ in chunk)
         values_by_column = zip(*(row for _, row in chunk), strict=True)
         for name, values in zip(header, values_by_column, strict=True):
             if name in chunks:
-                chunks[name].append(_to_text_array(path, name, values))
+                chunks[name].append(_to_text_array(f"{where}: column {name!r}", values, notation))
+    if not numbers:
+        raise DataError(f"{where} holds no row below its header")
     columns = {}
     for name in list(chunks):
         columns[name] = np.concatenate(chunks.pop(name))  # `pop` frees the memory of the chunks
-    return columns, lines
+    return TablePart(where, columns, unit, numbers, LEFT_OUT in header)
 
 
-def _to_text_array(path: Path, name: str, values: Sequence[str]) -> np.ndarray:
+def _in_chunks(rows: Rows) -> Iterator[list[tuple[int, list[str]]]]:
+    while chunk := list(islice(rows, ROWS_PER_CHUNK)):
+        yield chunk
+
+
+def _to_text_array(where: str, values: Sequence[str], notation: Notation) -> np.ndarray:
     """Return values as an array, without blanks around them; missing values become empty."""
     longest = max(len(value) for value in values)
     if longest > MAX_VALUE_CHARACTERS:
         raise DataError(
-            f"{path}: column {name!r} holds a value of {longest:,} characters, more than "
+            f"{where} holds a value of {longest:,} characters, more than "
             f"{MAX_VALUE_CHARACTERS:,}: name it in `ignore`, or read it with text:PATH"
         )
     texts = np.char.strip(np.array(values))
-    return np.where(np.isin(texts, MISSING_VALUES), "", texts)
+    if notation.decimal == ",":
+        texts = _replace_decimal_commas(where, texts)
+    is_missing = np.isin(texts, (*MISSING_VALUES, *notation.missing))
+    for mark in _list_numbers(notation.missing):
+        is_missing |= _equals_number(texts, mark)
+    return np.where(is_missing, "", texts)
 
 
-# --- labels
+def _list_numbers(texts: Iterable[str]) -> list[float]:
+    """Return those of some texts that are numbers."""
+    numbers = []
+    for text in texts:
+        try:
+            numbers.append(float(text.replace(",", ".")))
+        except ValueError:
+            continue
+    return numbers
 
 
-class Labels(NamedTuple):
-    """The classes of the rows, and which rows are for training and for testing."""
-
-    names: tuple[str, ...]
-    y: np.ndarray  # the number of each row's class
-    train_rows: np.ndarray
-    test_rows: np.ndarray
+def _equals_number(texts: np.ndarray, number: float) -> np.ndarray:
+    """Return where a text is this number, however it is written: -9, -9.0 or -9.00."""
+    values, positions = np.unique(texts, return_inverse=True)
+    is_equal = [number in _list_numbers([value]) for value in values.tolist()]
+    return np.array(is_equal, bool)[positions]
 
 
-def number_labels(
-    where: str, labels: Sequence[str], test_start: int | None, place: Callable[[int], str]
-) -> Labels:
-    """Return the classes of the rows; without a test set, some rows of each class are held out.
+def _replace_decimal_commas(where: str, texts: np.ndarray) -> np.ndarray:
+    """Return numbers with a decimal comma as numbers with a point; other texts stay.
 
-    `place` names a row in an error. Raises DataError if a label is missing or unusable, if a test
-    label is not among the training labels, or if a class has too few rows to hold one out.
+    Raises DataError for a number with a point, which could mean thousands.
     """
-    spelled = _normalise_labels(labels, place)
-    names = tuple(sorted(set(spelled[:test_start]), key=lambda name: (len(name), name)))
-    number_of = {name: number for number, name in enumerate(names)}
-    for row, label in enumerate(spelled):
-        if label not in number_of:
-            raise DataError(f"{place(row)} has the label {label!r}, which no training row has")
-    y = np.array([number_of[label] for label in spelled], np.int64)
-    if test_start is not None:
-        return Labels(names, y, np.arange(test_start), np.arange(test_start, len(y)))
-    single = np.flatnonzero(np.bincount(y) == 1)
-    if len(single):
-        raise DataError(
-            f"{where}: class {names[single[0]]!r} has one row, but two are needed: "
-            "one for training and one for testing"
-        )
-    return Labels(names, y, *hold_out(y))
-
-
-def _normalise_labels(labels: Sequence[str], place: Callable[[int], str]) -> list[str]:
-    """Return the labels as normalised names of classes."""
-    first_row: dict[str, int] = {}
-    for row, label in enumerate(labels):
-        first_row.setdefault(label, row)
-    names: dict[str, str] = {}
-    for label, row in first_row.items():
-        if not label.strip():
-            raise DataError(f"{place(row)} has no label")
-        names[label] = class_name(label, f"{place(row)} has the label")
-    return [names[label] for label in labels]
+    values, positions = np.unique(texts, return_inverse=True)
+    with_points = []
+    for value in values.tolist():
+        if POINT_IN_NUMBER.fullmatch(value):
+            raise DataError(
+                f"{where} holds {value!r}, but with decimal=',' a number may hold no point: write "
+                "it without, or leave the option out"
+            )
+        with_points.append(value.replace(",", ".") if DECIMAL_COMMA.fullmatch(value) else value)
+    return np.array(with_points)[positions]

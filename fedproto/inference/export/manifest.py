@@ -15,6 +15,7 @@ from fedproto.data.shared.channel_order import ORDERS
 from fedproto.data.shared.dicom import is_window
 from fedproto.data.shared.feature_encoding import ENCODING, is_count
 from fedproto.errors import DataError, shown
+from fedproto.inference.trained_client import WAYS
 from fedproto.runs.prototype_files import PROTOTYPES
 
 MANIFEST = "manifest.json"
@@ -129,6 +130,13 @@ def _is_l2(value: Any) -> bool:
     return value == "l2"
 
 
+def _are_temperatures(value: Any) -> bool:
+    """Return whether these are positive numbers by way to classify."""
+    if not isinstance(value, dict) or not set(value) <= set(WAYS):
+        return False
+    return all(_is_positive(each) for each in value.values())
+
+
 def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
 
@@ -156,6 +164,9 @@ _ENTRIES = {
     ),
     "dim": Entry(is_count, "the number of features"),
     "distance": Entry(_is_l2, "'l2'"),
+    "temperatures": Entry(
+        _are_temperatures, f"positive numbers, each for one of {', '.join(WAYS)}"
+    ),
     "about": Entry(_is_object, "an object"),
     "files": Entry(
         _are_hashes,

@@ -54,6 +54,7 @@ def read_exported(folder: Path) -> TrainedClient:
             module=build_model(manifest["model"], fit, state),
             preprocessing=preprocessing,
             calibration=calibration,
+            temperatures={way: float(value) for way, value in manifest["temperatures"].items()},
         )
         trained.refuse_other_sizes(manifest["dim"])
         _refuse_infinite_outputs(trained)

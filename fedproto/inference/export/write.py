@@ -166,6 +166,7 @@ def _make_manifest(trained: TrainedClient, hashes: dict[str, str]) -> dict[str, 
         "distance": "l2",
         "calibration": held_out_rows,
         "thresholds": _compute_thresholds(trained),
+        "temperatures": trained.temperatures,
     }
     obstacle = explain_missing_thresholds(trained)
     if obstacle is not None:

@@ -1,0 +1,70 @@
+"""Sentences about data that can be trained on, but that its owner should know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fedproto.data import Split
+
+MAX_LISTED = 3  # names in a sentence
+
+
+def describe_splits(where: str, classes: Sequence[str], train: Split, test: Split) -> list[str]:
+    """Return what is odd about a training set and its test set.
+
+    That is test rows that are training rows, too, and classes with a single training row. Inputs
+    that are left on disk are not compared.
+    """
+    return [*_describe_duplicates(where, train, test), *_describe_single(where, classes, train)]
+
+
+def _describe_duplicates(where: str, train: Split, test: Split) -> list[str]:
+    """Return a notice with the number of test rows that equal a training row, label included."""
+    if not _is_in_memory(train) or not _is_in_memory(test):
+        return []
+    train_rows = set(_list_rows(train))
+    duplicates = sum(row in train_rows for row in _list_rows(test))
+    if not duplicates:
+        return []
+    return [
+        f"{where}: {duplicates:,} of {len(test.y):,} test rows equal a training row, label "
+        "included, so the accuracy is partly that of rows seen in training"
+    ]
+
+
+def _is_in_memory(split: Split) -> bool:
+    return isinstance(split.x, np.ndarray) and not isinstance(split.x, np.memmap)
+
+
+def _list_rows(split: Split) -> list[bytes]:
+    """Return the bytes of each row's inputs and label."""
+    inputs = np.ascontiguousarray(split.x)
+    labels = split.y.astype(np.int64)
+    pairs = zip(inputs, labels, strict=True)
+    return [row.tobytes() + label.tobytes() for row, label in pairs]
+
+
+def _describe_single(where: str, classes: Sequence[str], train: Split) -> list[str]:
+    """Return a notice that names the classes with a single training row."""
+    counts = np.bincount(train.y, minlength=len(classes))
+    names = [classes[label] for label in np.flatnonzero(counts == 1).tolist()]
+    if not names:
+        return []
+    if len(names) == 1:
+        return [f"{where}: class {names[0]!r} has a single training row"]
+    return [f"{where}: {len(names)} classes have a single training row: {list_names(names)}"]
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return names as text, at most three and the number of the others.
+
+    >>> list_names(["a", "b", "c", "d", "e"])
+    "'a', 'b', 'c' and 2 more"
+    """
+    listed = ", ".join(repr(name) for name in names[:MAX_LISTED])
+    others = len(names) - MAX_LISTED
+    return f"{listed} and {others} more" if others > 0 else listed

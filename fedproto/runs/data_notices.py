@@ -1,0 +1,28 @@
+"""What a user should know about the data of a federation before it runs."""
+
+from __future__ import annotations
+
+from fedproto.core.federation import Federation
+from fedproto.data.shared.data_notices import list_names
+
+
+def describe_lonely_classes(federation: Federation) -> list[str]:
+    """Return a notice on the classes that one of several clients alone has, if there are any."""
+    if len(federation.members) < 2:
+        return []
+    holders = federation.own_classes.sum(0)
+    lonely = (holders == 1).nonzero().flatten().tolist()
+    names = [federation.classes[label] for label in lonely]
+    if not names:
+        return []
+    if len(names) > 1:
+        return [
+            f"{len(names)} classes have training rows with one client alone ({list_names(names)}): "
+            "the prototype of each is that client's alone"
+        ]
+    (holder,) = federation.own_classes[:, lonely[0]].nonzero().flatten().tolist()
+    client = federation.members[holder].name
+    return [
+        f"class {names[0]!r} has training rows with client {client} alone, so its prototype is "
+        "that client's alone"
+    ]

@@ -1,0 +1,174 @@
+"""Sentences about data: what is refused, and what its owner is told."""
+
+import numpy as np
+import pytest
+from helpers.data_files import write
+from helpers.sources import build, refusal
+
+from fedproto.data import Split
+from fedproto.data.shared.data_notices import describe_splits, list_names
+
+
+def table(path, **columns):
+    """Write a table of columns to a file; the last one is the label."""
+    lines = [",".join(columns)]
+    lines += [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    return f"csv:{write(path / 'own.csv', chr(10).join(lines) + chr(10))}"
+
+
+ROWS = range(60)
+KINDS = [("ill", "well")[row % 2] for row in ROWS]
+SIZES = [row % 7 for row in ROWS]
+
+
+# --- measurements as labels
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [f"{row * 0.37:.2f}" for row in ROWS],
+        [row * row for row in ROWS],  # whole numbers, but one row each
+        [f"{(row // 2) * 1.5}" for row in ROWS],
+    ],
+)
+def test_measurements_are_no_classes(tmp_path, labels):
+    said = refusal(table(tmp_path, size=SIZES, price=labels))
+    assert "the column of classes holds" in said and "looks like a measurement, not classes" in said
+    assert "name another with label=COLUMN" in said
+    assert build(table(tmp_path, size=SIZES, price=labels, label=KINDS)).classes == ("ill", "well")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [row // 2 for row in ROWS],  # thirty classes, numbered
+        [1000 + row // 2 for row in ROWS],
+        [f"kind {row // 2}" for row in ROWS],
+        [(row % 10) * 0.5 for row in ROWS],  # few different numbers: grades
+    ],
+)
+def test_numbers_of_classes_are_classes(tmp_path, labels):
+    source = build(table(tmp_path, size=SIZES, label=labels))
+    assert len(source.classes) == len(set(labels))
+
+
+def test_many_rows_of_each_whole_number_are_classes(tmp_path):
+    labels = [3 * (row % 25) for row in range(125)]
+    assert len(build(table(tmp_path, size=range(0, 625, 5), label=labels)).classes) == 25
+
+
+# --- dates and ids
+
+
+DAYS = [f"{1 + row % 28:02}" for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    "dates",
+    [
+        [f"2024-01-{day}" for day in DAYS],
+        [f"2024/1/{day}" for day in DAYS],
+        [f"{day}.01.2024" for day in DAYS],
+        [f"1/{day}/24" for day in DAYS],
+        [f"2024-01-{day} 12:30" for day in DAYS],
+        [f"2024-01-{day}T12:30:00.5+01:00" for day in DAYS],
+        [f"202401{day}" for day in DAYS],
+        ["" if row % 3 else f"2024-01-{DAYS[row]}" for row in ROWS],
+    ],
+)
+def test_dates_are_refused(tmp_path, dates):
+    name = table(tmp_path, size=SIZES, seen=dates, label=KINDS)
+    different = len(set(dates) - {""})
+    said = refusal(name)
+    # Of the few rows that are held out, some dates may be no others'.
+    assert "column 'seen' holds" in said and "different dates: name it in `ignore`" in said
+    assert different > 10 and "2024" not in said
+    assert build(name, ignore="seen").train.x.shape[1] == 1
+    assert build(name, keep="seen").train.x.shape[1] >= 2
+
+
+def test_a_few_dates_are_categories(tmp_path):
+    dates = [f"2024-0{1 + row % 4}-01" for row in ROWS]
+    assert build(table(tmp_path, size=SIZES, wave=dates, label=KINDS)).train.x.shape[1] == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        ("patient", [100001 + (row * 7) % 60 for row in ROWS]),
+        ("row", list(ROWS)),
+        ("id", [842302 + row * row for row in ROWS]),
+        ("patient_id", [842302 + 13 * (row // 2) for row in ROWS]),
+        ("caseID", [f"{842302 + row * 3}.0" for row in ROWS]),
+        ("Record Id", [row * 5 for row in ROWS]),
+    ],
+)
+def test_numbers_that_are_ids_are_refused(tmp_path, name, ids):
+    source = table(tmp_path, **{"size": SIZES, name: ids, "label": KINDS})
+    said = refusal(source)
+    assert f"column {name!r} holds {len(set(ids))} different whole numbers in 60 rows" in said
+    assert "as ids do: name it in `ignore`, or in `keep` if it is to be an input" in said
+    assert build(source, ignore=name).train.x.shape[1] == 1
+    assert build(source, keep=name).train.x.shape[1] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("income", [20000 + 137 * row for row in ROWS]),  # all different, but not consecutive
+        ("liquid", [row * 2 for row in ROWS]),  # ends in "id", but not in the word
+        ("ward id", [row % 5 for row in ROWS]),  # few
+        ("id", [row / 7 for row in ROWS]),  # not whole
+        ("age", [row % 30 for row in ROWS]),  # consecutive, but two rows each
+    ],
+)
+def test_numbers_that_are_no_ids_are_inputs(tmp_path, name, numbers):
+    source = table(tmp_path, **{"size": SIZES, name: numbers, "label": KINDS})
+    assert build(source).train.x.shape[1] == 2
+
+
+# --- duplicates and single rows
+
+
+def test_test_rows_that_are_training_rows_are_counted(tmp_path):
+    write(tmp_path / "train.csv", "a,b,label\n1,2,x\n1,3,x\n2,2,y\n3,3,y\n")
+    write(tmp_path / "test.csv", "a,b,label\n1,2,x\n1,2,y\n2,2,y\n9,9,x\n")
+    (notice,) = build(f"csv:{tmp_path}").notices
+    assert notice == (
+        f"csv:{tmp_path}: 2 of 4 test rows equal a training row, label included, so the accuracy "
+        "is partly that of rows seen in training"
+    )
+
+
+def test_classes_of_a_single_training_row_are_named(tmp_path):
+    write(tmp_path / "train.csv", "a,label\n1,x\n2,x\n3,y\n4,z\n")
+    write(tmp_path / "test.csv", "a,label\n7,x\n")
+    (notice,) = build(f"csv:{tmp_path}").notices
+    assert notice == f"csv:{tmp_path}: 2 classes have a single training row: 'y', 'z'"
+    write(tmp_path / "train.csv", "a,label\n1,x\n2,x\n3,y\n")
+    (notice,) = build(f"csv:{tmp_path}").notices
+    assert notice == f"csv:{tmp_path}: class 'y' has a single training row"
+
+
+def test_duplicates_are_counted_as_by_pairs_of_rows():
+    generator = np.random.default_rng(0)
+    train, test = (
+        Split(
+            generator.integers(0, 3, (count, 3)).astype(np.float32), generator.integers(0, 2, count)
+        )
+        for count in (20, 15)
+    )
+    pairs = 0
+    for x, y in zip(test.x, test.y, strict=True):
+        pairs += any(
+            (x == other).all() and y == label for other, label in zip(train.x, train.y, strict=True)
+        )
+    assert 0 < pairs < 15
+    (notice,) = describe_splits("here", ("a", "b"), train, test)
+    assert notice.startswith(f"here: {pairs} of 15 test rows equal a training row")
+
+
+def test_long_lists_are_cut():
+    assert list_names(["a", "b", "c"]) == "'a', 'b', 'c'"
+    assert list_names(list("abcdef")) == "'a', 'b', 'c' and 3 more"
