@@ -123,6 +123,13 @@ def run(
     patience: Annotated[
         str | None, _flag("patience", "N", "stop after N evaluations without improvement [never]")
     ] = None,
+    metric: Annotated[
+        str | None,
+        _flag("metric", "NAME", "further metrics: average-precision, matthews, mine:function, ..."),
+    ] = None,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="also train locally, and on the pooled rows")
+    ] = False,
     checkpoint_every: Annotated[
         str | None,
         _flag("checkpoint-every", "N", "write a checkpoint every N rounds, 0: none [10]"),
@@ -171,6 +178,8 @@ def run(
         "validation": validation,
         "select_by": select_by,
         "patience": patience,
+        "metric": metric,
+        "baselines": "true" if baselines else None,
         "checkpoint_every": checkpoint_every,
         "data_dir": data_dir,
     }

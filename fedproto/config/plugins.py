@@ -25,6 +25,7 @@ FOLDERS = {
     "dataset": "data",
     "model": "models",
     "partition": "partitions",
+    "metric": "metrics",
 }
 
 #: kind -> module and class of what its plug-ins return
@@ -33,6 +34,7 @@ RETURNS = {
     "dataset": ("fedproto.data", "Source"),
     "model": ("torch.nn", "Module"),
     "partition": ("collections.abc", "Sequence"),
+    "metric": ("numbers", "Real"),
 }
 
 

@@ -29,6 +29,7 @@ from fedproto.data import Source
 from fedproto.engines.selection import build_engine, resolve
 from fedproto.errors import DivergedError, LostProcessError, RunFolderError
 from fedproto.runs import start_checks
+from fedproto.runs.baselines import RunFederation, refuse_baselines, train_baselines
 from fedproto.runs.client_models import write_client_models
 from fedproto.runs.data_notices import describe_lonely_classes
 from fedproto.runs.devices import torch_settings
@@ -112,6 +113,7 @@ class Experiment:
     def _share_engine(
         cls, configs: Sequence[Config], algorithm: Algorithm, federations: Sequence[Federation]
     ) -> list[Experiment]:
+        refuse_baselines(configs[0])
         progresses = []
         for config, federation in zip(configs, federations, strict=True):
             progresses.append(start_progress(config, federation, algorithm))
@@ -225,18 +227,21 @@ class Experiment:
         lines: list[dict[str, Any]],
         accuracies: Tree,
         measured: dict[int, MeasuredClient],
+        baselines: dict[str, dict[str, Any]],
     ) -> Result:
         """Return the result of the finished run, and write it to its folder.
 
         `lines` are those of metrics.jsonl; `accuracies` holds one value per client, and `measured`
-        all metrics of each.
+        all metrics of each. `baselines` are those that were trained.
         """
+        data = describe_run(self, lines, accuracies, measured)
+        data["baselines"] |= baselines
         server = self.progress.server
         prototypes: Tree = {}
         if "prototypes" in server and "known" in server:
             prototypes = {name: server[name].cpu() for name in ("prototypes", "known")}
         result = Result(
-            data=describe_run(self, lines, accuracies, measured),
+            data=data,
             metrics=lines,
             prototypes=prototypes,
             states=self.client_states(),
@@ -404,7 +409,12 @@ def proceed(
         servers = [experiment.progress.server for experiment in experiments]
         finished = []
         for record, measured in zip(records, engine.measure(servers), strict=True):
-            finished.append(record.finish(measured))
+            experiment = record.experiment
+            baselines = {}
+            if experiment.config.baselines:
+                run_alone = _alone_in_process(interrupted)
+                baselines = train_baselines(experiment.config, experiment.federation, run_alone)
+            finished.append(record.finish(measured, baselines))
     yield finished
 
 
@@ -429,9 +439,24 @@ class _RunRecord:
         if self.folder is not None:
             self.experiment.write_round(self.folder, result)
 
-    def finish(self, measured: dict[int, MeasuredClient]) -> Result:
+    def finish(
+        self, measured: dict[int, MeasuredClient], baselines: dict[str, dict[str, Any]]
+    ) -> Result:
         assert self.accuracies is not None
-        return self.experiment.finish(self.folder, self.lines, self.accuracies, measured)
+        return self.experiment.finish(self.folder, self.lines, self.accuracies, measured, baselines)
+
+
+def _alone_in_process(interrupted: threading.Event) -> RunFederation:
+    """Return a function that runs one federation, which an interrupt ends after its round."""
+
+    def run(config: Config, algorithm: Algorithm, federation: Federation) -> Result:
+        (experiment,) = Experiment._share_engine([config], algorithm, [federation])
+        results: list[Any] = []
+        for step in proceed([experiment], [None], interrupted):
+            results = step
+        return results[0]
+
+    return run
 
 
 def follow(experiments: Sequence[Experiment]) -> None:
