@@ -88,6 +88,8 @@ class Federation:
     task: Task
     partition: dict[str, Any]  # the content of partition.json
     from_data: Mapping[str, Any] = field(default_factory=dict)  # partition options set by the data
+    #: How many rows are `used`, and how many are `there`, by part: see runs/row_counts.py.
+    rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()  # beside those that are always measured
     notices: tuple[str, ...] = ()  # of the sources, what the user should know about the data
 

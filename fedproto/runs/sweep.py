@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedproto.config import plugin_trust, plugins
-from fedproto.config.choices import AUTO
+from fedproto.config.choices import AUTO, has_own_data
 from fedproto.config.config_file import (
     drop_values_from_data,
     flatten_tables,
@@ -40,6 +40,7 @@ from fedproto.partitions.file import read_partition
 from fedproto.runs.devices import device_of
 from fedproto.runs.experiment import Experiment, OnRound, execute, hold_all
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.row_counts import describe_rows
 from fedproto.runs.sweep_data import SweepData
 
 #: How a run is computed. These settings may change when a sweep is continued.
@@ -367,8 +368,15 @@ def _train_together(
         folders = []
         for experiment, (cell, folder) in zip(experiments, batch, strict=True):
             folders.append(folder or experiment.new_folder(out / cell.name))
-        on_round = on_batch(cells, completed, [*notices, *experiments[0].notices])
+        own_notices = [*experiments[0].notices, *_describe_own_rows(experiments)]
+        on_round = on_batch(cells, completed, [*notices, *own_notices])
         execute(experiments, folders, on_round)
+
+
+def _describe_own_rows(experiments: Sequence[Experiment]) -> list[str]:
+    """Return the different lines that say how many rows of a user's own data are used."""
+    own = [each for each in experiments if has_own_data(each.config.dataset)]
+    return list(dict.fromkeys(describe_rows(each.federation) for each in own))
 
 
 def _restore_all(experiments: Sequence[Experiment], batch: Batch, out: Path) -> int:
