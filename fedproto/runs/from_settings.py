@@ -28,6 +28,7 @@ from fedproto.runs.chosen_metrics import choose_metrics
 from fedproto.runs.devices import device_of
 from fedproto.runs.own_data import load_source, settle_clients, settle_partition
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
+from fedproto.runs.row_counts import count_rows
 from fedproto.runs.validation_rows import refuse_leaking_groups, set_validation_apart
 
 #: Stands in a configuration for arrays and modules that no file can name.
@@ -102,7 +103,8 @@ def build_federation(
     _refuse_own_start(config.start, federation, algorithm)
     from_data = options_from_data(sources, config.partition)
     metrics = choose_metrics(config.metric, federation.classes)
-    return replace(federation, from_data=from_data, metrics=metrics), config
+    row_counts = count_rows(sources, rows)
+    return replace(federation, from_data=from_data, metrics=metrics, rows=row_counts), config
 
 
 def start_progress(config: Config, federation: Federation, algorithm: Algorithm) -> Progress:

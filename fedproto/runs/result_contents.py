@@ -52,6 +52,7 @@ def describe_run(
         "seed": config.seed,
         "rounds": rounds,
         "classes": list(federation.classes),
+        "rows": federation.rows,
         "partition": federation.partition["sha256"],
         "clients": clients,
         "accuracy": summarise(accuracies),
