@@ -26,6 +26,7 @@ RUN_MEANINGS = {
     "algorithm": "the algorithm; on the command line, several with commas are compared over the "
     "same clients, while `fedproto.run` and an entry of a sweep take one",
     "model": "the model, or several with counts: `cnn*7,mlp*13`; `auto` is the data set's own",
+    "metric": "metrics beside those that every run has, separated by commas",
     "partition": "how the data set is divided among clients; `auto`: `nway` for the data sets that "
     "come with the package, all rows of [data of your own](data.md)",
     "profile": "follow the paper's text, or its released code, where they differ",
@@ -69,6 +70,7 @@ RUN_MEANINGS = {
     "select_by": "what the best round is chosen by: `accuracy` (by the nearest prototype where "
     "the algorithm has prototypes, else by the head), or one accuracy by its name",
     "patience": "end a run with validation after so many evaluations without improvement",
+    "baselines": "also train the same model locally and on the rows of all clients together",
     "checkpoint_every": "write a checkpoint every so many rounds; 0: never",
     "data_dir": "folder with data files; none: `$FEDPROTO_DATA`, then `~/.cache/fedproto`",
 }

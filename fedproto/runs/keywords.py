@@ -17,6 +17,7 @@ FileName: TypeAlias = str | PathLike[str]
 class RunSettings(TypedDict, total=False):
     """Settings of the run itself; `algorithm`, `dataset` and `model` are parameters of `run`."""
 
+    metric: str  # ''
     partition: str  # auto
     profile: Literal["paper", "released"]  # paper
     clients: int | None  # None
@@ -53,6 +54,7 @@ class RunSettings(TypedDict, total=False):
     validation: float | None  # None
     select_by: str  # accuracy
     patience: int | None  # None
+    baselines: bool  # False
     checkpoint_every: int  # 10
     data_dir: FileName | None  # None
 
