@@ -71,7 +71,7 @@ class Predictor:
     def _add_chunk(self, inputs: Sequence[LabelledInput]) -> None:
         answers: list[dict[str, Any]] = []
         for each in inputs:
-            answer = {"input": each.input.name}
+            answer: dict[str, Any] = {"input": each.input.name}
             if each.id != each.input.name:
                 answer["id"] = each.id
             if each.label is not None:

@@ -264,14 +264,17 @@ def _restore_module(
 # --- from a client at hand, with its data
 
 
-def take_client(result: Result, client: int | str) -> TrainedClient:
+def take_client(result: Result, client: int | str | None = None) -> TrainedClient:
     """Return a client of a finished run that is still in memory, with its data.
 
-    `client` is its name, such as "Ulm", or its number.
+    `client` is as for `load_client`.
     """
     trained = result.trained
     assert trained is not None, "the result was not read from a folder"
     federation = trained.federation
+    if client is None:
+        experience = [(len(each.classes), len(each.train)) for each in federation.members]
+        client = experience.index(max(experience))
     names = [member.name for member in federation.members]
     member = federation.members[find_client(names, client)]
     about = {

@@ -198,3 +198,15 @@ def test_predict_scores_class_folders_and_skips_what_is_no_image(tmp_path) -> No
     correct = np.mean([row["head"] == row["class"] for row in rows])
     assert f"by head, 8 inputs: accuracy {correct:.1%}" in answer.out
     assert "knows the most classes (2 of 2)" in answer.out
+
+
+def test_the_client_that_knows_most_answers_by_default(tmp_path) -> None:
+    """Of the clients with the most classes, the one with the most rows; the first of equals."""
+    generator = np.random.default_rng(0)
+    clients = []
+    for counts in ([9, 0, 4], [5, 5, 5], [4, 8, 4], [4, 8, 4]):
+        y = np.repeat(["a", "b", "c"], counts)
+        clients.append((generator.normal(size=(len(y), 4)).astype(np.float32), y))
+    result = fedproto.run(dataset=clients, rounds=1, out=tmp_path / "run")
+    assert load_client(tmp_path / "run").about["client"] == 2
+    assert fedproto.Classifier.of(result).trained.about["client"] == 2
