@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.config import plugins
+from fedproto.config.choices import has_own_data
 from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
 from fedproto.config.settings import Config, configure
@@ -121,7 +122,7 @@ class Experiment:
         settled = {name: getattr(resolved, name) for name in RESOLVED_SETTINGS}
         for config, federation, progress in zip(configs, federations, progresses, strict=True):
             found = list(federation.notices)
-            if "prototypes" in progress.server and _has_own_data(config):
+            if "prototypes" in progress.server and has_own_data(config.dataset):
                 found += describe_lonely_classes(federation)
             notices += [notice for notice in found if notice not in notices]
             notices += describe_similar_names(_names_to_compare(federation))
@@ -292,11 +293,6 @@ def _training_of(config: Config) -> Training:
         Optimiser(config.optimiser, config.weight_decay, config.clip_norm),
         RateSchedule(config.schedule, config.warmup, config.rounds),
     )
-
-
-def _has_own_data(config: Config) -> bool:
-    """Return whether a run uses a user's own files, or data from Python."""
-    return any(":" in part.name or part.name == FROM_PYTHON.name for part in config.dataset)
 
 
 def _names_to_compare(federation: Federation) -> tuple[str, ...]:
