@@ -41,13 +41,15 @@ ValidationFraction = Annotated[float, Bounds(0, 0.9)]
 class Config:
     """The complete configuration of a run.
 
-    The first four fields are choices of plug-ins with their options.
+    The first five fields are choices of plug-ins with their options.
     """
 
     dataset: tuple[Part, ...]
     algorithm: Part
     model: tuple[Part, ...]
     partition: Part
+    #: Metrics beside those that every run has.
+    metric: tuple[Part, ...] = ()
     profile: Literal["paper", "released"] = "paper"
     #: None: DEFAULT_CLIENTS for nway and the package's data sets, else see runs/own_data.py.
     clients: Clients | None = None
@@ -61,6 +63,9 @@ class Config:
     clip_norm: NonNegativeFloat = 0.0
     schedule: ScheduleName = "constant"
     warmup: NonNegativeInt = 0
+    #: Whether rare classes of a client count or come as often as frequent ones.
+    class_weights: Literal["none", "balanced"] = "none"
+    sampling: Literal["shuffle", "balanced"] = "shuffle"
     epochs: Rounds = 1
     #: What becomes of partial batches: see core/local_training.py.
     last_batch: Literal["auto", "keep", "drop"] = "auto"
@@ -96,6 +101,8 @@ class Config:
     select_by: str = "accuracy"
     #: Evaluations without improvement after which a run with validation ends; None: never early.
     patience: PositiveInt | None = None
+    #: Whether to train the same model locally and on the pooled rows, too: see runs/baselines.py.
+    baselines: bool = False
     checkpoint_every: NonNegativeInt = 10
     data_dir: File | None = None
 
@@ -151,6 +158,7 @@ DEFAULTS: dict[str, Any] = {
     "dataset": "mnist5k",
     "algorithm": "fedproto",
     "model": AUTO,
+    "metric": "",
     "partition": AUTO,
 }
 
@@ -203,10 +211,26 @@ def configure(
             algorithm=algorithm,
             model=tuple(completed["model"]),
             partition=completed["partition"][0],
+            metric=tuple(completed["metric"]),
             **run_values,
         )
+        refuse_contradictions(config.rounds, config.warmup, config.class_weights, config.sampling)
         configs.append(config)
     return configs
+
+
+def refuse_contradictions(rounds: int, warmup: int, class_weights: str, sampling: str) -> None:
+    """Refuse settings of local training that cannot be meant together."""
+    if warmup and warmup >= rounds:
+        raise ConfigError(
+            f"warmup must be less than the {rounds} rounds, not {warmup}: the learning rate would "
+            "only rise"
+        )
+    if class_weights == sampling == "balanced":
+        raise ConfigError(
+            "class_weights and sampling both balance the classes, which would favour rare ones: "
+            "set one of them to balanced"
+        )
 
 
 def _choose_partition(chosen: dict[str, list[Part]], settings: Mapping[str, Any]) -> Part:

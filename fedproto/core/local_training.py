@@ -17,6 +17,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedproto.core import dropout, rng
+from fedproto.core.class_balance import (
+    balanced_weights,
+    count_classes,
+    draw_balanced,
+    weigh_samples,
+)
 from fedproto.core.federation import EvaluatedPart, Examples, Member
 from fedproto.core.metrics import mark_correct
 from fedproto.core.optimisers import Optimiser, RateSchedule, adam_rates, clip_factor, move_by_adam
@@ -38,6 +44,8 @@ class Training:
     seed: int
     optimiser: Optimiser = field(default_factory=Optimiser)
     schedule: RateSchedule = field(default_factory=RateSchedule)
+    class_weights: Literal["none", "balanced"] = "none"
+    sampling: Literal["shuffle", "balanced"] = "shuffle"
 
     def rate(self, round: int) -> float:
         """Return the learning rate of a round; the first is 1."""
@@ -161,8 +169,12 @@ def _batches(
     def key(purpose: str, epoch: int) -> Tensor:
         return rng.key(training.seed, purpose, round, member.id, epoch).to(device)
 
+    labels = member.train.y[member.train.rows]
     for epoch in epochs:
-        order = rng.permutation(key("shuffle", epoch), count)
+        if training.sampling == "balanced":
+            order = _draw_balanced(labels, key("balance", epoch), key("shuffle", epoch))
+        else:
+            order = rng.permutation(key("shuffle", epoch), count)
         rows = member.train.rows[order]
         x = member.train.x[rows]
         y = member.train.y[rows]
@@ -170,13 +182,32 @@ def _batches(
             draws = rng.uniform(key("augment", epoch), 3 * count).reshape(count, 3)
             x = crop_and_flip(x, member.border, draws)
         keep = dropout.draw(member.dropped, key("dropout", epoch), count)
+        weights = None
+        if training.class_weights == "balanced":
+            weights = _weigh_by_class(labels, x.dtype)[order]
         steps = min(steps_left, per_epoch)
         for step in range(steps):
             start = step * training.batch
             stop = min(start + training.batch, count)
-            batch = Batch(x[start:stop], y[start:stop], x.new_ones(stop - start))
+            mask = x.new_ones(stop - start)
+            if weights is not None:
+                mask = weigh_samples(mask, weights[start:stop])
+            batch = Batch(x[start:stop], y[start:stop], mask)
             yield batch, {name: value[start:stop] for name, value in keep.items()}
         steps_left -= steps
+
+
+def _draw_balanced(labels: Tensor, row_key: Tensor, order_key: Tensor) -> Tensor:
+    """Return the places of the rows of an epoch in which all of a client's classes come equally."""
+    length = torch.tensor(len(labels), device=labels.device)
+    return draw_balanced(row_key, order_key, labels, length, int(labels.max()) + 1)
+
+
+def _weigh_by_class(labels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the weight of each of a client's samples, by how rare its class is with the client."""
+    classes = int(labels.max()) + 1
+    counts = count_classes(labels, torch.ones_like(labels, dtype=torch.bool), classes)
+    return balanced_weights(counts, dtype)[labels]
 
 
 def crop_and_flip(x: Tensor, border: Tensor, draws: Tensor) -> Tensor:

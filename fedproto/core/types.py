@@ -23,7 +23,9 @@ class Batch(NamedTuple):
 
     x: Tensor  # (b, ...) float32, normalised; images are (b, channels, height, width)
     y: Tensor  # (b,) integers, 0 .. C-1: places in the federation's list of classes
-    mask: Tensor  # (b,) 1 = a sample, 0 = padding that must change nothing
+    #: (b,) 1 = a sample, 0 = padding that must change nothing. With `class_weights` a loss sees the
+    #: samples' weights instead of ones; their sum is still the number of samples.
+    mask: Tensor
 
 
 class Step(NamedTuple):

@@ -17,9 +17,10 @@ from fedproto.config.choices import PYTHON
 from fedproto.config.options import options_of
 from fedproto.config.settings import Config, configure
 from fedproto.core.rounds import RoundResult
-from fedproto.data.shared.python_data import DataArgument, is_per_client
+from fedproto.data.shared.python_data import PythonData, is_per_client
 from fedproto.engines.distributed.torchrun import follows
 from fedproto.errors import ConfigError
+from fedproto.runs.announcements import announce_rounds
 from fedproto.runs.experiment import Experiment, OnRound, during_rounds, follow, proceed
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.keywords import RunKeywords
@@ -29,10 +30,11 @@ from fedproto.runs.result import Result
 def run(
     *,
     algorithm: str = "fedproto",
-    dataset: DataArgument = "mnist5k",
+    dataset: str | PythonData = "mnist5k",
     model: str | nn.Module | Sequence[nn.Module] | None = None,
     out: str | Path | None = None,
     on_round: OnRound | None = None,
+    progress: bool = False,
     **options: Unpack[RunKeywords],
 ) -> Result:
     """Run a federation and return its result.
@@ -55,15 +57,19 @@ def run(
             the data set names.
         out: a new folder to write the run to.
         on_round: is called with the result of each round.
+        progress: print a line to stderr for each evaluated round. The logger "fedproto" of
+            Python's `logging` gets every round at level INFO in any case.
     """
     experiment, folder = _begin(algorithm, dataset, model, out, options)
-    return experiment.execute(folder, on_round)
+    return experiment.execute(
+        folder, announce_rounds(experiment.algorithm.name, on_round, progress=progress)
+    )
 
 
 def stream(
     *,
     algorithm: str = "fedproto",
-    dataset: DataArgument = "mnist5k",
+    dataset: str | PythonData = "mnist5k",
     model: str | nn.Module | Sequence[nn.Module] | None = None,
     out: str | Path | None = None,
     **options: Unpack[RunKeywords],
@@ -75,7 +81,9 @@ def stream(
     """
     experiment, folder = _begin(algorithm, dataset, model, out, options)
     interrupted = threading.Event()
-    with closing(proceed([experiment], [folder], interrupted)) as steps, _closed_at_exit(steps):
+    announced = announce_rounds(experiment.algorithm.name)
+    steps = proceed([experiment], [folder], interrupted, announced)
+    with closing(steps), _closed_at_exit(steps):
         while True:
             # Only during a round: between rounds the caller's own signal handlers apply.
             with during_rounds(experiment.config, interrupted):

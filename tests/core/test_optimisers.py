@@ -126,6 +126,7 @@ def test_every_rate_is_above_zero_and_at_most_the_run_s(
         {"clip_norm": float("nan")},
         {"warmup": -1},
         {"warmup": 1.5},
+        {"warmup": 3},
     ],
     ids=str,
 )

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import fedproto
 from fedproto.data.shared.python_data import is_per_client, to_source
-from fedproto.errors import ConfigError, DataError
+from fedproto.errors import ConfigError, DataError, RunFolderError
 
 X = np.random.default_rng(2).random((60, 4)).astype(np.float32)
 Y = np.arange(60) % 3
@@ -213,6 +213,21 @@ def test_a_classifier_takes_a_frame(tmp_path):
     strange = new.assign(home="boat")
     with pytest.warns(UserWarning, match="holds texts that no training row holds, first 'boat'"):
         classifier.predict(strange)
+
+
+def test_a_run_of_a_frame_is_resumed_with_the_frame_and_its_options(tmp_path):
+    frame = mixed_frame(60).drop(columns="small")
+    options = {"label": "kind", "client": "site", "ignore": "visits"}
+    whole = fedproto.run(dataset=frame, rounds=3, device="cpu", **options)
+    steps = fedproto.stream(dataset=frame, rounds=3, device="cpu", out=tmp_path / "run", **options)
+    next(steps)
+    steps.close()
+    with pytest.raises(RunFolderError, match="was started from Python with arrays of its own"):
+        fedproto.resume(tmp_path / "run")
+    with pytest.raises(RunFolderError, match="other arrays than those given"):
+        fedproto.resume(tmp_path / "run", dataset=frame.assign(count=frame["count"] ** 2))
+    resumed = fedproto.resume(tmp_path / "run", dataset=frame)
+    assert [line["loss"] for line in resumed.metrics] == [line["loss"] for line in whole.metrics]
 
 
 # --- Datasets

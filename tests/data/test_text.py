@@ -236,6 +236,40 @@ def test_textcnn_refuses_what_is_no_row_of_words(shape):
         plugins.build("model", Part("textcnn"), Fit(shape, 3))
 
 
+# --- textmean
+
+
+def textmean(**options):
+    torch.manual_seed(0)
+    small = {"words": 10, "width": 5} | options
+    return plugins.build("model", Part("textmean", small), Fit((9,), 3)).double().eval()
+
+
+def test_textmean_is_the_mean_of_word_vectors_by_their_importance():
+    model = textmean()
+    torch.nn.init.normal_(model.body.words.importance.weight)
+    ids = torch.tensor([3, 7, 3, 0, 0, 0, 0, 0, 0])
+    vectors = model.body.words.vectors.weight
+    factor = model.body.words.importance.weight[:, 0].exp()
+    total = 2 * factor[3] * vectors[3] + factor[7] * vectors[7]
+    features, logits = model(ids[None].double())
+    torch.testing.assert_close(features[0], total / (2 * factor[3] + factor[7]))
+    torch.testing.assert_close(logits, model.head.fc1(features))
+
+
+def test_textmean_of_a_text_without_words_is_zero_and_unknown_words_are_one_word():
+    model = textmean()
+    assert not model(torch.zeros(1, 9).double())[0].any()
+    ids = torch.tensor([[2.0, 11, 12, 400, 3, 4, -1, 5, 0]]).double()
+    known = torch.tensor([[2.0, 11, 1, 1, 3, 4, 1, 5, 0]]).double()
+    assert model(ids)[1].equal(model(known)[1])
+
+
+def test_textmean_refuses_what_is_no_row_of_words():
+    with pytest.raises(ConfigError, match="takes rows of word ids"):
+        plugins.build("model", Part("textmean"), Fit((1, 8, 8), 3))
+
+
 # --- federations
 
 

@@ -71,12 +71,15 @@ def test_every_round_gives_the_simulators_numbers(
         assert state.members[name].accuracy == pytest.approx(client["accuracy"])
 
 
-@pytest.mark.parametrize("algorithm", ["fedproto", "fedrep"])
+@pytest.mark.parametrize(
+    ("algorithm", "balance"),
+    [("fedproto", {"sampling": "balanced"}), ("fedrep", {"class_weights": "balanced"})],
+)
 def test_members_are_told_how_to_train_and_the_rate_of_the_round(
-    algorithm: str, make_deployment: Any, member_files: dict[str, Any]
+    algorithm: str, balance: dict[str, str], make_deployment: Any, member_files: dict[str, Any]
 ) -> None:
     """The server's schedule reaches the members as the rate of each request."""
-    told = {"optimiser": "adamw", "weight_decay": 0.1, "clip_norm": 0.5, "lr": 0.02}
+    told = {"optimiser": "adamw", "weight_decay": 0.1, "clip_norm": 0.5, "lr": 0.02, **balance}
     deployment = make_deployment(algorithm, schedule="cosine", warmup=1)
     deployment.terms = replace(deployment.terms, **told)
     models = EQUAL if algorithm in WEIGHTS else MIXED

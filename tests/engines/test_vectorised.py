@@ -204,6 +204,18 @@ def test_every_optimiser_agrees_in_single_precision():
         assert_engines_agree("fedproto", 1e-4, precision="float32", **options)
 
 
+@pytest.mark.parametrize("change", [{"class_weights": "balanced"}, {"sampling": "balanced"}])
+@pytest.mark.parametrize(
+    "algorithm", ["fedproto(regularise=class,collect=during)", "fedproto", "fedrep", "fedprox"]
+)
+def test_balanced_classes_agree(algorithm, change):
+    modules = with_batch_norm() if algorithm == "fedprox" else None
+    settings = TROUBLE | {"clients": 5}
+    assert_engines_agree(
+        algorithm, modules=modules, data=make_clients(RAGGED), **settings, **change
+    )
+
+
 def test_a_round_in_which_every_upload_is_lost():
     assert_engines_agree("fedproto", lost_uploads=1.0)
 

@@ -344,8 +344,9 @@ def test_onnx_is_valid_and_names_nothing_of_this_machine(cnn):
             marks=pytest.mark.slow,
         ),
         ("textcnn(words=200, filters=6)", (12,), 1.0),
+        ("textmean(words=200)", (12,), 1.0),
     ],
-    ids=["resnet18", "textcnn"],
+    ids=["resnet18", "textcnn", "textmean"],
 )
 def test_onnx_of_other_models_agrees_and_is_written_in_silence(
     model, shape, scale, tmp_path, capfd

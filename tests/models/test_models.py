@@ -156,6 +156,7 @@ def test_mlp_computes_two_hidden_layers_and_a_head():
 #: An input shape for each model; a new model needs a line here.
 SHAPES = {
     "textcnn": (20,),
+    "textmean": (20,),
     "cnn": (1, 28, 28),
     "mlp": (1, 8, 8),
     "resnet18": (3, 32, 32),

@@ -6,7 +6,7 @@ Nothing of pandas or `datasets` is imported here: an object of theirs is known b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -20,15 +20,23 @@ from fedproto.data.shared.table_source import TableOptions, from_table
 from fedproto.data.shared.tables import Table, find_column
 from fedproto.errors import ConfigError, DataError, need, unknown
 
-if TYPE_CHECKING:
-    import datasets
-    import pandas
 
-#: A name, or data: pairs of arrays, DataFrames and Datasets, alone or per client.
-DataArgument: TypeAlias = (
-    "str | Sequence[Any] | Mapping[str, Any] | TorchDataset[Any] | pandas.DataFrame | "
-    "datasets.Dataset | datasets.DatasetDict"
-)
+class Frame(Protocol):
+    """A pandas DataFrame, for type checkers: pandas need not be installed."""
+
+    columns: Any
+    index: Any
+
+
+class HubDataset(Protocol):
+    """A Hugging Face Dataset, for type checkers; a DatasetDict is a mapping."""
+
+    @property
+    def features(self) -> Any: ...
+
+
+#: Pairs of arrays, DataFrames and Datasets, alone or per client.
+PythonData: TypeAlias = Sequence[Any] | Mapping[str, Any] | TorchDataset[Any] | Frame | HubDataset
 ACCEPTED = (
     "text; one (x, y) or (x, y, x_test, y_test), or a list or dict with one per client; a "
     "DataFrame, or a dict with one per client; a torch Dataset; or a Hugging Face Dataset"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedproto.core.class_balance import balanced_weights, count_classes
 from fedproto.core.dropout import Dropped
 from fedproto.core.engine import Shard
 from fedproto.core.federation import EvaluatedPart, Examples, Federation, Member
@@ -55,6 +56,7 @@ class ArchitectureGroup:
     test: Data
     states: Store
     validation: Data | None = None  # None: the federations have no validation
+    class_weights: Tensor | None = None  # (clients, C) of a sample in the loss; None: all equal
 
     def __len__(self) -> int:
         return len(self.number)
@@ -181,6 +183,10 @@ def build_group(
     training_data = [member.train for member in members]
     test_data = [member.test for member in members]
     validation_data = [member.validation for member in members if member.validation is not None]
+    train = _pool(training_data)
+    class_weights = None
+    if client_trainings[0].class_weights == "balanced":
+        class_weights = _weigh_classes(train, len(own_classes[0]), like.dtype)
     return ArchitectureGroup(
         model=first.model,
         module=first.module,
@@ -193,11 +199,20 @@ def build_group(
         per_epoch=torch.tensor(per_epoch),
         own=torch.stack(own_classes).to(like.dtype),
         border=torch.stack(borders) if borders else None,
-        train=_pool(training_data),
+        train=train,
         test=_pool(test_data),
         states=Store(initial_states, federations[0].device, place),
         validation=_pool(validation_data) if validation_data else None,
+        class_weights=class_weights,
     )
+
+
+def _weigh_classes(data: Data, classes: int, dtype: torch.dtype) -> Tensor:
+    """Return the weights of the clients' classes, by how rare a class is with a client."""
+    places = torch.arange(data.rows.shape[1], device=data.rows.device)
+    inside = places < data.lengths[:, None]
+    counts = count_classes(data.y[data.rows], inside, classes)
+    return balanced_weights(counts, dtype)
 
 
 def _pool(examples: Sequence[Examples]) -> Data:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedproto.core.class_balance import weigh_samples
 from fedproto.core.local_training import crop_and_flip
 from fedproto.core.optimisers import adam_rates, clip_factor, move_by_adam
 from fedproto.core.rng import preserve_torch_generators
@@ -319,7 +320,10 @@ class Steps:
             module_buffers[name] = value[client, at]
         for name in self.padding_buffers:
             module_buffers[name] = shown
-        return StepBatch(Batch(x, y, shown), module_buffers, mask)
+        weighted = shown
+        if "class_weights" in workspace:
+            weighted = weigh_samples(shown, workspace["class_weights"].gather(1, y))
+        return StepBatch(Batch(x, y, weighted), module_buffers, mask)
 
 
 def trainable_names(module: nn.Module, phase: Phase) -> list[str]:

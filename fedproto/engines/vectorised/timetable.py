@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedproto.core import dropout, rng
+from fedproto.core.class_balance import draw_balanced
 from fedproto.core.local_training import Training
 from fedproto.core.tensors import move_index
 from fedproto.core.types import Phase, Tree
@@ -34,6 +35,7 @@ class Timetable:
     mask      (m, steps, batch)         0 where a step takes nothing
     slot      (m, steps, batch)         where a step's embeddings are collected, if they are
     lr, momentum  (m,)
+    class_weights (m, C)                how much a sample of a class counts, if not equally
     """
 
     def __init__(
@@ -99,7 +101,10 @@ class Timetable:
         )
         shuffle_key, augment_key, dropout_key = move_index(keys, group.device)
         lengths = group.train.lengths[on_device, None].expand(-1, len(epochs))
-        order = rng.permutation(shuffle_key, longest, lengths)
+        if self.training.sampling == "balanced":
+            order = self._draw_balanced(round, positions, epochs, shuffle_key, lengths)
+        else:
+            order = rng.permutation(shuffle_key, longest, lengths)
         tree = {"rows": group.train.rows[on_device].gather(1, order.flatten(1))}
         if group.border is not None:
             draws = rng.uniform(augment_key, 3 * longest)
@@ -110,7 +115,26 @@ class Timetable:
             tree[f"keep.{name}"] = value.flatten(1, 2)
         tree["lr"] = group.lr[on_device] * self.training.schedule.factor(round)
         tree["momentum"] = group.momentum[on_device]
+        if group.class_weights is not None:
+            tree["class_weights"] = group.class_weights[on_device]
         return tree
+
+    def _draw_balanced(
+        self, round: int, positions: Tensor, epochs: range, order_keys: Tensor, lengths: Tensor
+    ) -> Tensor:
+        """Return the places of the epochs' rows, of all of a client's classes equally many."""
+        group = self.group
+        row_keys = rng.key(
+            group.seed[positions, None],
+            "balance",
+            round,
+            group.number[positions, None],
+            torch.tensor(epochs),
+        )
+        rows = group.train.rows[move_index(positions, group.device)]
+        labels = group.train.y[rows][:, None].expand(-1, len(epochs), -1)
+        row_keys = move_index(row_keys, group.device)
+        return draw_balanced(row_keys, order_keys, labels, lengths, group.own.shape[1])
 
     def _lay_out_steps(self, positions: Tensor, epochs: int, step_counts: Tensor) -> Tree:
         """Return the places in the order that each step takes, and where it takes one at all."""
