@@ -26,6 +26,7 @@ RUN_MEANINGS = {
     "algorithm": "the algorithm; on the command line, several with commas are compared over the "
     "same clients, while `fedproto.run` and an entry of a sweep take one",
     "model": "the model, or several with counts: `cnn*7,mlp*13`; `auto` is the data set's own",
+    "metric": "metrics beside those that every run has, separated by commas",
     "partition": "how the data set is divided among clients; `auto`: `nway` for the data sets that "
     "come with the package, all rows of [data of your own](data.md)",
     "profile": "follow the paper's text, or its released code, where they differ",
@@ -69,6 +70,7 @@ RUN_MEANINGS = {
     "select_by": "what the best round is chosen by: `accuracy` (by the nearest prototype where "
     "the algorithm has prototypes, else by the head), or one accuracy by its name",
     "patience": "end a run with validation after so many evaluations without improvement",
+    "baselines": "also train the same model locally and on the rows of all clients together",
     "checkpoint_every": "write a checkpoint every so many rounds; 0: never",
     "data_dir": "folder with data files; none: `$FEDPROTO_DATA`, then `~/.cache/fedproto`",
 }
@@ -108,7 +110,11 @@ OPTION_MEANINGS = {
         "coarse": "the 20 groups instead of the 100 classes",
         "form": "which of the three published forms to read",
         "subset": "configuration of the data set on the hub",
-        "image": "column of images; none: found by its type",
+        "image": "column of images or of their paths; none: found by its type or name",
+        "group": "column of groups, such as patients, whose rows stay together; none: found by "
+        "its name",
+        "split": "column of the words train, test and val; none: found by its name",
+        "outside": "whether a list may name files outside of its own folder",
         "label": "column of classes; none: found by its name",
         "client": "column of clients, for the partition `natural`; none: found by its name",
         "ignore": "columns to leave out, separated by commas",

@@ -23,7 +23,7 @@ LAYERS = [
     {"errors"},
     {"core"},
     {"config"},
-    {"algorithms", "data", "models", "partitions"},
+    {"algorithms", "data", "metrics", "models", "partitions"},
     {"engines"},
     {"runs"},
     {"membership"},
@@ -42,7 +42,13 @@ MODULES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in R
 PLUG_INS = [(kind, name) for kind in plugins.FOLDERS for name in plugins.names(kind)]
 
 #: What a plug-in is given before its options; a path follows where one is written after a colon.
-CONTEXT = {"algorithm": [], "dataset": ["data_folders"], "model": ["fit"], "partition": ["request"]}
+CONTEXT = {
+    "algorithm": [],
+    "dataset": ["data_folders"],
+    "model": ["fit"],
+    "partition": ["request"],
+    "metric": ["probabilities", "y", "classes"],
+}
 
 
 # --- imports go one way

@@ -15,12 +15,13 @@ LISTS = {
     "datasets": "dataset",
     "models": "model",
     "partitions": "partition",
+    "metrics": "metric",
 }
 
 
 def list_plugins(
     kind: Annotated[
-        str | None, typer.Argument(help="algorithms, datasets, models or partitions [all]")
+        str | None, typer.Argument(help="algorithms, datasets, models, partitions or metrics [all]")
     ] = None,
 ) -> None:
     """Show the names that can be used, with their options."""

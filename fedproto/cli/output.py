@@ -87,6 +87,7 @@ def execute(experiment: Experiment, folder: RunFolder, resumable: Path) -> dict[
 
 def show_results(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
     """Print the contents of some result.json files, each under its label, side by side."""
+    from fedproto.cli.metric_table import metric_table, warn_of_metrics
     from fedproto.cli.tables import clients_tables, compare_runs, describe_traffic
 
     labelled = []
@@ -95,10 +96,16 @@ def show_results(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> No
     console = wide_console()
     for table in clients_tables(labelled, console.width):
         console.print(table)
+    metrics = metric_table(labelled)
+    if metrics is not None:
+        console.print(metrics)
     for sentence in compare_runs(labelled):
         say(sentence)
     for result in labelled:
         say(describe_traffic(result))
+    for result in labelled:
+        for sentence in warn_of_metrics(result):
+            say(sentence, style="bold red")
     warn_of_divergence(labelled)
 
 

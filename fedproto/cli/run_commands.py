@@ -123,6 +123,13 @@ def run(
     patience: Annotated[
         str | None, _flag("patience", "N", "stop after N evaluations without improvement [never]")
     ] = None,
+    metric: Annotated[
+        str | None,
+        _flag("metric", "NAME", "further metrics: average-precision, matthews, mine:function, ..."),
+    ] = None,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="also train locally, and on the pooled rows")
+    ] = False,
     checkpoint_every: Annotated[
         str | None,
         _flag("checkpoint-every", "N", "write a checkpoint every N rounds, 0: none [10]"),
@@ -171,6 +178,8 @@ def run(
         "validation": validation,
         "select_by": select_by,
         "patience": patience,
+        "metric": metric,
+        "baselines": "true" if baselines else None,
         "checkpoint_every": checkpoint_every,
         "data_dir": data_dir,
     }
@@ -218,6 +227,7 @@ def _run_configs(configs: Sequence[Config], out: Path | None) -> None:
     from fedproto.engines.distributed.torchrun import follows
     from fedproto.runs.experiment import Experiment, follow, hold_all
     from fedproto.runs.folder import RunFolder
+    from fedproto.runs.row_counts import describe_rows
 
     names = [config.algorithm.name for config in configs]
     target = out or _default_folder(configs[0].dataset[0].name, "-".join(names))
@@ -233,6 +243,8 @@ def _run_configs(configs: Sequence[Config], out: Path | None) -> None:
         notices |= dict.fromkeys(experiment.notices)
     for notice in notices:
         say(notice, style="yellow")
+    for line in dict.fromkeys(describe_rows(experiment.federation) for experiment in experiments):
+        say(line)
     # All folders first: whatever happens from here on, `fedproto resume` can finish all of them.
     paths = [target / name for name in _number_repeated(names)] if len(names) > 1 else [target]
     folders = []
@@ -302,6 +314,7 @@ def resume(
         return
     from fedproto.engines.distributed.torchrun import follows
     from fedproto.runs.experiment import follow, hold_all, reopen
+    from fedproto.runs.row_counts import describe_rows
 
     if follows():
         unfinished = []
@@ -317,6 +330,7 @@ def resume(
             result = folder.result()
             if not result:
                 experiment, reopened = reopen(folder)
+                say(describe_rows(experiment.federation))
                 result = execute(experiment, reopened, resumable=run)
             results.append(result)
     if len(folders) > 1:

@@ -28,6 +28,8 @@ def parse_choices(kind: str, value: Any) -> list[Part]:
             raise ConfigError(f"{problem} {shown(value, 80)}")
         advice = f"to use a function of your own, write it in a file and pass {'file:function'!r}"
         raise ConfigError(f"{problem} an object of type {type(value).__name__}; {advice}")
+    if kind == "metric" and not value.strip():
+        return []
     text = plugins.presets(kind).get(value, value)
     return [_check_part(kind, part) for part in parse(text, kind)]
 
@@ -42,7 +44,7 @@ def parse_choice(kind: str, value: Any) -> Part:
 
 def _check_part(kind: str, part: Part) -> Part:
     """Refuse a count where it has no meaning, and make a path after the colon absolute."""
-    if part.count is not None and kind in ("algorithm", "partition"):
+    if part.count is not None and kind in ("algorithm", "partition", "metric"):
         raise ConfigError(f"{kind} {str(part)!r}: a count has no meaning here")
     base, colon, argument = part.name.partition(":")
     if not colon or base not in plugins.names(kind):

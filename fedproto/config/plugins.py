@@ -16,6 +16,7 @@ from typing import Any
 
 from fedproto.config import plugin_trust
 from fedproto.config.options import Part, check_options, options_of, parse
+from fedproto.config.own_files import suggest_dataset
 from fedproto.errors import ConfigError, FedProtoError, locate, name_failure, unknown
 
 #: kind -> the folder of its plug-ins
@@ -24,6 +25,7 @@ FOLDERS = {
     "dataset": "data",
     "model": "models",
     "partition": "partitions",
+    "metric": "metrics",
 }
 
 #: kind -> module and class of what its plug-ins return
@@ -32,6 +34,7 @@ RETURNS = {
     "dataset": ("fedproto.data", "Source"),
     "model": ("torch.nn", "Module"),
     "partition": ("collections.abc", "Sequence"),
+    "metric": ("numbers", "Real"),
 }
 
 
@@ -73,6 +76,11 @@ def find(kind: str, name: str) -> Callable:
         raise ConfigError(
             f"{kind} {name!r} is a mix itself, so it stands alone; "
             "options for it are given with --set"
+        )
+    own_data = suggest_dataset(name) if kind == "dataset" else None
+    if own_data is not None:
+        raise ConfigError(
+            f"unknown dataset {name!r}: data of your own is named with its kind, {own_data!r}"
         )
     raise unknown(kind, name, [*names(kind), *presets(kind)])
 

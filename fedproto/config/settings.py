@@ -41,13 +41,15 @@ ValidationFraction = Annotated[float, Bounds(0, 0.9)]
 class Config:
     """The complete configuration of a run.
 
-    The first four fields are choices of plug-ins with their options.
+    The first five fields are choices of plug-ins with their options.
     """
 
     dataset: tuple[Part, ...]
     algorithm: Part
     model: tuple[Part, ...]
     partition: Part
+    #: Metrics beside those that every run has.
+    metric: tuple[Part, ...] = ()
     profile: Literal["paper", "released"] = "paper"
     #: None: DEFAULT_CLIENTS for nway and the package's data sets, else see runs/own_data.py.
     clients: Clients | None = None
@@ -99,6 +101,8 @@ class Config:
     select_by: str = "accuracy"
     #: Evaluations without improvement after which a run with validation ends; None: never early.
     patience: PositiveInt | None = None
+    #: Whether to train the same model locally and on the pooled rows, too: see runs/baselines.py.
+    baselines: bool = False
     checkpoint_every: NonNegativeInt = 10
     data_dir: File | None = None
 
@@ -154,6 +158,7 @@ DEFAULTS: dict[str, Any] = {
     "dataset": "mnist5k",
     "algorithm": "fedproto",
     "model": AUTO,
+    "metric": "",
     "partition": AUTO,
 }
 
@@ -206,6 +211,7 @@ def configure(
             algorithm=algorithm,
             model=tuple(completed["model"]),
             partition=completed["partition"][0],
+            metric=tuple(completed["metric"]),
             **run_values,
         )
         refuse_contradictions(config.rounds, config.warmup, config.class_weights, config.sampling)

@@ -150,6 +150,20 @@ def compute_macro_f1(confusions: np.ndarray) -> float:
     return _mean_of_numbers(_divide(2 * correct, occurring))
 
 
+def compute_matthews(confusions: np.ndarray) -> float:
+    """Return Matthews' correlation coefficient; 0 if all rows are, or are predicted as, one class.
+
+    A row for which nothing is predicted counts as one of a further class.
+    """
+    classes = len(confusions)
+    true = confusions.sum(1).astype(np.float64)
+    predicted = confusions.sum(0).astype(np.float64)
+    rows = true.sum()
+    covariance = np.trace(confusions) * rows - true @ predicted[:classes]
+    spread = (rows**2 - true @ true) * (rows**2 - predicted @ predicted)
+    return float(covariance / np.sqrt(spread)) if spread > 0 else 0.0
+
+
 # --- metrics of the order of the rows
 
 
@@ -177,6 +191,31 @@ def _auroc_of_classes(values: np.ndarray, is_class: np.ndarray) -> np.ndarray:
     rank_sums = (_rank_columns(values) * is_class).sum(0)
     wins = rank_sums - positives * (positives + 1) / 2
     return _divide(wins, positives * negatives)
+
+
+def compute_average_precision(probabilities: np.ndarray, y: np.ndarray) -> float:
+    """Return the area under the precision-recall curve, Σ (R_k − R_(k−1)) P_k over thresholds.
+
+    With two classes, rows are ranked by the probability of the second one; with more, it is the
+    plain mean over the classes that occur, each against all others. NaN if all rows are of one.
+    """
+    occurring = np.unique(y)
+    if len(occurring) < 2:
+        return float("nan")
+    labels = np.array([1]) if probabilities.shape[1] == 2 else occurring
+    areas = [_average_precision_of(probabilities[:, label], y == label) for label in labels]
+    return float(np.mean(areas))
+
+
+def _average_precision_of(values: np.ndarray, is_class: np.ndarray) -> float:
+    """Return the area under the precision-recall curve of one class."""
+    order = np.argsort(-values, kind="stable")
+    ranked = values[order]
+    is_last_of_equal = np.append(ranked[1:] != ranked[:-1], True)
+    found = np.cumsum(is_class[order])[is_last_of_equal]
+    called = np.flatnonzero(is_last_of_equal) + 1
+    recall_gained = np.diff(found, prepend=0) / is_class.sum()
+    return float(recall_gained @ (found / called))
 
 
 def _rank_columns(values: np.ndarray) -> np.ndarray:

@@ -19,7 +19,8 @@ from fedproto.data.shared.image_sources import (
 from fedproto.data.shared.images import IMAGE_ENDINGS
 from fedproto.errors import ConfigError, DataError
 
-TEST_FOLDERS = ("test", "val", "valid", "validation")  # the first that exists is taken
+#: The first that exists is the test set; one beside `test` is for validation.
+TEST_FOLDERS = ("test", "val", "valid", "validation")
 LEVELS = ("class", "client", "group")  # what a level of folders can be
 MIN_GROUPS_PER_CLASS = 2  # with fewer folders per class, none could be held out
 
@@ -42,25 +43,24 @@ def folder(
     Images stay on disk until used. Classes are the folders' names, sorted; folders inside them are
     read, too. `levels` says what the levels of folders are, such as `client/class` or
     `class/group`; by default, folders inside the classes are groups (patients) if every image is in
-    one. Without `test`, the test set is `val`, `valid` or `validation`, or else a seeded fifth of
-    each class is held out. `size` resizes all images to size x size. `grey` makes them grey or
-    coloured; by default they are grey if all files are. `window` is the centre and the width for
-    DICOM files, instead of their own. `broken=skip` leaves out files that cannot be read. Bytes are
-    divided by 255, 16 bits by 65535; then (x − mean) / std, per channel.
+    one. `val`, `valid` or `validation` beside `test` is for validation; without `test`, it is the
+    test set. Without any of them, a seeded fifth of each class is held out. `size` resizes all
+    images to size x size. `grey` makes them grey or coloured; by default they are grey if all files
+    are. `window` is the centre and the width for DICOM files, instead of their own. `broken=skip`
+    leaves out files that cannot be read. Bytes are divided by 255, 16 bits by 65535; then
+    (x − mean) / std, per channel.
     """
     parts = _find_parts(Path(path))
-    listings = [_list_tree(part) for part in parts]
+    listings = {name: _list_tree(part) for name, part in parts.items()}
     notices = []
     if levels is not None:
         chosen = _parse_levels(levels)
-    elif all(_has_groups(listing) for listing in listings):
+    elif all(_has_groups(listing) for listing in listings.values()):
         chosen = ("class", "group")
         notices.append(_describe_groups(path, listings))
     else:
         chosen = ("class",)
-    sets = []
-    for part, listing in zip(parts, listings, strict=True):
-        sets.append(_label(part, listing, chosen))
+    sets = {name: _label(parts[name], listing, chosen) for name, listing in listings.items()}
     _refuse_unknown_classes(parts, sets)
     if levels is None:
         _refuse_shared_groups(parts, sets)
@@ -78,18 +78,26 @@ class _Found(NamedTuple):
     folders: tuple[str, ...]
 
 
-def _find_parts(root: Path) -> list[Path]:
-    """Return the folder itself, or its folders of training and test."""
-    test_folders = [root / name for name in TEST_FOLDERS if (root / name).is_dir()]
+def _find_parts(root: Path) -> dict[str, Path]:
+    """Return the folder itself as `train`, or its folders of training, test and validation.
+
+    Without a folder of test images, that of validation is the test set.
+    """
+    others = [root / name for name in TEST_FOLDERS if (root / name).is_dir()]
     if (root / "train").is_dir():
-        return [root / "train", *test_folders[:1]]
-    for test_folder in test_folders:
-        if _holds_class_folders(test_folder):
+        parts = {"train": root / "train"}
+        if others:
+            parts["test"] = others[0]
+        if len(others) > 1 and others[0].name == "test":
+            parts["validation"] = others[1]
+        return parts
+    for other in others:
+        if _holds_class_folders(other):
             raise DataError(
-                f"{test_folder} holds one folder per class, but there is no {root / 'train'} "
+                f"{other} holds one folder per class, but there is no {root / 'train'} "
                 "to train with"
             )
-    return [root]
+    return {"train": root}
 
 
 def _holds_class_folders(path: Path) -> bool:
@@ -199,9 +207,9 @@ def _has_groups(listing: list[_Found]) -> bool:
     return all(len(groups) >= MIN_GROUPS_PER_CLASS for groups in groups_by_class.values())
 
 
-def _describe_groups(path: str, listings: list[list[_Found]]) -> str:
+def _describe_groups(path: str, listings: dict[str, list[_Found]]) -> str:
     groups: set[str] = set()
-    for listing in listings:
+    for listing in listings.values():
         groups.update(found.folders[1] for found in listing)
     return (
         f"folder:{path} has folders inside those of its classes: each of these {len(groups):,} is "
@@ -249,26 +257,27 @@ def _take_level(
     return [found.folders[place] for _, found in labelled]
 
 
-def _refuse_unknown_classes(parts: list[Path], sets: list[LabelledFiles]) -> None:
+def _refuse_unknown_classes(parts: dict[str, Path], sets: dict[str, LabelledFiles]) -> None:
     """Refuse a class of which there are no training images."""
-    known = set(sets[0].labels)
-    for part, files in zip(parts[1:], sets[1:], strict=True):
+    known = set(sets["train"].labels)
+    for part, files in sets.items():
         for name in dict.fromkeys(files.labels):
             if name not in known:
                 raise DataError(
-                    f"{part / name} holds a class of which {parts[0]} has no image: "
+                    f"{parts[part] / name} holds a class of which {parts['train']} has no image: "
                     "add some, or remove it"
                 )
 
 
-def _refuse_shared_groups(parts: list[Path], sets: list[LabelledFiles]) -> None:
-    """Refuse groups that nobody asked for, if the training set and another set share one."""
-    known = set(sets[0].groups or [])
-    for part, files in zip(parts[1:], sets[1:], strict=True):
-        for group in files.groups or []:
-            if group in known:
+def _refuse_shared_groups(parts: dict[str, Path], sets: dict[str, LabelledFiles]) -> None:
+    """Refuse groups that nobody asked for, if two sets share one."""
+    first_part: dict[str, str] = {}
+    for part, files in sets.items():
+        for group in dict.fromkeys(files.groups or []):
+            other = first_part.setdefault(group, part)
+            if other != part:
                 raise DataError(
-                    f"{parts[0]} and {part} both have images in a folder {group!r}: if it is a "
-                    "patient, keep it in one of them, and if it is no group of images, set "
-                    "levels=class"
+                    f"{parts[other]} and {parts[part]} both have images in a folder {group!r}: if "
+                    "it is a patient, keep it in one of them, and if it is no group of images, "
+                    "set levels=class"
                 )

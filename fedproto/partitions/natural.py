@@ -21,7 +21,8 @@ def natural(
     if request.train_writer is None:
         raise ConfigError(
             "partition natural needs a data set that says who wrote each image: chars74k, "
-            "femnist, pfllib, or npz, csv, text or hf with a column `client`"
+            "femnist, pfllib, folder with levels=client/class, or npz, csv, text, images or hf "
+            "with a column `client`"
         )
     writers, train_writer = np.unique(request.train_writer, return_inverse=True)
     if request.clients > len(writers):

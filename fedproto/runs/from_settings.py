@@ -24,9 +24,11 @@ from fedproto.data.shared.client_arrays import from_clients
 from fedproto.errors import ConfigError
 from fedproto.partitions import ClientRows
 from fedproto.runs.assemble import assemble, deal, divide, options_from_data
+from fedproto.runs.chosen_metrics import choose_metrics
 from fedproto.runs.devices import device_of
 from fedproto.runs.own_data import load_source, settle_clients, settle_partition
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
+from fedproto.runs.row_counts import count_rows
 from fedproto.runs.validation_rows import refuse_leaking_groups, set_validation_apart
 
 #: Stands in a configuration for arrays and modules that no file can name.
@@ -100,7 +102,9 @@ def build_federation(
     _refuse_mixed_architectures(federation, algorithm)
     _refuse_own_start(config.start, federation, algorithm)
     from_data = options_from_data(sources, config.partition)
-    return replace(federation, from_data=from_data), config
+    metrics = choose_metrics(config.metric, federation.classes)
+    row_counts = count_rows(sources, rows)
+    return replace(federation, from_data=from_data, metrics=metrics, rows=row_counts), config
 
 
 def start_progress(config: Config, federation: Federation, algorithm: Algorithm) -> Progress:

@@ -17,6 +17,7 @@ FileName: TypeAlias = str | PathLike[str]
 class RunSettings(TypedDict, total=False):
     """Settings of the run itself; `algorithm`, `dataset` and `model` are parameters of `run`."""
 
+    metric: str  # ''
     partition: str  # auto
     profile: Literal["paper", "released"]  # paper
     clients: int | None  # None
@@ -53,6 +54,7 @@ class RunSettings(TypedDict, total=False):
     validation: float | None  # None
     select_by: str  # accuracy
     patience: int | None  # None
+    baselines: bool  # False
     checkpoint_every: int  # 10
     data_dir: FileName | None  # None
 
@@ -86,6 +88,7 @@ class DatasetOptions(TypedDict, total=False):
     encoding: FileName | None  # None
     form: Literal["auto", "leaf", "emnist", "nist"]  # auto
     grey: bool | None  # None
+    group: str | None  # None
     ignore: Sequence[str]  # ()
     image: str | None  # None
     keep: Sequence[str]  # ()
@@ -94,8 +97,10 @@ class DatasetOptions(TypedDict, total=False):
     levels: str | None  # None
     mean: Sequence[float]  # (0.0,)
     missing: Sequence[str]  # ()
+    outside: bool  # False
     sheet: str | None  # None
     size: int | None  # None
+    split: str | None  # None
     std: Sequence[float]  # (1.0,)
     subset: str | None  # None
     text: str | None  # None

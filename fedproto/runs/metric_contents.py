@@ -112,20 +112,24 @@ def describe_majority(federation: Federation) -> dict[str, Any]:
     all_train = torch.zeros(classes, dtype=torch.int64)
     all_test = torch.zeros(classes, dtype=torch.int64)
     accuracies = []
+    tests = []
     correct = 0
     for member in federation.members:
         train = torch.bincount(member.train.y[member.train.rows].cpu(), minlength=classes)
         test = torch.bincount(member.test.y[member.test.rows].cpu(), minlength=classes)
         right = int(test[train.argmax()])
         accuracies.append(right / max(1, int(test.sum())))
+        tests.append((test, right))
         correct += right
         all_train += train
         all_test += test
     rows = int(all_test.sum())
     majority = int(all_train.argmax())
     summary = summarise_values(accuracies)
+    balanced = [1 / int((test > 0).sum()) if right else 0.0 for test, right in tests]
     return {
         "accuracy": summary | {"pooled": correct / rows},
+        "balanced_accuracy": summarise_values(balanced),
         "clients": accuracies,
         "class": federation.classes[majority],
         "class_accuracy": int(all_test[majority]) / rows,
@@ -158,6 +162,14 @@ def explain_majority(result: dict[str, Any]) -> str | None:
         f"the accuracy {' and '.join(named)} is not above {bound:.1%}, which is what always "
         "predicting each client's most frequent class gets"
     )
+
+
+def list_failures(result: dict[str, Any]) -> list[str]:
+    """Return a sentence for each metric from outside that failed, and is null in the result."""
+    failures: dict[str, None] = {}
+    for way in result.get("metrics", {}).values():
+        failures |= dict.fromkeys(way.get("failures", ()))
+    return list(failures)
 
 
 def _percent(value: float | None) -> str:

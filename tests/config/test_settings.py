@@ -457,8 +457,9 @@ def test_a_configuration_written_out_says_everything(tmp_path: Path) -> None:
     written = read_toml(path)
     for kind in plugins.FOLDERS:
         part = getattr(only({"model": "cnn"}), kind)
-        options = (part[0] if isinstance(part, tuple) else part).options
-        assert {f"{kind}.{name}" for name in options} <= set(written)
+        parts = part if isinstance(part, tuple) else (part,)
+        for one in parts:
+            assert {f"{kind}.{name}" for name in one.options} <= set(written)
     # Those that are none.
     unsaid = {"dim", "data_dir", "initial", "prototypes", "stack", "workers"}
     unsaid |= {"validation", "patience"}

@@ -158,3 +158,14 @@ def test_every_kind_of_file_may_be_mixed(tmp_path):
         write_dicom(tmp_path / label / "c.dcm", np.arange(36, dtype=np.int16).reshape(6, 6))
     source = build(f"folder:{tmp_path}")
     assert source.train.x[:].shape == (4, 3, 6, 6) and source.train.x.dtype == np.uint16
+
+
+def test_validation_images_beside_test_images_are_for_validation(tmp_path):
+    for part, count in (("train", 4), ("val", 3), ("test", 2)):
+        write_tree(tmp_path / part, *(f"{label}/{n}.png" for label in "ab" for n in range(count)))
+    source = build(f"folder:{tmp_path}")
+    splits = (source.train, source.validation, source.test)
+    assert [len(split.y) for split in splits] == [8, 6, 4]
+    assert source.validation.x[:].shape == (6, 6, 6)
+    write_tree(tmp_path / "val", "c/1.png")
+    assert "val/c holds a class of which" in refusal(f"folder:{tmp_path}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -11,11 +11,14 @@ import numpy as np
 from fedproto.data import Source, Split, from_arrays
 from fedproto.data.shared.dicom import Window, is_window
 from fedproto.data.shared.images import (
+    Examination,
     ImageFile,
+    ImageFormat,
     LazyImages,
     agree_on_format,
     describe_broken,
     examine,
+    list_errors,
 )
 from fedproto.errors import ConfigError, DataError
 
@@ -60,52 +63,53 @@ def _select(values: list[str] | None, rows: Sequence[int]) -> list[str] | None:
 
 def from_image_files(
     name: str,
-    sets: Sequence[LabelledFiles],
+    sets: Mapping[str, LabelledFiles],
     options: ImageOptions,
     notices: Sequence[str] = (),
 ) -> Source:
     """Return a source of image files, which stay on disk until used.
 
-    `sets` are those of `from_arrays`: training and test files, or one set, of which some are held
-    out. Classes are the labels of the training set, sorted. Raises one DataError about all broken
-    files, unless they are to be skipped.
+    `sets` are the files for `train` and perhaps for `test` and `validation`; without test files,
+    some are held out. Classes are the labels of the training set, sorted. Raises one DataError
+    about all broken files, unless they are to be skipped.
     """
     window = check_window(options.window)
     found = examine(_list_files(sets), pixels=options.broken == "skip", window=window)
-    count = len(found.names)
     all_notices = list(notices)
     if found.errors:
-        if options.broken == "refuse":
-            what = "it" if len(found.errors) == 1 else "them"
-            hint = f"; broken=skip goes on without {what}"
-            raise DataError(describe_broken(found.errors, count, hint))
-        if len(found.errors) == count:
-            raise DataError(describe_broken(found.errors, count))
-        sets = _skip_broken(sets, [header is None for header in found.headers])
-        all_notices.append(_describe_skipped(found.errors, count))
+        _refuse_broken(found, options.broken)
+        sets = _skip_broken(name, sets, [header is None for header in found.headers])
+        all_notices.append(_describe_skipped(found))
     format = agree_on_format(found, options.size, options.grey, window)
-    names = tuple(sorted(set(sets[0].labels)))
-    _refuse_unknown_classes(name, sets, names)
+    names = tuple(sorted(set(sets["train"].labels)))
     number_of = {label: number for number, label in enumerate(names)}
-    splits = []
-    for files in sets:
-        y = np.array([number_of[label] for label in files.labels], np.int64)
-        clients = None if files.clients is None else np.array(files.clients)
-        groups = None if files.groups is None else np.array(files.groups)
-        splits.append(Split(LazyImages(files.paths, format), y, clients, groups))
-    return replace(
-        from_arrays(
-            name,
-            names,
-            splits,
-            mean=options.mean,
-            std=options.std,
-            augment=options.augment,
-        ),
-        scale=format.white,
-        window=window,
-        notices=tuple(all_notices),
+    splits = {part: _make_split(name, files, number_of, format) for part, files in sets.items()}
+    source = from_arrays(
+        name,
+        names,
+        [splits[part] for part in ("train", "test") if part in splits],
+        validation=splits.get("validation"),
+        mean=options.mean,
+        std=options.std,
+        augment=options.augment,
     )
+    return replace(source, scale=format.white, window=window, notices=tuple(all_notices))
+
+
+def _make_split(
+    name: str, files: LabelledFiles, number_of: Mapping[str, int], format: ImageFormat
+) -> Split:
+    """Return the files of a set as a split; refused if the training set lacks a class of theirs."""
+    for path, label in zip(files.paths, files.labels, strict=True):
+        if label not in number_of:
+            raise DataError(
+                f"{name}: {path} is of the class {label!r}, of which the training set has no "
+                "image: add some, or remove it"
+            )
+    y = np.array([number_of[label] for label in files.labels], np.int64)
+    clients = None if files.clients is None else np.array(files.clients)
+    groups = None if files.groups is None else np.array(files.groups)
+    return Split(LazyImages(files.paths, format), y, clients, groups)
 
 
 def check_window(window: tuple[float, ...] | None) -> Window | None:
@@ -120,41 +124,44 @@ def check_window(window: tuple[float, ...] | None) -> Window | None:
     return window[0], window[1]
 
 
-def _list_files(sets: Sequence[LabelledFiles]) -> Iterator[ImageFile]:
-    for files in sets:
+# --- broken files
+
+
+def _list_files(sets: Mapping[str, LabelledFiles]) -> Iterator[ImageFile]:
+    for files in sets.values():
         for path in files.paths:
             yield ImageFile(path, path)
 
 
-def _skip_broken(sets: Sequence[LabelledFiles], is_broken: Sequence[bool]) -> list[LabelledFiles]:
-    """Return the sets without their broken files."""
-    kept = []
+def _refuse_broken(found: Examination, broken: Broken) -> None:
+    """Refuse broken files, unless they are to be skipped and others are left."""
+    count = len(found.names)
+    if broken == "refuse":
+        what = "it" if len(found.errors) == 1 else "them"
+        hint = f"; broken=skip goes on without {what}"
+        raise DataError(describe_broken(found.errors, count, hint))
+    if len(found.errors) == count:
+        raise DataError(describe_broken(found.errors, count))
+
+
+def _skip_broken(
+    name: str, sets: Mapping[str, LabelledFiles], is_broken: Sequence[bool]
+) -> dict[str, LabelledFiles]:
+    """Return the sets without their broken files; refused if nothing is left of one."""
+    kept = {}
     start = 0
-    for files in sets:
+    for part, files in sets.items():
         end = start + len(files.paths)
         flags = is_broken[start:end]
-        kept.append(files.select([row for row, flag in enumerate(flags) if not flag]))
+        kept[part] = files.select([row for row, flag in enumerate(flags) if not flag])
         start = end
-    if not kept[0].paths:
-        raise DataError("no training image is left without the broken ones")
+        if not kept[part].paths:
+            raise DataError(f"{name}: all {len(flags):,} images of {part} are broken")
     return kept
 
 
-def _describe_skipped(errors: Sequence[str], count: int) -> str:
-    files = "file was" if len(errors) == 1 else "files were"
-    listed = describe_broken(errors, count)
-    return f"{len(errors):,} of {count:,} image {files} skipped: {listed}"
-
-
-def _refuse_unknown_classes(
-    name: str, sets: Sequence[LabelledFiles], names: tuple[str, ...]
-) -> None:
-    """Refuse a class of which there are no training images."""
-    known = set(names)
-    for files in sets[1:]:
-        for path, label in zip(files.paths, files.labels, strict=True):
-            if label not in known:
-                raise DataError(
-                    f"{name}: {path} is of the class {label!r}, of which the training set has no "
-                    "image: add some, or remove it"
-                )
+def _describe_skipped(found: Examination) -> str:
+    count = len(found.names)
+    verb = "was" if len(found.errors) == 1 else "were"
+    listed = list_errors(found.errors)
+    return f"{len(found.errors):,} of {count:,} image files {verb} skipped: {listed}"

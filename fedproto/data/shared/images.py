@@ -258,10 +258,15 @@ def describe_broken(errors: Sequence[str], count: int, hint: str = "") -> str:
     """Return one sentence about the broken ones of `count` image files; `hint` ends it."""
     if len(errors) == 1:
         return errors[0] + hint
+    listed = list_errors(errors)
+    return f"{len(errors):,} of {count:,} image files cannot be used: {listed}{hint}"
+
+
+def list_errors(errors: Sequence[str]) -> str:
+    """Return the first ten sentences about broken files, and how many more there are."""
     named = "; ".join(errors[:MAX_NAMED_FILES])
     rest = len(errors) - MAX_NAMED_FILES
-    more = f"; and {rest:,} more" if rest > 0 else ""
-    return f"{len(errors):,} of {count:,} image files cannot be used: {named}{more}{hint}"
+    return f"{named}; and {rest:,} more" if rest > 0 else named
 
 
 def agree_on_format(
