@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -97,18 +97,7 @@ def text(
             "train and test, each of which is such a folder or a file"
         )
     documents = [document for part in parts for document in part]
-
-    def place(row: int) -> str:
-        return documents[row].place
-
-    label_texts = [document.label for document in documents]
-    sets = name_sets([len(part) for part in parts])
-    if split is not None:
-        sets = _read_sets(path, documents, split, sets, place)
-    groups = None
-    if group is not None:
-        groups = np.array([document.group for document in documents])
-    labels = number_labels(path, label_texts, sets, place, groups)
+    labels = _number_documents(path, parts, split)
     if encoding is not None:
         words = _read_words(Path(encoding), path)
     else:
@@ -116,38 +105,76 @@ def text(
         words = Words.fit(train_texts, vocabulary, length, text or TEXT, text_encoding)
     if not words.words:
         raise DataError(f"{path} holds no word in its training texts")
-    return _to_source(path, documents, labels, words, groups)
+    return _to_source(f"text:{path}", documents, labels, words)
 
 
-def _read_sets(
-    path: str,
-    documents: list[Document],
-    column: str,
-    sets: np.ndarray | None,
-    place: Callable[[int], str],
-) -> np.ndarray:
-    """Return what each document is for by a column; refused if there are several files."""
-    if sets is not None:
+def from_rows(
+    name: str,
+    parts: list[list[Row]],
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    client: str | None = None,
+    group: str | None = None,
+    split: str | None = None,
+    vocabulary: int = 5000,
+    length: int = 100,
+) -> Source:
+    """Return rows with a text and a label as a source.
+
+    `parts` are all rows, or those for training, for testing and perhaps for validation.
+    """
+    named = DocumentColumns(text, label, client, group, split)
+    documents_of_parts = [_to_documents(Path(name), iter(enumerate(rows)), named) for rows in parts]
+    if not all(documents_of_parts):
+        raise DataError(f"{name} holds no text")
+    documents = [document for part in documents_of_parts for document in part]
+    labels = _number_documents(name, documents_of_parts, split)
+    train_texts = (documents[row].text for row in labels.train_rows)
+    words = Words.fit(train_texts, vocabulary, length, text or TEXT)
+    if not words.words:
+        raise DataError(f"{name} holds no word in its training texts")
+    return _to_source(name, documents, labels, words)
+
+
+def _number_documents(where: str, parts: list[list[Document]], split: str | None) -> Labels:
+    """Return the classes of all documents, and what they are for.
+
+    The parts are for training, testing and validation, if there are several; the column `split`
+    says so otherwise.
+    """
+    documents = [document for part in parts for document in part]
+    sets = name_sets([len(part) for part in parts])
+
+    def place(row: int) -> str:
+        return documents[row].place
+
+    if split is not None and sets is not None:
         raise ConfigError(
-            f"split names column {column!r}, but {path} holds several files, which already say "
+            f"split names column {split!r}, but {where} holds several files, which already say "
             "what their texts are for: leave it out"
         )
-    return read_sets(path, [document.split or "" for document in documents], column, place)
+    if split is not None:
+        words = [document.split or "" for document in documents]
+        sets = read_sets(where, words, split, place)
+    label_texts = [document.label for document in documents]
+    return number_labels(where, label_texts, sets, place, _read_groups(documents))
 
 
-def _to_source(
-    path: str,
-    documents: list[Document],
-    labels: Labels,
-    words: Words,
-    groups: np.ndarray | None,
-) -> Source:
+def _read_groups(documents: list[Document]) -> np.ndarray | None:
+    """Return the group of each document, if they have any."""
+    if documents[0].group is None:
+        return None
+    return np.array([document.group for document in documents])
+
+
+def _to_source(name: str, documents: list[Document], labels: Labels, words: Words) -> Source:
     """Return the documents as a source, with the text models that fit the vocabulary."""
     x = words([document.text for document in documents])
     writer = None
     if documents[0].client is not None:
         writer = np.array([document.client for document in documents])
-    everything = Split(x, labels.y, writer, groups)
+    everything = Split(x, labels.y, writer, _read_groups(documents))
     train = everything.select_rows(labels.train_rows)
     test = everything.select_rows(labels.test_rows)
     validation = None
@@ -158,7 +185,7 @@ def _to_source(
         f"textcnn(words={size}, filters={filters})" for filters in FILTERS_OF_MIXED_MODELS
     ]
     return Source(
-        f"text:{path}",
+        name,
         labels.names,
         train,
         test,
@@ -168,7 +195,7 @@ def _to_source(
         shots=default_shots(train.y),
         encoding=words,
         validation=validation,
-        notices=tuple(describe_splits(f"text:{path}", labels.names, train, test)),
+        notices=tuple(describe_splits(name, labels.names, train, test)),
     )
 
 
