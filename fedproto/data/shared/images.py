@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -30,6 +32,16 @@ WHITE = {8: 255, 16: 65535}  # by the bits per channel
 TIFF_PHOTOMETRIC = 262  # the tag that says whether 0 is white
 TIFF_BITS_PER_SAMPLE = 258
 MAX_NAMED_FILES = 10  # in one sentence
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep pillow and pydicom from warning of what is odd in a file.
+
+    There may be thousands of such files, and what cannot be read is an error of ours in any case.
+    """
+    with warnings.catch_warnings(action="ignore"):
+        yield
 
 
 class ImageFile(NamedTuple):
@@ -106,6 +118,7 @@ def read_images(files: Sequence[ImageFile], format: ImageFormat) -> np.ndarray:
     return result
 
 
+@quietly()
 def read_pixels(file: str | Path | BinaryIO, name: str, format: ImageFormat) -> np.ndarray:
     """Return an image, (h, w) or (h, w, 3), in its own bits: uint8 or uint16.
 
@@ -165,6 +178,7 @@ def _change_bits(pixels: np.ndarray, bits: int) -> np.ndarray:
 # --- headers
 
 
+@quietly()
 def read_header(file: str | Path | BinaryIO, name: str) -> Header:
     """Return what is known of an image without its pixels; raises DataError if it is none."""
     if _is_dicom(file, name):
