@@ -38,6 +38,7 @@ from fedproto.runs.data_notices import describe_lonely_classes
 from fedproto.runs.devices import torch_settings
 from fedproto.runs.folder import DIVERGED, RESULT, RunFolder
 from fedproto.runs.from_settings import FROM_PYTHON, build_federation, start_progress
+from fedproto.runs.own_draws import describe_own_draws
 from fedproto.runs.prototype_files import PROTOTYPES, START, write_prototypes
 from fedproto.runs.result import Result, TrainedFederation
 from fedproto.runs.result_contents import describe_run
@@ -132,6 +133,7 @@ class Experiment:
         settled = {name: getattr(resolved, name) for name in RESOLVED_SETTINGS}
         for config, federation, progress in zip(configs, federations, progresses, strict=True):
             found = list(federation.notices)
+            found += describe_own_draws(configs[0], federation)
             if "prototypes" in progress.server and _has_own_data(config):
                 found += describe_lonely_classes(federation)
             notices += [notice for notice in found if notice not in notices]
