@@ -23,7 +23,8 @@ from fedproto.data.shared.lazy_array import LazyArray
 from fedproto.errors import DataError
 
 #: How the names of image files end that are read by every installation, and with pydicom.
-IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", *DICOM_ENDINGS)
+PILLOW_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+IMAGE_ENDINGS = (*PILLOW_ENDINGS, *DICOM_ENDINGS)
 GREY_MODES = ("1", "L", "LA")  # pillow's names for images of one channel of at most 8 bits
 DEEP_MODE_PREFIX = "I;16"  # begins pillow's names for grey images of 16 bits
 #: Pillow's names for images of numbers without a known white: 32 bits, or floats.
@@ -140,6 +141,8 @@ def read_pixels(file: str | Path | BinaryIO, name: str, format: ImageFormat) -> 
 
 
 def _is_dicom(file: str | Path | BinaryIO, name: str) -> bool:
+    if isinstance(file, (str, Path)) and str(file).lower().endswith(PILLOW_ENDINGS):
+        return False  # without opening it
     try:
         return is_dicom(file)
     except OSError as error:
@@ -202,6 +205,8 @@ def _open_image(file: str | Path | BinaryIO, name: str) -> Image.Image:
     except Image.UnidentifiedImageError as error:
         reason = "its format is not known"
         raise DataError(f"{name} is not an image (or is damaged): {reason}") from error
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        raise DataError(f"{name} cannot be read: {error.strerror}") from error
     except Exception as error:  # a damaged file can fail in any way
         raise DataError(f"{name} is not an image (or is damaged): {error}") from error
     if pages > 1:
