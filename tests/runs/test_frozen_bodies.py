@@ -1,6 +1,7 @@
 """Frozen bodies: features are computed once, and results are those of the slow way."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 import fedproto
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.models import Classifier
+from fedproto.runs.frozen_bodies import freeze_bodies
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.random((60, 1, 8, 8), np.float32)
@@ -139,7 +141,14 @@ class Own(nn.Module):
         return x.flatten(1), self.layer(x.flatten(1))
 
 
-def test_modules_without_a_body_and_augmented_images_are_refused():
+def test_images_that_change_in_every_epoch_are_refused():
+    run = prepare("fedproto", "reference", data=CLIENTS, modules=make_wrapped(), clients=2)
+    augmented = [replace(member, border=torch.zeros(1)) for member in run.federation.members]
+    with pytest.raises(ConfigError, match="cropped and mirrored anew in every epoch"):
+        freeze_bodies(replace(run.federation, members=augmented))
+
+
+def test_modules_without_a_body_and_other_parts_are_refused():
     with pytest.raises(ConfigError, match="models with a body and a head, and client 0's Own"):
         fedproto.run(dataset=CLIENTS, model=Own(), freeze="body", **SETTINGS)
     with pytest.raises(ConfigError, match="unknown value of freeze 'head'"):
