@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -55,8 +55,34 @@ def hf(
     `validation`, else a seeded fifth of each class. `size`, `grey`, `mean` and `std` are as in
     `folder`.
     """
-    where = f"hf:{name}"
-    tables = _load_tables(name, subset)
+    return from_tables(
+        f"hf:{name}",
+        _load_tables(name, subset),
+        image=image,
+        label=label,
+        client=client,
+        size=size,
+        grey=grey,
+        mean=mean,
+        std=std,
+        augment=augment,
+    )
+
+
+def from_tables(
+    where: str,
+    tables: list[Any],
+    *,
+    image: str | None = None,
+    label: str | None = None,
+    client: str | None = None,
+    size: int | None = None,
+    grey: bool | None = None,
+    mean: tuple[float, ...] = (0.0,),
+    std: tuple[float, ...] = (1.0,),
+    augment: bool = False,
+) -> Source:
+    """Return the images of a training table and perhaps a test table as a source."""
     columns = _Columns(where, tables[0], image, label, client)
     image_tables = [columns.select_images(table) for table in tables]
     found = examine(_list_files(image_tables, where))
@@ -91,10 +117,20 @@ def _load_tables(name: str, subset: str | None) -> list[Any]:
         parts = datasets.load_dataset(name, subset)
     except Exception as error:  # the network, the hub's answer, a damaged file
         raise _loading_error(name, is_folder, error) from error
+    return find_parts(parts, f"hf:{name}")
+
+
+def find_parts(parts: Mapping[str, Any], where: str) -> list[Any]:
+    """Return the training table and, if there is one, the test table."""
     if "train" not in parts:
-        raise DataError(f"hf:{name} has no part 'train': it has {', '.join(parts)}")
+        raise DataError(f"{where} has no part 'train': it has {', '.join(parts)}")
     test_tables = [parts[part] for part in TEST_PARTS if part in parts]
     return [parts["train"], *test_tables[:1]]
+
+
+def has_images(table: Any) -> bool:
+    """Return whether a column of a table is of images."""
+    return any(type(feature).__name__ == "Image" for feature in table.features.values())
 
 
 def _import_datasets() -> ModuleType:

@@ -84,13 +84,7 @@ def text(
             "train and test, each of which is such a folder or a file"
         )
     documents = [document for part in parts for document in part]
-    test_start = len(parts[0]) if len(parts) > 1 else None
-
-    def place(row: int) -> str:
-        return documents[row].place
-
-    label_texts = [document.label for document in documents]
-    labels = number_labels(path, label_texts, test_start, place)
+    labels = _number_documents(path, parts)
     if encoding is not None:
         words = _read_words(Path(encoding), path)
     else:
@@ -98,10 +92,46 @@ def text(
         words = Words.fit(train_texts, vocabulary, length, text or TEXT, text_encoding)
     if not words.words:
         raise DataError(f"{path} holds no word in its training texts")
-    return _to_source(path, documents, labels, words)
+    return _to_source(f"text:{path}", documents, labels, words)
 
 
-def _to_source(path: str, documents: list[Document], labels: Labels, words: Words) -> Source:
+def from_rows(
+    name: str,
+    parts: list[list[Row]],
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    client: str | None = None,
+    vocabulary: int = 5000,
+    length: int = 100,
+) -> Source:
+    """Return rows with a text and a label as a source; `parts` are training and test, or all."""
+    named = DocumentColumns(text, label, client)
+    documents_of_parts = [_to_documents(Path(name), iter(enumerate(rows)), named) for rows in parts]
+    if not all(documents_of_parts):
+        raise DataError(f"{name} holds no text")
+    documents = [document for part in documents_of_parts for document in part]
+    labels = _number_documents(name, documents_of_parts)
+    train_texts = (documents[row].text for row in labels.train_rows)
+    words = Words.fit(train_texts, vocabulary, length, text or TEXT)
+    if not words.words:
+        raise DataError(f"{name} holds no word in its training texts")
+    return _to_source(name, documents, labels, words)
+
+
+def _number_documents(where: str, parts: list[list[Document]]) -> Labels:
+    """Return the classes of all documents; the first part is the training set if there are two."""
+    documents = [document for part in parts for document in part]
+    test_start = len(parts[0]) if len(parts) > 1 else None
+
+    def place(row: int) -> str:
+        return documents[row].place
+
+    label_texts = [document.label for document in documents]
+    return number_labels(where, label_texts, test_start, place)
+
+
+def _to_source(name: str, documents: list[Document], labels: Labels, words: Words) -> Source:
     """Return the documents as a source, with the text models that fit the vocabulary."""
     x = words([document.text for document in documents])
     writer = None
@@ -115,7 +145,7 @@ def _to_source(path: str, documents: list[Document], labels: Labels, words: Word
         f"textcnn(words={size}, filters={filters})" for filters in FILTERS_OF_MIXED_MODELS
     ]
     return Source(
-        f"text:{path}",
+        name,
         labels.names,
         train,
         test,
@@ -124,7 +154,7 @@ def _to_source(path: str, documents: list[Document], labels: Labels, words: Word
         mixed_model=",".join(mixed_models),
         shots=default_shots(train.y),
         encoding=words,
-        notices=tuple(describe_splits(f"text:{path}", labels.names, train, test)),
+        notices=tuple(describe_splits(name, labels.names, train, test)),
     )
 
 
