@@ -310,8 +310,10 @@ class Experiment:
         if folder is None:
             return result
         if prototypes:
-            tensors = prototypes | self.progress.latest_uploads.local_prototypes()
-            write_prototypes(folder.path / PROTOTYPES, tensors, self.federation.classes)
+            local = self.progress.latest_uploads.local_prototypes()
+            names = [member.name for member in self.federation.members] if local else []
+            path = folder.path / PROTOTYPES
+            write_prototypes(path, prototypes | local, self.federation.classes, names)
         client_accuracies = [client["accuracy"] for client in result.data["clients"]]
         write_client_models(folder, self, result.states, client_accuracies)
         folder.write_json(RESULT, result.data)
