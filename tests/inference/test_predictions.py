@@ -204,7 +204,7 @@ def test_the_client_that_knows_most_answers_by_default(tmp_path) -> None:
     """Of the clients with the most classes, the one with the most rows; the first of equals."""
     generator = np.random.default_rng(0)
     clients = []
-    for counts in ([9, 0, 4], [5, 5, 5], [4, 8, 4], [4, 8, 4]):
+    for counts in ([9, 0, 4], [5, 5, 5], [5, 10, 5], [5, 10, 5]):
         y = np.repeat(["a", "b", "c"], counts)
         clients.append((generator.normal(size=(len(y), 4)).astype(np.float32), y))
     result = fedproto.run(dataset=clients, rounds=1, out=tmp_path / "run")
