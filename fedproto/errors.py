@@ -121,10 +121,14 @@ def name_failure(error: BaseException) -> str:
     return f"{kind}: {lines[0]}" if lines else kind
 
 
+#: How alike two names are (difflib's ratio) if one may be meant by the other: `mes` and `mse` are.
+NEAR = 0.65
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
     """`unknown algorithm 'fedprot': did you mean 'fedproto'? (accepted: ...)`"""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
     hint = f": did you mean {near[0]!r}?" if near else ","
     return ConfigError(f"unknown {what} {name!r}{hint} accepted: {', '.join(known) or 'none'}")
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from fedproto.data import Source
 
 RUN_EPILOG = (
-    "Keys that only --set and TOML know: dim, start, epochs, momentum, weight_decay, clip_norm, "
-    "warmup, last_batch, precision, threads, workers, stack, states, compile, and the options that "
-    "`fedproto list` shows."
+    "Keys that only --set and TOML know: dim, start, freeze, epochs, momentum, weight_decay, "
+    "clip_norm, warmup, last_batch, precision, threads, workers, stack, states, compile, and the "
+    "options that `fedproto list` shows."
 )
 #: Bytes that the name of a data set or algorithm may take in the name of a folder.
 MAX_NAME_BYTES = 100
@@ -227,6 +227,7 @@ def _run_configs(configs: Sequence[Config], out: Path | None) -> None:
     from fedproto.engines.distributed.torchrun import follows
     from fedproto.runs.experiment import Experiment, follow, hold_all
     from fedproto.runs.folder import RunFolder
+    from fedproto.runs.row_counts import describe_rows
 
     names = [config.algorithm.name for config in configs]
     target = out or _default_folder(configs[0].dataset[0].name, "-".join(names))
@@ -242,6 +243,8 @@ def _run_configs(configs: Sequence[Config], out: Path | None) -> None:
         notices |= dict.fromkeys(experiment.notices)
     for notice in notices:
         say(notice, style="yellow")
+    for line in dict.fromkeys(describe_rows(experiment.federation) for experiment in experiments):
+        say(line)
     # All folders first: whatever happens from here on, `fedproto resume` can finish all of them.
     paths = [target / name for name in _number_repeated(names)] if len(names) > 1 else [target]
     folders = []
@@ -311,6 +314,7 @@ def resume(
         return
     from fedproto.engines.distributed.torchrun import follows
     from fedproto.runs.experiment import follow, hold_all, reopen
+    from fedproto.runs.row_counts import describe_rows
 
     if follows():
         unfinished = []
@@ -326,6 +330,7 @@ def resume(
             result = folder.result()
             if not result:
                 experiment, reopened = reopen(folder)
+                say(describe_rows(experiment.federation))
                 result = execute(experiment, reopened, resumable=run)
             results.append(result)
     if len(folders) > 1:

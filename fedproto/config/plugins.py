@@ -16,6 +16,7 @@ from typing import Any
 
 from fedproto.config import plugin_trust
 from fedproto.config.options import Part, check_options, options_of, parse
+from fedproto.config.own_files import suggest_dataset
 from fedproto.errors import ConfigError, FedProtoError, locate, name_failure, unknown
 
 #: kind -> the folder of its plug-ins
@@ -75,6 +76,11 @@ def find(kind: str, name: str) -> Callable:
         raise ConfigError(
             f"{kind} {name!r} is a mix itself, so it stands alone; "
             "options for it are given with --set"
+        )
+    own_data = suggest_dataset(name) if kind == "dataset" else None
+    if own_data is not None:
+        raise ConfigError(
+            f"unknown dataset {name!r}: data of your own is named with its kind, {own_data!r}"
         )
     raise unknown(kind, name, [*names(kind), *presets(kind)])
 

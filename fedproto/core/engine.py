@@ -29,6 +29,10 @@ class Cohort(NamedTuple):
     slow: Tensor  # the sampled clients that do half their steps
 
 
+#: The cohort of a federation that is over.
+NOBODY = Cohort(*[torch.zeros(0, dtype=torch.int64)] * 3)
+
+
 class Chunk(NamedTuple):
     """The finished training of as many clients as an engine trains at a time."""
 

@@ -40,6 +40,17 @@ class Examples(NamedTuple):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __repr__(self) -> str:
+        return f"<{len(self.rows)} rows of {len(self.x)}, each {tuple(self.x.shape[1:])}>"
+
+
+class FrozenBody(NamedTuple):
+    """What a member's module lacks because its body is not trained: see runs/frozen_bodies.py."""
+
+    module: nn.Module  # the whole module
+    state: Tree  # the body's parameters and buffers, by their names in the whole module
+    shape: tuple[int, ...]  # of one input of the whole module
+
 
 @dataclass(frozen=True)
 class Member:
@@ -59,10 +70,30 @@ class Member:
     #: Rows to choose the best round by, perhaps none; None: the federation has no validation.
     validation: Examples | None = None
     name: str = ""  # what people call it; its number where nothing else is said
+    #: The body whose features are the member's inputs; None: inputs are what the data set has.
+    frozen: FrozenBody | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", str(self.id))  # frozen for everybody else
+
+    def __repr__(self) -> str:
+        rows = f"{len(self.train)} training and {len(self.test)} test rows"
+        return f"<client {self.name}: {self.model} on {self.dataset}, {rows}>"
+
+    @property
+    def whole_module(self) -> nn.Module:
+        """The module with its body, if that is frozen."""
+        return self.module if self.frozen is None else self.frozen.module
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input of the whole module."""
+        return tuple(self.train.x.shape[1:]) if self.frozen is None else self.frozen.shape
+
+    def whole_state(self, state: Tree) -> Tree:
+        """Return a state of the module with that of its body, if that is frozen."""
+        return state if self.frozen is None else self.frozen.state | state
 
     def examples_of(self, part: EvaluatedPart) -> Examples:
         """Return the rows that the client is evaluated on."""
@@ -81,8 +112,13 @@ class Federation:
     task: Task
     partition: dict[str, Any]  # the content of partition.json
     from_data: Mapping[str, Any] = field(default_factory=dict)  # partition options set by the data
+    #: How many rows are `used`, and how many are `there`, by part: see runs/row_counts.py.
+    rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()  # beside those that are always measured
     notices: tuple[str, ...] = ()  # of the sources, what the user should know about the data
+
+    def __repr__(self) -> str:
+        return f"<federation of {len(self.members)} clients and {len(self.classes)} classes>"
 
     @property
     def device(self) -> torch.device:

@@ -14,8 +14,9 @@ from torch.func import vmap
 
 from fedproto.core import codec
 from fedproto.core.additivity import AdditivityCheck
-from fedproto.core.engine import Chunk, Cohort, Engine, errors_named
-from fedproto.core.federation import Federation
+from fedproto.core.best_round import BestRound
+from fedproto.core.engine import NOBODY, Chunk, Cohort, Engine, errors_named
+from fedproto.core.federation import EvaluatedPart, Federation
 from fedproto.core.metrics import summarise
 from fedproto.core.sampling import Schedule, sample_cohort
 from fedproto.core.server import Progress, check_server_state
@@ -37,7 +38,8 @@ class RoundResult:
     round: int
     loss: dict[str, float]  # the mean of each term over the clients that trained
     loss_std: dict[str, float]  # the standard deviation over the same clients
-    accuracy: dict[str, dict[str, float]] | None  # None if this round was not evaluated
+    #: On test rows; None if this round was not evaluated, or only on validation rows.
+    accuracy: dict[str, dict[str, float]] | None
     bytes_up: int
     bytes_down: int
     participants: list[int]  # the clients whose uploads arrived
@@ -47,10 +49,24 @@ class RoundResult:
     diverged: list[int] = field(default_factory=list)
     #: Each accuracy, one value per client.
     clients: Tree | None = field(repr=False, default=None)
+    #: The accuracies on validation rows, over the clients that have some, in place of `accuracy`.
+    validation: dict[str, dict[str, float]] | None = None
+
+    def __repr__(self) -> str:
+        values = [f"loss {sum(self.loss.values()):.3f}"]
+        for name, value in (self.accuracy or {}).items():
+            values.append(f"{name} {value['mean']:.2%}")
+        return f"<round {self.round}: {', '.join(values)}>"
 
     def line(self) -> dict[str, Any]:
-        """Return what metrics.jsonl holds of this round: everything but the values per client."""
-        return {name: value for name, value in vars(self).items() if name != "clients"}
+        """Return what metrics.jsonl holds of this round: everything but the values per client.
+
+        `validation` is there only in rounds that were evaluated on validation rows.
+        """
+        line = {name: value for name, value in vars(self).items() if name != "clients"}
+        if self.validation is None:
+            del line["validation"]
+        return line
 
 
 @dataclass
@@ -60,40 +76,65 @@ class FederationRun:
     federation: Federation
     schedule: Schedule
     progress: Progress
+    #: What the validation rows say; None: there are none, and rounds are evaluated on test rows.
+    best: BestRound | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the federation ends before its last round."""
+        return self.best is not None and self.best.is_over
 
 
 def run_rounds(
     algorithm: Algorithm, engine: Engine, federation_runs: Sequence[FederationRun]
-) -> Iterator[list[RoundResult]]:
+) -> Iterator[list[RoundResult | None]]:
     """Yield the results of each remaining round, one per federation; all are trained together.
 
-    The federations have the same number of rounds and have completed the same number of them.
-    Each round updates their progress and the client states that the engine keeps.
+    The federations have the same number of rounds and have completed the same number of them, and
+    all or none have validation rows. Each round updates their progress and the client states that
+    the engine keeps. A federation that is over has no result; when all are, there are no rounds.
     """
     schedule = federation_runs[0].schedule
     completed = federation_runs[0].progress.round
+    part: EvaluatedPart = "test" if federation_runs[0].best is None else "validation"
     for round in range(completed + 1, schedule.rounds + 1):
         started = time.perf_counter()
-        accumulators = []
-        for federation_run in federation_runs:
-            clients = len(federation_run.federation.members)
-            cohort = sample_cohort(clients, federation_run.schedule, round)
-            accumulators.append(RoundAccumulator(algorithm, federation_run, round, cohort))
+        accumulators: dict[int, RoundAccumulator] = {}
+        for number, federation_run in enumerate(federation_runs):
+            if not federation_run.is_over:
+                clients = len(federation_run.federation.members)
+                cohort = sample_cohort(clients, federation_run.schedule, round)
+                accumulators[number] = RoundAccumulator(algorithm, federation_run, round, cohort)
+        if not accumulators:
+            return
         servers = [federation_run.progress.server for federation_run in federation_runs]
-        cohorts = [accumulator.cohort for accumulator in accumulators]
+        cohorts = [NOBODY] * len(federation_runs)
+        for number, accumulator in accumulators.items():
+            cohorts[number] = accumulator.cohort
         for chunk in engine.train(round, servers, cohorts):
-            accumulators[chunk.federation].add(chunk)
-        for accumulator in accumulators:
+            if chunk.federation in accumulators:
+                accumulators[chunk.federation].add(chunk)
+        for accumulator in accumulators.values():
             accumulator.aggregate()
         evaluations: Sequence[Tree | None] = [None] * len(federation_runs)
         if round % schedule.eval_every == 0 or round == schedule.rounds:
             servers = [federation_run.progress.server for federation_run in federation_runs]
-            evaluations = engine.evaluate(servers)
-        seconds = (time.perf_counter() - started) / len(federation_runs)
-        yield [
-            accumulator.result(accuracies, seconds)
-            for accumulator, accuracies in zip(accumulators, evaluations, strict=True)
-        ]
+            evaluations = engine.evaluate(servers, part)
+        seconds = (time.perf_counter() - started) / len(accumulators)
+        results: list[RoundResult | None] = [None] * len(federation_runs)
+        for number, accumulator in accumulators.items():
+            results[number] = accumulator.result(evaluations[number], seconds, part)
+        for federation_run, result in zip(federation_runs, results, strict=True):
+            if federation_run.best is not None and result is not None and result.validation:
+                federation_run.best.note(round, result.validation)
+        yield results
+
+
+def _leave_out_idle(accuracies: Tree, federation: Federation) -> Tree:
+    """Return the accuracies of the clients that have validation rows."""
+    has_rows = [len(member.examples_of("validation")) > 0 for member in federation.members]
+    chosen = torch.tensor(has_rows)
+    return {name: values[chosen] for name, values in accuracies.items()}
 
 
 class RoundAccumulator:
@@ -169,10 +210,13 @@ class RoundAccumulator:
         speakers = torch.cat([chunk.speakers for chunk in self.chunks])
         return select_rows(self.uploads, speakers.argsort())
 
-    def result(self, accuracies: Tree | None, seconds: float) -> RoundResult:
+    def result(
+        self, accuracies: Tree | None, seconds: float, part: EvaluatedPart = "test"
+    ) -> RoundResult:
         """Return the round's result; raise DivergedError if a client's values are not finite.
 
-        This is the one place in a round that waits for the device.
+        `accuracies` are those on a part of the clients' rows, None if they were not evaluated. This
+        is the one place in a round that waits for the device.
         """
         trained = torch.cat([chunk.clients for chunk in self.chunks])
         columns = self._read_chunks()
@@ -189,18 +233,25 @@ class RoundAccumulator:
         means = {name: float(values.mean()) for name, values in losses.items()}
         stds = {name: float(values.std(correction=0)) for name, values in losses.items()}
         arrived = ~torch.isin(self.cohort.sampled, self.cohort.lost)
+        accuracy = None
+        validation = None
+        if accuracies and part == "test":
+            accuracy = summarise(accuracies)
+        elif accuracies:
+            validation = summarise(_leave_out_idle(accuracies, self.federation))
         return RoundResult(
             round=self.round,
             loss=no_loss | means,
             loss_std=no_loss | stds,
-            accuracy=summarise(accuracies) if accuracies else None,
+            accuracy=accuracy,
             bytes_up=int(upload_sizes[:, 1].sum()),
             bytes_down=int(download_sizes[:, 1].sum()),
             participants=self.cohort.sampled[arrived].tolist(),
             seconds=seconds,
             notes=self.algorithm.notes(self.progress.server) + warnings,
             diverged=diverged,
-            clients=accuracies,
+            clients=accuracies if part == "test" else None,
+            validation=validation,
         )
 
     def _read_chunks(self) -> Tree:

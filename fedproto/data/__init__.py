@@ -429,17 +429,25 @@ class DataFolders:
         """Return the folders as text for an error."""
         return ", ".join(str(folder) for folder in self.folders())
 
-    def find(self, *candidates: str) -> Path:
+    def find(self, *candidates: str, dataset: str | None = None) -> Path:
         """Return the first candidate path that exists in the first folder that has one.
 
-        Raises DataError if there is none.
+        Raises DataError if there is none; it names the command that gets `dataset`.
         """
         for folder in self.folders():
             for candidate in candidates:
                 if (folder / candidate).exists():
                     return folder / candidate
-        raise DataError(
-            f"{candidates[0]} was not found in {self.describe()}: put it there, "
+        raise self.missing(candidates[0], dataset)
+
+    def missing(self, file: str, dataset: str | None = None) -> DataError:
+        """Return the error for a file that is in none of the folders.
+
+        It names the command that gets `dataset`, where there is one.
+        """
+        get = f"get it with `fedproto data get {dataset}`, " if dataset else ""
+        return DataError(
+            f"{file} was not found in {self.describe()}: {get}put it there, "
             "or name a folder with --data-dir"
         )
 

@@ -21,7 +21,9 @@ def chars74k(data_folders: DataFolders) -> Source:
     Four consecutive fonts are styles of one typeface, which counts as the writer. The last 50
     typefaces are the test set.
     """
-    path = data_folders.find("chars74k-fnt/chars74k_fnt_28.npz", "chars74k_fnt_28.npz")
+    path = data_folders.find(
+        "chars74k-fnt/chars74k_fnt_28.npz", "chars74k_fnt_28.npz", dataset="chars74k"
+    )
     arrays = read_npz(path, ("x", "y", "font_index"))
     font = to_whole_numbers(str(path), "font_index", arrays["font_index"])  # from 1 on
     typeface = (font - 1) // STYLES_PER_TYPEFACE

@@ -18,7 +18,9 @@ def cifar10(data_folders: DataFolders) -> Source:
 
     Training images are randomly cropped and flipped.
     """
-    folder = data_folders.find("cifar10/cifar-10-batches-py", "cifar-10-batches-py")
+    folder = data_folders.find(
+        "cifar10/cifar-10-batches-py", "cifar-10-batches-py", dataset="cifar10"
+    )
     batches = [read_batch(folder / f"data_batch_{number}") for number in range(1, 6)]
     test = read_batch(folder / "test_batch")
     return Source(

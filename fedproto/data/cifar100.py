@@ -20,7 +20,7 @@ def cifar100(data_folders: DataFolders, *, coarse: bool = False) -> Source:
     There are 100 classes or, if `coarse`, the 20 groups of five classes. Training images are
     randomly cropped and flipped; they are normalised as in CIFAR-10.
     """
-    folder = data_folders.find(*FOLDERS)
+    folder = data_folders.find(*FOLDERS, dataset="cifar100")
     kind = "coarse" if coarse else "fine"
     return Source(
         "cifar100",

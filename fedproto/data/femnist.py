@@ -84,10 +84,7 @@ def _locate(data_folders: DataFolders, form: str) -> tuple[str, Path]:
                 if (folder / path).exists():
                     return found_form, folder / path
     wanted = " or ".join(paths[0] for paths in candidates.values())
-    raise DataError(
-        f"{wanted} was not found in {data_folders.describe()}: put it there, "
-        "or name a folder with --data-dir"
-    )
+    raise data_folders.missing(wanted, "femnist-nist" if form == "nist" else "femnist")
 
 
 # --- LEAF: JSON files, writer by writer

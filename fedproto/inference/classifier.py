@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,8 +15,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from fedproto.core import prototypes
+from fedproto.data.shared.feature_encoding import Columns
+from fedproto.data.shared.python_data import is_frame
 from fedproto.errors import ConfigError, DataError
 from fedproto.inference.calibration import compute_novelty
+from fedproto.inference.input_files import encode_frame
 from fedproto.inference.judgement import (
     Judgement,
     find_candidates,
@@ -23,7 +27,8 @@ from fedproto.inference.judgement import (
     judge_scores,
     name_client,
 )
-from fedproto.inference.trained_client import TrainedClient, load_client
+from fedproto.inference.trained_client import TrainedClient, load_client, take_client
+from fedproto.runs.result import Result
 
 By = Literal["prototype", "head"]
 Among = Literal["all", "own"]
@@ -71,7 +76,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     @classmethod
     def of(
         cls,
-        run: str | Path,
+        run: str | Path | Result,
         client: int | str = 0,
         *,
         module: nn.Module | None = None,
@@ -80,18 +85,32 @@ class Classifier(ClassifierMixin, BaseEstimator):
     ) -> Classifier:
         """Return a classifier for a client of a finished run, with the prototypes of now.
 
-        The run's data is not needed. `client` is its name, such as "Ulm", or its number. `module`
-        is the client's architecture, for a run that was started from Python with modules of its
-        own; its weights come from the run folder.
+        Args:
+            run: what `fedproto.run` returned, or a run folder; the data is not needed.
+            client: its name, such as `"Ulm"`, or its number.
+            module: the client's architecture, for the folder of a run that was started from Python
+                with modules of its own; its weights come from the run folder.
+            by: "prototype" or "head"; None: by prototypes if there are any.
+            options: `among` and `reject`, as for `Classifier`.
         """
-        return cls.from_trained(load_client(Path(run), client, module), by=by, **options)
+        return cls.from_trained(_find_trained(run, client, module), by=by, **options)
 
     @classmethod
-    def load(cls, folder: str | Path, *, by: By | None = None, **options: Any) -> Classifier:
-        """Return a classifier for a client that `fedproto export` wrote."""
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        module: nn.Module | None = None,
+        by: By | None = None,
+        **options: Any,
+    ) -> Classifier:
+        """Return a classifier for a client that `fedproto export` or `Result.export` wrote.
+
+        `module` is the client's architecture, if it was passed from Python to the run.
+        """
         from fedproto.inference.export.read import read_exported
 
-        return cls.from_trained(read_exported(Path(folder)), by=by, **options)
+        return cls.from_trained(read_exported(Path(folder), module), by=by, **options)
 
     @classmethod
     def from_trained(
@@ -226,10 +245,33 @@ class Classifier(ClassifierMixin, BaseEstimator):
         if fitted is not None:
             return -prototypes.distances(self._embed(x), fitted.prototypes, "l2")
         assert self.trained is not None, "the classifier is ready"
-        outputs = self.trained.forward_raw(np.asarray(x))
+        outputs = self.trained.forward_raw(_to_array(x, self.trained))
         return self.trained.score(self.by, self.among, outputs)
 
     def _embed(self, x: Any) -> Tensor:
         if self.trained is None:
             return torch.from_numpy(np.array(x))
-        return self.trained.forward_raw(np.asarray(x)).features
+        return self.trained.forward_raw(_to_array(x, self.trained)).features
+
+
+def _to_array(x: Any, trained: TrainedClient) -> np.ndarray:
+    """Return inputs as an array; a DataFrame is encoded as the tables that the client knows."""
+    encoding = trained.preprocessing.encoding
+    if not is_frame(x) or not isinstance(encoding, Columns):
+        return np.asarray(x)
+    inputs, notices = encode_frame(x, encoding)
+    for notice in notices:
+        warnings.warn(notice, stacklevel=4)
+    return inputs
+
+
+def _find_trained(
+    run: str | Path | Result, client: int | str, module: nn.Module | None
+) -> TrainedClient:
+    """Return a client of a result in memory, or of a run folder."""
+    if not isinstance(run, Result):
+        return load_client(Path(run), client, module)
+    if run.trained is not None:
+        return take_client(run, client)
+    assert run.folder is not None, "the result was read from a folder"
+    return load_client(run.folder, client, module)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from fedproto.config.options import Part
 from fedproto.config.settings import Config
+from fedproto.core.best_round import ACCURACY
 from fedproto.core.federation import rearrange_head
 from fedproto.core.tensors import flatten_groups
 from fedproto.core.types import Tree
@@ -141,6 +142,10 @@ def _prepare(
     start = {"prototypes": prototypes.values, "known": prototypes.known}
     datasets = [member.dataset for member in members]
     models = [member.model for member in members]
+    has_validation = ["validation" in member.rows for member in members]
+    if config.validation is None and len(set(has_validation)) > 1:
+        # Newcomers bring no validation set, and the settings name no fraction to take from them.
+        config = replace(config, validation=0.0, patience=None, select_by=ACCURACY)
     config = replace(
         config,
         clients=len(members),

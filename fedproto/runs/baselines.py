@@ -18,6 +18,7 @@ import torch
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import Config
+from fedproto.core.best_round import ACCURACY
 from fedproto.core.federation import Examples, Federation, Member
 from fedproto.core.types import Algorithm, Tree
 from fedproto.engines.distributed.torchrun import under_torchrun
@@ -55,6 +56,7 @@ def train_baselines(
         workers=None,
         prototypes=None,
         baselines=False,
+        select_by=ACCURACY,  # the head's: there are no prototypes
         eval_every=config.rounds if not federation.has_validation else config.eval_every,
     )
     algorithm = plugins.build("algorithm", LOCAL)

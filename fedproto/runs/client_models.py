@@ -51,7 +51,7 @@ def write_client_models(
     members = experiment.federation.members
     max_unseen_rows = max(1, held_out.MAX_UNSEEN_ROWS_PER_RUN // len(members))
     modules: dict[int, nn.Module] = {}
-    writer = _ShardWriter(folder, experiment.progress.round)
+    writer = _ShardWriter(folder, experiment.best_round)
     clients = []
     for member, own_state, accuracy in zip(members, own_states, accuracies, strict=True):
         state = experiment.as_evaluated(member, own_state)
@@ -66,7 +66,7 @@ def write_client_models(
     writer.close()
     index = {
         "run": folder.hash_settings(),
-        "round": experiment.progress.round,
+        "round": experiment.best_round,
         "algorithm": experiment.algorithm.name,
         "classes": list(experiment.federation.classes),
         "dim": experiment.federation.task.dim,

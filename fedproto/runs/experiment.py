@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.config import plugins
+from fedproto.config.choices import PYTHON, has_own_data
 from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
 from fedproto.config.settings import Config, configure
+from fedproto.core.best_round import BestRound, refuse_idle_settings
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member
 from fedproto.core.interrupts import finish_round_on_interrupt
 from fedproto.core.local_training import Training
 from fedproto.core.measurement import MeasuredClient
+from fedproto.core.metrics import ACCURACIES
 from fedproto.core.optimisers import Optimiser, RateSchedule
 from fedproto.core.rounds import FederationRun, RoundResult, run_rounds
 from fedproto.core.sampling import Schedule
@@ -30,13 +33,15 @@ from fedproto.engines.selection import build_engine, resolve
 from fedproto.errors import DivergedError, LostProcessError, RunFolderError
 from fedproto.runs import start_checks
 from fedproto.runs.baselines import RunFederation, refuse_baselines, train_baselines
+from fedproto.runs.best_state import BestState
 from fedproto.runs.client_models import write_client_models
 from fedproto.runs.data_notices import describe_lonely_classes
 from fedproto.runs.devices import torch_settings
 from fedproto.runs.folder import DIVERGED, RESULT, RunFolder
 from fedproto.runs.from_settings import FROM_PYTHON, build_federation, start_progress
+from fedproto.runs.own_draws import describe_own_draws
 from fedproto.runs.prototype_files import PROTOTYPES, START, write_prototypes
-from fedproto.runs.result import Result
+from fedproto.runs.result import Result, TrainedFederation
 from fedproto.runs.result_contents import describe_run
 
 OnRound = Callable[[RoundResult], None]
@@ -66,6 +71,12 @@ class Experiment:
     place: int  # of the federation among the engine's
     progress: Progress
     notices: list[str] = field(default_factory=list)  # what the user should know before it runs
+    best_state: BestState | None = None  # None: the federation has no validation rows
+
+    @property
+    def best_round(self) -> int:
+        """The round whose models are the run's result; without validation, the last completed."""
+        return self.progress.round if self.best_state is None else self.best_state.best.round
 
     @classmethod
     def prepare(
@@ -80,7 +91,7 @@ class Experiment:
 
         Args:
             config: the settings.
-            data: one tuple of arrays per client, instead of the data set of the settings.
+            data: what a Python program holds, instead of the data set of the settings.
             modules: a module, or one per client, instead of the model of the settings.
             loaded: the sources read so far, by name; experiments prepared one after the other
                 share it.
@@ -123,7 +134,8 @@ class Experiment:
         settled = {name: getattr(resolved, name) for name in RESOLVED_SETTINGS}
         for config, federation, progress in zip(configs, federations, progresses, strict=True):
             found = list(federation.notices)
-            if "prototypes" in progress.server and _has_own_data(config):
+            found += describe_own_draws(configs[0], federation)
+            if "prototypes" in progress.server and has_own_data(config.dataset):
                 found += describe_lonely_classes(federation)
             notices += [notice for notice in found if notice not in notices]
             notices += describe_similar_names(_names_to_compare(federation))
@@ -137,9 +149,14 @@ class Experiment:
                 place=place,
                 progress=progresses[place],
                 notices=notices,
+                best_state=_choose_best_by(config, federations[place], progresses[place]),
             )
             experiments.append(experiment)
         return experiments
+
+    def __repr__(self) -> str:
+        rounds = f"round {self.progress.round} of {self.config.rounds}"
+        return f"<{self.algorithm.name} over a {str(self.federation)[1:-1]}, {rounds}>"
 
     def federation_run(self) -> FederationRun:
         """Return what the round loop needs of this experiment."""
@@ -151,7 +168,8 @@ class Experiment:
             self.config.eval_every,
             self.config.seed,
         )
-        return FederationRun(self.federation, schedule, self.progress)
+        best = None if self.best_state is None else self.best_state.best
+        return FederationRun(self.federation, schedule, self.progress, best)
 
     def execute(self, folder: RunFolder | None = None, on_round: OnRound | None = None) -> Result:
         """Run from the current round to the last one."""
@@ -171,7 +189,9 @@ class Experiment:
         weights_hash = start_checks.hash_states(given or self._drawn_states())
         with RunFolder.fill(path, config, self.federation.partition) as folder:
             folder.write_encodings(encodings)
-            folder.write_start(weights_hash, start_checks.list_input_shapes(self.federation))
+            shapes = start_checks.list_input_shapes(self.federation)
+            frozen_hash = start_checks.hash_frozen(self.federation)
+            folder.write_start(weights_hash, shapes, self._hash_arrays(), frozen_hash)
             if self.config.prototypes is not None:
                 # A copy: the file that the settings name may change during the run.
                 write_prototypes(folder.path / START, self.progress.server, self.federation.classes)
@@ -182,17 +202,48 @@ class Experiment:
     def write_round(self, folder: RunFolder, result: RoundResult) -> None:
         """Write a round's line of metrics.jsonl and, when one is due, a checkpoint."""
         folder.add_metrics(result.line())
-        is_last = result.round == self.config.rounds
+        self.keep_best(folder)
+        is_last = result.round == self.config.rounds or self.federation_run().is_over
         is_due = result.round % max(1, self.config.checkpoint_every) == 0
         if is_last or is_due:
             self.write_checkpoint(folder)
+
+    def keep_best(self, folder: RunFolder | None) -> None:
+        """Keep the present state if the last completed round is the best so far."""
+        if self.best_state is not None and self.best_state.best.round == self.progress.round:
+            self.best_state.keep(self._export(), self._folder_of_states(folder))
+
+    def restore_best(self, folder: RunFolder | None) -> None:
+        """Go back to the state after the best round, once all rounds are done.
+
+        Traffic and the number of rounds remain those of the whole run. The checkpoint is replaced:
+        it is from now on that of the models that the run results in.
+        """
+        if self.best_state is None or self.best_state.best.round == self.progress.round:
+            return
+        tree = self.best_state.load(self._folder_of_states(folder))
+        traffic = self.progress.ledger.counts
+        self._restore_tree(tree, self.progress.round, "the state after the best round")
+        self.progress.ledger.counts = traffic
+        if folder is not None:
+            self.write_checkpoint(folder)
+
+    def _folder_of_states(self, folder: RunFolder | None) -> RunFolder | None:
+        """Return where states are kept: None, which is in memory, if checkpoints are turned off."""
+        return None if self.config.checkpoint_every == 0 else folder
 
     def write_checkpoint(self, folder: RunFolder) -> None:
         """Write the state of the server and of all clients, unless checkpoints are turned off."""
         if self.config.checkpoint_every == 0:
             return
+        folder.save_checkpoint(self.progress.round, self._export())
+        if self.best_state is not None:
+            self.best_state.note_checkpoint(folder)
+
+    def _export(self) -> Tree:
+        """Return the state of the server and of all clients as one flat tree."""
         clients = flatten_groups({"client": self.engine.export(self.place)})
-        folder.save_checkpoint(self.progress.round, self.progress.export() | clients)
+        return self.progress.export() | clients
 
     def restore(self, folder: RunFolder) -> None:
         """Continue from the folder's newest checkpoint, or from the start where there is none.
@@ -203,12 +254,19 @@ class Experiment:
         start_checks.refuse_other_partition(folder, self.federation.partition)
         stored = folder.load_checkpoint()
         started = folder.read_start()
+        start_checks.refuse_other_arrays(folder, started.get("arrays"), self._hash_arrays())
+        frozen_hash = start_checks.hash_frozen(self.federation)
+        start_checks.refuse_other_bodies(folder, started.get("frozen"), frozen_hash)
         start_checks.refuse_other_shapes(folder, started["inputs"], self.federation)
         if stored is None:
             drawn = self._drawn_states()
             start_checks.refuse_other_weights(folder, started["weights"], drawn)
             return
         round, tree = stored
+        self._restore_tree(tree, round, f"the checkpoint in {folder.path}")
+
+    def _restore_tree(self, tree: Tree, round: int, where: str) -> None:
+        """Continue from what `_export` returned after a round; `where` begins an error."""
         clients = split_groups(tree).get("client", {})
         try:
             mismatch = find_mismatch(self._initial_states(), clients)
@@ -216,9 +274,7 @@ class Experiment:
                 raise ValueError(mismatch)
             self.progress.restore(tree, round)
         except ValueError as error:
-            raise RunFolderError(
-                f"the checkpoint in {folder.path} does not fit the run, or is damaged: {error}"
-            ) from error
+            raise RunFolderError(f"{where} does not fit the run, or is damaged: {error}") from error
         self.engine.restore(self.place, clients)
 
     def finish(
@@ -240,21 +296,28 @@ class Experiment:
         prototypes: Tree = {}
         if "prototypes" in server and "known" in server:
             prototypes = {name: server[name].cpu() for name in ("prototypes", "known")}
+        states = []
+        for member, state in zip(self.federation.members, self.client_states(), strict=True):
+            states.append(member.whole_state(state))
         result = Result(
             data=data,
             metrics=lines,
             prototypes=prototypes,
-            states=self.client_states(),
+            states=states,
             folder=folder.path if folder else None,
+            trained=self.trained_federation(),
         )
         if folder is None:
             return result
         if prototypes:
-            tensors = prototypes | self.progress.latest_uploads.local_prototypes()
-            write_prototypes(folder.path / PROTOTYPES, tensors, self.federation.classes)
+            local = self.progress.latest_uploads.local_prototypes()
+            names = [member.name for member in self.federation.members] if local else []
+            path = folder.path / PROTOTYPES
+            write_prototypes(path, prototypes | local, self.federation.classes, names)
         client_accuracies = [client["accuracy"] for client in result.data["clients"]]
         write_client_models(folder, self, result.states, client_accuracies)
         folder.write_json(RESULT, result.data)
+        folder.drop_best()
         return result
 
     # --- the clients' states
@@ -265,17 +328,26 @@ class Experiment:
         return [states.get(str(member.id), {}) for member in self.federation.members]
 
     def as_evaluated(self, member: Member, own: Tree) -> Tree:
-        """Return a client's model as it is evaluated, on the device.
+        """Return a client's model as it is evaluated, on the device."""
+        return self.trained_federation().as_evaluated(member, own)
 
-        That is its own state, with what the server sends adopted where the algorithm does so.
-        """
-        received = self.algorithm.send(self.progress.server, self.federation.own_classes[member.id])
-        device = self.federation.device
-        own_on_device = {name: value.to(device) for name, value in own.items()}
-        return self.algorithm.adopt(own_on_device, received)
+    def trained_federation(self) -> TrainedFederation:
+        """Return the federation as it is now, without the engine."""
+        return TrainedFederation(
+            federation=self.federation,
+            algorithm=self.algorithm,
+            server=self.progress.server,
+            has_own_modules=self.config.model == (FROM_PYTHON,),
+        )
 
     def _drawn_states(self) -> list[Tree]:
         return [member.initial for member in self.federation.members]
+
+    def _hash_arrays(self) -> str | None:
+        """Return a hash of the inputs of all clients that were passed from Python, or None."""
+        if self.config.dataset[0].name != PYTHON:
+            return None
+        return start_checks.hash_inputs(self.federation)
 
     def _initial_states(self) -> Tree:
         """Return all clients' states before the first round, as an engine exports them."""
@@ -301,9 +373,17 @@ def _training_of(config: Config) -> Training:
     )
 
 
-def _has_own_data(config: Config) -> bool:
-    """Return whether a run uses a user's own files, or data from Python."""
-    return any(":" in part.name or part.name == FROM_PYTHON.name for part in config.dataset)
+def _choose_best_by(config: Config, federation: Federation, progress: Progress) -> BestState | None:
+    """Return what chooses the best round; None without validation rows."""
+    if not federation.has_validation:
+        refuse_idle_settings(config.select_by, config.patience)
+        return None
+    best = BestRound(config.select_by, config.patience)
+    if not plugins.is_outside("algorithm", config.algorithm.name):
+        has_prototypes = "prototypes" in progress.server
+        names = [name for name in ACCURACIES if has_prototypes or not name.startswith("prototype")]
+        best.find_name(names)  # refuses another name before anything is trained
+    return BestState(best)
 
 
 def _names_to_compare(federation: Federation) -> tuple[str, ...]:
@@ -317,25 +397,35 @@ def _names_to_compare(federation: Federation) -> tuple[str, ...]:
 
 
 def reopen(
-    folder: RunFolder, loaded: dict[str, Source] | None = None
+    folder: RunFolder,
+    loaded: dict[str, Source] | None = None,
+    data: Any = None,
+    modules: Any = None,
 ) -> tuple[Experiment, RunFolder]:
-    """Return the experiment of a run folder at its newest checkpoint, and the folder."""
+    """Return the experiment of a run folder at its newest checkpoint, and the folder.
+
+    Args:
+        folder: the run folder.
+        loaded: the sources read so far, by name.
+        data, modules: the arrays and modules that the run was started with from Python, if any.
+    """
     path = folder.path
     settings = read_run_toml(path / "config.toml")
-    if FROM_PYTHON.name in (settings.get("dataset"), settings.get("model")):
-        raise RunFolderError(
-            f"{path} was started from Python with arrays or modules of its own, so it cannot be "
-            "resumed here"
-        )
+    start_checks.refuse_other_origins(path, settings, data, modules)
     settings = {key: value for key, value in settings.items() if not key.startswith("partition.")}
-    settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
+    if settings.get("partition") == FROM_PYTHON.name:
+        del settings["partition"]
+    else:
+        settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
+    if modules is not None:
+        del settings["model"]
     if (path / START).exists():
         settings["prototypes"] = str(path / START)
-    if folder.has_checkpoint():
+    if folder.has_checkpoint() and settings.get("freeze") != "body":
         # It holds all clients' weights, so the file they began with may be gone.
         settings.pop("initial", None)
     plugins.refuse_plugins(settings, path / "config.toml")
-    experiment = Experiment.prepare(configure(settings)[0], loaded=loaded)
+    experiment = Experiment.prepare(configure(settings)[0], data, modules, loaded)
     experiment.restore(folder)
     return experiment, folder
 
@@ -394,6 +484,8 @@ def proceed(
             record.read_earlier_rounds()
         for results in run_rounds(algorithm, engine, federation_runs):
             for record, result in zip(records, results, strict=True):
+                if result is None:  # it is over already
+                    continue
                 record.add(result)
                 if on_round is not None:
                     on_round(result)
@@ -401,8 +493,11 @@ def proceed(
                 yield results
                 if interrupted.is_set():
                     raise Interrupted
+        for record in records:
+            record.experiment.restore_best(record.folder)
         if records[0].accuracies is None:
-            # A run killed between its last checkpoint and its result has no round left.
+            # With validation the test rows are looked at once, here. Without it, a run killed
+            # between its last checkpoint and its result has no round left.
             servers = [experiment.progress.server for experiment in experiments]
             for record, accuracies in zip(records, engine.evaluate(servers), strict=True):
                 record.accuracies = accuracies
@@ -432,12 +527,16 @@ class _RunRecord:
         if self.folder is not None:
             self.lines = self.folder.keep_metrics(progress.round)
         progress.look_back(self.lines)
+        if self.experiment.best_state is not None:
+            self.experiment.best_state.continue_after(self.lines)
 
     def add(self, result: RoundResult) -> None:
         self.accuracies = result.clients
         self.lines.append(result.line())
         if self.folder is not None:
             self.experiment.write_round(self.folder, result)
+        else:
+            self.experiment.keep_best(None)
 
     def finish(
         self, measured: dict[int, MeasuredClient], baselines: dict[str, dict[str, Any]]

@@ -7,6 +7,7 @@ metrics.jsonl           one line per round, each with a checksum
 result.json             the result, once the run has finished
 prototypes.safetensors  the global prototypes, if the algorithm has any, and the clients' latest
 checkpoint/             the newest state of server and clients
+best/                   while a run with validation goes on: the state after its best round
 models/                 the clients' trained models, once the run has finished (client_models.py)
 diverged.json           if a client's numbers ceased to be finite, which ended the run: where
 encoding.json           how the rows of tables, or texts, became numbers, if there were any
@@ -22,7 +23,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ METRICS = "metrics.jsonl"
 RESULT = "result.json"
 START_RECORD = "start.json"
 CHECKPOINTS = "checkpoint"
+BEST = "best"
 CLIENT_MODELS = "models"
 DIVERGED = "diverged.json"
 VERSION = 1  # of the JSON files, and of each line of metrics.jsonl
@@ -128,6 +130,8 @@ class RunFolder:
             return
         with hold_lock(self.path):
             remove_leftovers(self.path / CHECKPOINTS)
+            if (self.path / BEST).exists():
+                remove_leftovers(self.path / BEST)
             self._is_held = True
             try:
                 yield
@@ -220,13 +224,27 @@ class RunFolder:
 
     # --- what the run began with
 
-    def write_start(self, weights: str, inputs: Sequence[Sequence[int]]) -> None:
-        """Write what the run begins with: a hash of all clients' weights, and input shapes."""
-        started = {
+    def write_start(
+        self,
+        weights: str,
+        inputs: Sequence[Sequence[int]],
+        arrays: str | None = None,
+        frozen: str | None = None,
+    ) -> None:
+        """Write what the run begins with: a hash of all clients' weights, and input shapes.
+
+        `arrays` is a hash of inputs that were passed from Python, which no file can name, and
+        `frozen` one of weights that are not trained, which no checkpoint holds.
+        """
+        started: dict[str, Any] = {
             "run": self.hash_settings(),
             "weights": weights,
             "inputs": [list(shape) for shape in inputs],
         }
+        if arrays is not None:
+            started["arrays"] = arrays
+        if frozen is not None:
+            started["frozen"] = frozen
         self.write_json(START_RECORD, started)
 
     def read_start(self) -> dict[str, Any]:
@@ -261,6 +279,7 @@ class RunFolder:
         for path in self._checkpoints():
             path.unlink()
         shutil.rmtree(self.path / CLIENT_MODELS, ignore_errors=True)
+        shutil.rmtree(self.path / BEST, ignore_errors=True)
 
     def has_checkpoint(self) -> bool:
         """Return whether there is a checkpoint, readable or not."""
@@ -299,6 +318,41 @@ class RunFolder:
                 "from round 1"
             )
         return int(header["round"]), tree
+
+    # --- the best round
+
+    def save_best(self, round: int, tree: Tree) -> None:
+        """Write the state after a round that is the best so far."""
+        (self.path / BEST).mkdir(exist_ok=True)
+        header = {"round": round, "run": self.hash_settings()}
+        write_tensors(self._best_path(round), tree, CHECKPOINT_FORMAT, header)
+
+    def load_best(self, round: int) -> Tree:
+        """Return the state after a round that `save_best` wrote."""
+        path = self._best_path(round)
+        remedy = f"delete {self.path / CHECKPOINTS}, and `fedproto resume` starts from round 1"
+        try:
+            tree, header = read_tensors(path, CHECKPOINT_FORMAT)
+        except RunFolderError as error:
+            raise RunFolderError(f"{error}: {remedy}") from error
+        if header.get("run") != self.hash_settings() or header.get("round") != round:
+            raise RunFolderError(f"{path} is of another run, or of another round: {remedy}")
+        return tree
+
+    def drop_best(self, keep: Collection[int] = ()) -> None:
+        """Delete the states of all rounds but these, and the folder where none is left."""
+        kept_names = {_checkpoint_name(round) for round in keep}
+        folder = self.path / BEST
+        if not folder.exists():
+            return
+        for path in list(folder.iterdir()):
+            if path.name not in kept_names:
+                path.unlink()
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+    def _best_path(self, round: int) -> Path:
+        return self.path / BEST / _checkpoint_name(round)
 
     def _checkpoints(self) -> list[Path]:
         """Return the files of all checkpoints, the newest last."""

@@ -37,6 +37,7 @@ def describe_run(
     """
     config = experiment.config
     federation = experiment.federation
+    rounds = experiment.progress.round
     traffic = experiment.progress.ledger.total()
     seconds = sum(line["seconds"] for line in lines)
     images = count_training_images(federation)
@@ -49,8 +50,9 @@ def describe_run(
         "algorithm": experiment.algorithm.name,
         "dataset": ",".join(part.name for part in config.dataset),
         "seed": config.seed,
-        "rounds": config.rounds,
+        "rounds": rounds,
         "classes": list(federation.classes),
+        "rows": federation.rows,
         "partition": federation.partition["sha256"],
         "clients": clients,
         "accuracy": summarise(accuracies),
@@ -58,12 +60,36 @@ def describe_run(
         "baselines": {"majority": describe_majority(federation)},
         "diverged": _list_diverged(experiment),
         "communication": {
-            "values_per_round": traffic["values_up"] / config.rounds,
+            "values_per_round": traffic["values_up"] / rounds,
             "bytes_up": traffic["bytes_up"],
             "bytes_down": traffic["bytes_down"],
         },
-        "seconds": {"total": seconds, "per_round": seconds / config.rounds},
+        "seconds": {"total": seconds, "per_round": seconds / rounds},
         "machine": describe_machine(federation.device),
+        **_describe_validation(experiment, lines),
+    }
+
+
+def _describe_validation(experiment: Experiment, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the best round was chosen by; nothing for a run without validation.
+
+    `accuracy` is that of the best round on the validation rows. `stopped_round` is the last one.
+    """
+    if experiment.best_state is None:
+        return {}
+    best = experiment.best_state.best
+    (accuracy,) = [line["validation"] for line in lines if line["round"] == best.round]
+    rows = [len(member.examples_of("validation")) for member in experiment.federation.members]
+    validation = {
+        "select_by": best.find_name(accuracy),
+        "score": best.score,
+        "rows": sum(rows),
+        "accuracy": accuracy,
+    }
+    return {
+        "validation": validation,
+        "best_round": best.round,
+        "stopped_round": experiment.progress.round,
     }
 
 
@@ -86,6 +112,8 @@ def _describe_client(
         "accuracy": accuracy,
         "communication": progress.ledger.of(number),
     }
+    if member.validation is not None:
+        described["validation"] = len(member.validation)
     if experiment.algorithm.remembers:
         described["last_upload"] = int(progress.latest_uploads.last_round[number])
     return described

@@ -15,6 +15,8 @@ from fedproto.errors import RunFolderError
 def check_result(content: Any, where: str) -> dict[str, Any]:
     """Return the content of a result.json, or raise a sentence that names its first wrong entry."""
     check_entries(content, _RESULT, where)
+    if "validation" in content:
+        check_entries(content, _RESULT_WITH_VALIDATION, where)
     for number, client in enumerate(content["clients"]):
         check_entries(client, _CLIENT, f"{where}: client {number}")
         name = client.get("name", "0")  # a run of an older version has none
@@ -33,6 +35,8 @@ def check_result(content: Any, where: str) -> dict[str, Any]:
 def check_line(content: Any, where: str) -> dict[str, Any]:
     """Return the content of a line of metrics.jsonl, or raise such a sentence."""
     check_entries(content, _LINE, where)
+    if not _are_accuracies_or_none(content.get("validation")):
+        raise RunFolderError(f"{where} is damaged: 'validation' must be {_ACCURACIES}")
     if not _are_numbers(content.get("loss_std", {})):  # a run of an older version has none
         raise RunFolderError(f"{where} is damaged: 'loss_std' must be numbers by name")
     return content
@@ -93,6 +97,13 @@ def _are_accuracies_or_none(value: Any) -> bool:
     return value is None or _are_accuracies(value)
 
 
+def _is_validation(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    has_score = _is_text(value.get("select_by")) and _is_number(value.get("score"))
+    return has_score and _are_accuracies(value.get("accuracy"))
+
+
 def _is_traffic(value: Any) -> bool:
     required = {"values_per_round", "bytes_up", "bytes_down"}
     return _are_numbers(value) and required <= value.keys()
@@ -121,6 +132,11 @@ _RESULT = {
     "accuracy": Entry(_are_accuracies, _ACCURACIES),
     "communication": Entry(_is_traffic, "values_per_round, bytes_up and bytes_down"),
     "seconds": Entry(_is_time, "numbers, `total` among them"),
+}
+_RESULT_WITH_VALIDATION = {
+    "validation": Entry(_is_validation, "select_by, score and accuracy"),
+    "best_round": _POSITIVE_INT,
+    "stopped_round": _POSITIVE_INT,
 }
 _CLIENT = {
     "id": _NON_NEGATIVE_INT,

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedproto.config import plugin_trust, plugins
-from fedproto.config.choices import AUTO
+from fedproto.config.choices import AUTO, has_own_data
 from fedproto.config.config_file import (
     drop_values_from_data,
     flatten_tables,
@@ -40,6 +40,7 @@ from fedproto.partitions.file import read_partition
 from fedproto.runs.devices import device_of
 from fedproto.runs.experiment import Experiment, OnRound, execute, hold_all
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.row_counts import describe_rows
 from fedproto.runs.sweep_data import SweepData
 
 #: How a run is computed. These settings may change when a sweep is continued.
@@ -98,11 +99,20 @@ def read_sweep(path: Path) -> list[Cell]:
     settings = flatten_tables(tables, str(path))
     plugins.refuse_plugins(settings, path)
     plugins.refuse_plugins(lists, path)
+    return make_cells(settings, lists, f"[sweep] of {path}")
+
+
+def make_cells(settings: dict[str, Any], lists: dict[str, list[Any]], where: str) -> list[Cell]:
+    """Return all combinations of lists of values, the last list changing fastest.
+
+    `settings` are those of all cells; `where` begins the sentences of errors.
+    """
+    _refuse_bad_lists(lists, where)
     cells = []
     for values in itertools.product(*lists.values()):
         varied = dict(zip(lists, values, strict=True))
         cells.append(_build_cell(settings, varied))
-    _refuse_equal_cells(cells, path)
+    _refuse_equal_cells(cells, where)
     return cells
 
 
@@ -116,12 +126,19 @@ def _read_lists(table: Any, path: Path) -> dict[str, list[Any]]:
             "one run"
         )
     lists = flatten_tables(table, f"[sweep] of {path}")
+    _refuse_bad_lists(lists, f"[sweep] of {path}")
+    return lists
+
+
+def _refuse_bad_lists(lists: dict[str, Any], where: str) -> None:
+    """Refuse what is not a list of values for each setting."""
+    if not lists:
+        raise ConfigError(f"{where} has no list of values, such as seed = [0, 1]")
     for key, values in lists.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(
-                f"[sweep] of {path}: {key} must be a list of values, such as [1, 2], not {values!r}"
+                f"{where}: {key} must be a list of values, such as [1, 2], not {values!r}"
             )
-    return lists
 
 
 def _build_cell(settings: dict[str, Any], varied: dict[str, Any]) -> Cell:
@@ -148,14 +165,14 @@ def _name_cell(varied: dict[str, Any]) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_=.+" else "_" for letter in name)
 
 
-def _refuse_equal_cells(cells: Sequence[Cell], path: Path) -> None:
+def _refuse_equal_cells(cells: Sequence[Cell], where: str) -> None:
     """Refuse a sweep of which two cells have the same settings, such as `lr = [1, 1.0]`."""
     names: dict[str, str] = {}
     for cell in cells:
         settings = cell.config.toml()
         if settings in names:
             raise ConfigError(
-                f"[sweep] of {path} lists a federation twice: {names[settings]} and {cell.name}"
+                f"{where} lists a federation twice: {names[settings]} and {cell.name}"
             )
         names[settings] = cell.name
 
@@ -351,8 +368,15 @@ def _train_together(
         folders = []
         for experiment, (cell, folder) in zip(experiments, batch, strict=True):
             folders.append(folder or experiment.new_folder(out / cell.name))
-        on_round = on_batch(cells, completed, [*notices, *experiments[0].notices])
+        own_notices = [*experiments[0].notices, *_describe_own_rows(experiments)]
+        on_round = on_batch(cells, completed, [*notices, *own_notices])
         execute(experiments, folders, on_round)
+
+
+def _describe_own_rows(experiments: Sequence[Experiment]) -> list[str]:
+    """Return the different lines that say how many rows of a user's own data are used."""
+    own = [each for each in experiments if has_own_data(each.config.dataset)]
+    return list(dict.fromkeys(describe_rows(each.federation) for each in own))
 
 
 def _restore_all(experiments: Sequence[Experiment], batch: Batch, out: Path) -> int:

@@ -28,6 +28,7 @@ def scalars(found: RoundResult | Result) -> dict[str, float]:
     for name, value in found.loss.items():
         numbers[f"loss/{name}"] = value
     numbers |= _mean_accuracies("accuracy", found.accuracy or {})
+    numbers |= _mean_accuracies("validation", found.validation or {})
     numbers["bytes_up"] = found.bytes_up
     numbers["bytes_down"] = found.bytes_down
     numbers["seconds"] = found.seconds
@@ -38,6 +39,9 @@ def _scalars_of_run(result: Result) -> dict[str, float]:
     numbers: dict[str, float] = {"round": result.data["rounds"]}
     numbers |= _mean_accuracies("final/accuracy", result.accuracy)
     numbers |= _final_metrics(result.data.get("metrics", {}))
+    if "validation" in result.data:
+        numbers |= _mean_accuracies("final/validation", result.data["validation"]["accuracy"])
+        numbers["final/best_round"] = result.data["best_round"]
     numbers["final/bytes_up"] = result.communication["bytes_up"]
     numbers["final/bytes_down"] = result.communication["bytes_down"]
     return numbers

@@ -433,9 +433,9 @@ MY_ALGORITHM = """
 from dataclasses import replace
 from fedproto.algorithms.fedavg import fedavg
 
-def patient(*, patience=3):
+def patient(*, calm=3):
     \"\"\"FedAvg by another name.\"\"\"
-    return replace(fedavg(), name=f"patience {patience}")
+    return replace(fedavg(), name=f"calm {calm}")
 
 def forgetful():
     fedavg()
@@ -471,10 +471,8 @@ def _outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_outside")
 def test_an_algorithm_from_outside_runs_with_its_options() -> None:
-    succeed(
-        "run", *SMALL, "--algorithm", "my_algorithm:patient", "--set", "patience=5", "--out", "out"
-    )
-    assert read(Path("out/result.json"))["algorithm"] == "patience 5"
+    succeed("run", *SMALL, "--algorithm", "my_algorithm:patient", "--set", "calm=5", "--out", "out")
+    assert read(Path("out/result.json"))["algorithm"] == "calm 5"
     succeed("run", "out/config.toml", "--out", "again", "--trust-plugins")
     assert timeless(Path("again")) == timeless(Path("out"))
 
@@ -496,7 +494,7 @@ def test_a_model_from_outside_runs_beside_ours() -> None:
         ("--algorithm :function", ("unknown algorithm ':function'", "accepted")),
         ("--algorithm my_algorithm:__name__", ("my_algorithm:__name__", "not a function but str")),
         ("--algorithm my_algorithm:forgetful", ("my_algorithm:forgetful", "NoneType", "Algorithm")),
-        ("--model my_model:flat --set patience=5", ("patience",)),
+        ("--model my_model:flat --set calm=5", ("calm",)),
         ("--model my_model:flat(widht=5)", ("widht", "width")),
         ("--model my_model:flat(width=wide)", ("width", "whole number", "wide")),
     ],

@@ -17,7 +17,8 @@ def read_pair(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the images and the labels of one part, such as "train".
 
-    The files may be gzipped and lie in one of the folders, inside one of the data folders.
+    The files may be gzipped and lie in one of the folders, inside one of the data folders. The
+    first folder has the name of the data set.
     """
     images = read_idx(_find(data_folders, folders, f"{part}-images-idx3-ubyte"), axes=3)
     labels = read_idx(_find(data_folders, folders, f"{part}-labels-idx1-ubyte"), axes=1)
@@ -30,7 +31,7 @@ def _find(data_folders: DataFolders, folders: Sequence[str], name: str) -> Path:
     for folder in folders:
         candidates.append(f"{folder}/{name}")
         candidates.append(f"{folder}/{name}.gz")
-    return data_folders.find(*candidates)
+    return data_folders.find(*candidates, dataset=folders[0])
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
