@@ -46,11 +46,6 @@ SECTIONS = dict(
 MIRROR = "http://files.example.org/cifar"
 #: What an extra brings.
 MODULES = {"hub": "datasets", "flower": "flwr_datasets", "dicom": "pydicom", "tables": "pandas"}
-    "hub": "datasets",
-    "flower": "flwr_datasets",
-    "dicom": "pydicom",
-    "tables": "pandas",
-}  # what an extra brings
 SCREEN = 45  # lines
 
 
