@@ -56,6 +56,16 @@ class Round:
     accuracy: dict[str, Spread]  # empty if the round was not evaluated
     bytes_up: int
     bytes_down: int
+    is_validation: bool = False  # whether the accuracies are those on validation rows
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What the validation rows say: the best round, and its score."""
+
+    best_round: int
+    select_by: str  # the name of the accuracy
+    score: float  # the mean over clients
 
 
 @dataclass(frozen=True)
@@ -93,6 +103,7 @@ class Run:
     diverged: int  # number of clients whose loss exploded
     prototypes: Prototypes | None
     membership: Membership | None  # None if nobody joined or left after training
+    validation: Validation | None = None  # None if no validation rows chose the best round
 
 
 # --- finding runs
@@ -210,7 +221,16 @@ def _to_run(
         diverged=len(result.get("diverged") or []),
         prototypes=_read_prototypes(path / PROTOTYPES, len(clients), len(classes)),
         membership=Membership.of(RunFolder(path)) if has_membership else None,
+        validation=_to_validation(result),
     )
+
+
+def _to_validation(result: dict[str, Any]) -> Validation | None:
+    """Return what a result.json says of validation, if anything."""
+    stored = result.get("validation")
+    if stored is None:
+        return None
+    return Validation(int(result["best_round"]), str(stored["select_by"]), float(stored["score"]))
 
 
 def _to_client(stored: dict[str, Any], classes: list[str]) -> Client:
@@ -253,10 +273,12 @@ def _to_round(line: dict[str, Any]) -> Round:
     for term, mean in line["loss"].items():
         std = float(deviations[term]) if term in deviations else None
         loss[str(term)] = Spread(float(mean), std)
+    validation = line.get("validation")
     return Round(
         number=int(line["round"]),
         loss=loss,
-        accuracy=_to_spreads(line["accuracy"] or {}),
+        accuracy=_to_spreads(line["accuracy"] or validation or {}),
+        is_validation=bool(validation),
         bytes_up=int(line["bytes_up"]),
         bytes_down=int(line["bytes_down"]),
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.config import plugins
+from fedproto.config.choices import PYTHON, has_own_data
 from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
 from fedproto.config.settings import Config, configure
@@ -90,7 +91,7 @@ class Experiment:
 
         Args:
             config: the settings.
-            data: one tuple of arrays per client, instead of the data set of the settings.
+            data: what a Python program holds, instead of the data set of the settings.
             modules: a module, or one per client, instead of the model of the settings.
             loaded: the sources read so far, by name; experiments prepared one after the other
                 share it.
@@ -134,7 +135,7 @@ class Experiment:
         for config, federation, progress in zip(configs, federations, progresses, strict=True):
             found = list(federation.notices)
             found += describe_own_draws(configs[0], federation)
-            if "prototypes" in progress.server and _has_own_data(config):
+            if "prototypes" in progress.server and has_own_data(config.dataset):
                 found += describe_lonely_classes(federation)
             notices += [notice for notice in found if notice not in notices]
             notices += describe_similar_names(_names_to_compare(federation))
@@ -189,7 +190,8 @@ class Experiment:
         with RunFolder.fill(path, config, self.federation.partition) as folder:
             folder.write_encodings(encodings)
             shapes = start_checks.list_input_shapes(self.federation)
-            folder.write_start(weights_hash, shapes, self._hash_arrays())
+            frozen_hash = start_checks.hash_frozen(self.federation)
+            folder.write_start(weights_hash, shapes, self._hash_arrays(), frozen_hash)
             if self.config.prototypes is not None:
                 # A copy: the file that the settings name may change during the run.
                 write_prototypes(folder.path / START, self.progress.server, self.federation.classes)
@@ -253,6 +255,8 @@ class Experiment:
         stored = folder.load_checkpoint()
         started = folder.read_start()
         start_checks.refuse_other_arrays(folder, started.get("arrays"), self._hash_arrays())
+        frozen_hash = start_checks.hash_frozen(self.federation)
+        start_checks.refuse_other_bodies(folder, started.get("frozen"), frozen_hash)
         start_checks.refuse_other_shapes(folder, started["inputs"], self.federation)
         if stored is None:
             drawn = self._drawn_states()
@@ -292,19 +296,24 @@ class Experiment:
         prototypes: Tree = {}
         if "prototypes" in server and "known" in server:
             prototypes = {name: server[name].cpu() for name in ("prototypes", "known")}
+        states = []
+        for member, state in zip(self.federation.members, self.client_states(), strict=True):
+            states.append(member.whole_state(state))
         result = Result(
             data=data,
             metrics=lines,
             prototypes=prototypes,
-            states=self.client_states(),
+            states=states,
             folder=folder.path if folder else None,
             trained=self.trained_federation(),
         )
         if folder is None:
             return result
         if prototypes:
-            tensors = prototypes | self.progress.latest_uploads.local_prototypes()
-            write_prototypes(folder.path / PROTOTYPES, tensors, self.federation.classes)
+            local = self.progress.latest_uploads.local_prototypes()
+            names = [member.name for member in self.federation.members] if local else []
+            path = folder.path / PROTOTYPES
+            write_prototypes(path, prototypes | local, self.federation.classes, names)
         client_accuracies = [client["accuracy"] for client in result.data["clients"]]
         write_client_models(folder, self, result.states, client_accuracies)
         folder.write_json(RESULT, result.data)
@@ -336,7 +345,7 @@ class Experiment:
 
     def _hash_arrays(self) -> str | None:
         """Return a hash of the inputs of all clients that were passed from Python, or None."""
-        if self.config.dataset != (FROM_PYTHON,):
+        if self.config.dataset[0].name != PYTHON:
             return None
         return start_checks.hash_inputs(self.federation)
 
@@ -377,11 +386,6 @@ def _choose_best_by(config: Config, federation: Federation, progress: Progress) 
     return BestState(best)
 
 
-def _has_own_data(config: Config) -> bool:
-    """Return whether a run uses a user's own files, or data from Python."""
-    return any(":" in part.name or part.name == FROM_PYTHON.name for part in config.dataset)
-
-
 def _names_to_compare(federation: Federation) -> tuple[str, ...]:
     """Return the class names of several sources, or of a user's own files; else none.
 
@@ -413,13 +417,11 @@ def reopen(
         del settings["partition"]
     else:
         settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
-    if data is not None:
-        del settings["dataset"]
     if modules is not None:
         del settings["model"]
     if (path / START).exists():
         settings["prototypes"] = str(path / START)
-    if folder.has_checkpoint():
+    if folder.has_checkpoint() and settings.get("freeze") != "body":
         # It holds all clients' weights, so the file they began with may be gone.
         settings.pop("initial", None)
     plugins.refuse_plugins(settings, path / "config.toml")

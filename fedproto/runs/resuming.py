@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from fedproto.core.tensors import split_groups
 from fedproto.core.types import Tree
+from fedproto.data.shared.python_data import PythonData
 from fedproto.engines.distributed.torchrun import follows
 from fedproto.errors import ConfigError
 from fedproto.runs.announcements import announce_rounds
 from fedproto.runs.experiment import OnRound, follow, reopen
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.result import Result
+from fedproto.runs.stored_clients import ClientModels
 
 
 def resume(
     folder: str | Path,
     *,
-    dataset: Sequence[Any] | Mapping[str, Any] | None = None,
+    dataset: PythonData | None = None,
     model: nn.Module | Sequence[nn.Module] | None = None,
     on_round: OnRound | None = None,
     progress: bool = False,
@@ -34,8 +35,8 @@ def resume(
 
     Args:
         folder: the run folder.
-        dataset: the arrays that the run was started with, if it was started with arrays; others
-            are refused.
+        dataset: the data that the run was started with, if it was started with data from Python,
+            such as arrays or a DataFrame; other data is refused.
         model: the module or modules that the run was started with, if it was started with such;
             their weights come from the newest checkpoint.
         on_round: is called with the result of each round.
@@ -72,4 +73,7 @@ def read_result(folder: RunFolder) -> Result:
         prototypes = {name: server[name] for name in ("prototypes", "known")}
     of_clients = split_groups(groups.get("client", {}))
     states = [of_clients[str(client)] for client in range(len(of_clients))]
+    if states and "frozen" in folder.read_start():
+        models = ClientModels.open(folder)  # a checkpoint holds nothing of a frozen body
+        states = [models.read(client).state | state for client, state in enumerate(states)]
     return Result(content, folder.metrics(), prototypes, states, folder.path)
