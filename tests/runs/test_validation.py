@@ -291,13 +291,13 @@ def test_the_report_says_which_number_is_which(stored, tmp_path):
 def test_a_sweep_is_ranked_by_validation(tmp_path):
     settings = {key: value for key, value in STORED.items() if key != "lr"}
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
-    text = "\n".join([*lines, "[sweep]", "lr = [0.3, 0.0001]", ""])
+    text = "\n".join([*lines, "[sweep]", "lr = [0.0001, 0.05]", ""])
     (tmp_path / "sweep.toml").write_text(text)
     result = fedproto("sweep", tmp_path / "sweep.toml", "--out", tmp_path / "runs")
     assert result.code == 0, result.err
     assert "ranked by accuracy on validation rows" in result.out
     rows = [line.split() for line in result.out.splitlines() if line.strip().startswith("0.")]
-    assert [row[0] for row in rows] == ["0.0001", "0.3"]  # not the order of the file
+    assert [row[0] for row in rows] == ["0.05", "0.0001"]  # not the order of the file
     scores = [float(row[1]) for row in rows]
     assert scores == sorted(scores, reverse=True)
 
