@@ -50,6 +50,8 @@ RUN_MEANINGS = {
     "give it itself; none: the models' own length",
     "start": "initial weights: one draw per architecture, or one per client",
     "initial": "file with weights of the models' bodies to start from",
+    "freeze": "`body` trains the models' heads only, on features that are computed once: see "
+    "[frozen bodies](plugins.md#a-frozen-body)",
     "prototypes": "file or run folder with global prototypes to start from",
     "participation": "fraction of the clients sampled each round",
     "lost_uploads": "fraction of the uploads that are lost",

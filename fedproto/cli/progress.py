@@ -37,7 +37,7 @@ def progress_bar(
 
         def show(result: RoundResult) -> None:
             bar.update(task, completed=result.round)
-            if result.accuracy:
+            if result.accuracy or result.validation:
                 _print(console, describe_round(name, unit, result))
             for note in result.notes:
                 _print(console, f"{unit} {result.round}: {note}", "yellow")

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from fedproto.data import Source
 
 RUN_EPILOG = (
-    "Keys that only --set and TOML know: dim, start, epochs, momentum, weight_decay, clip_norm, "
-    "warmup, last_batch, precision, threads, workers, stack, states, compile, and the options that "
-    "`fedproto list` shows."
+    "Keys that only --set and TOML know: dim, start, freeze, epochs, momentum, weight_decay, "
+    "clip_norm, warmup, last_batch, precision, threads, workers, stack, states, compile, and the "
+    "options that `fedproto list` shows."
 )
 #: Bytes that the name of a data set or algorithm may take in the name of a folder.
 MAX_NAME_BYTES = 100

@@ -74,6 +74,8 @@ class Config:
     start: Literal["shared", "own"] = "shared"
     #: Weights of the models' bodies to start from, instead of random ones.
     initial: File | None = None
+    #: Train nothing of the models' bodies, whose features are then computed once.
+    freeze: Literal["nothing", "body"] = "nothing"
     #: Global prototypes to start from: a file, or a run folder that holds one.
     prototypes: File | None = None
     participation: PositiveFraction = 1.0

@@ -297,7 +297,7 @@ def calibrate_client(
     about: dict[str, Any],
 ) -> TrainedClient:
     """Return a client with this state, calibrated on one half of its test rows."""
-    mismatch = find_mismatch(member.initial, state)
+    mismatch = find_mismatch(member.whole_state(member.initial), state)
     if mismatch is not None:
         raise RunFolderError(
             f"the state of client {member.name} does not fit its model: {mismatch}"
@@ -307,17 +307,21 @@ def calibrate_client(
         own=tuple(classes[label] for label in member.classes),
         prototypes=shared,
         about=about,
-        module=load_into_copy(member.module, state),
+        module=load_into_copy(member.whole_module, state),
         preprocessing=member.preprocessing,
     )
+    module = trained.module
+    if member.frozen is not None:  # its examples are features
+        trained_part = {name: state[name] for name in member.initial}
+        module = load_into_copy(member.module, trained_part)
     if member.validation is not None:
         rows = member.validation.rows[:MAX_HELD_OUT_ROWS]
-        outputs = trained.forward(member.validation.x[rows])
+        outputs = compute_outputs(module, member.validation.x[rows])
         labels = member.validation.y[rows].cpu()
         trained = replace(trained, temperatures=trained.fit_temperatures(outputs, labels))
     held_out, _ = split_test_rows(member)
     rows = held_out.rows[:MAX_HELD_OUT_ROWS]
     if not len(rows):
         return trained
-    outputs = trained.forward(held_out.x[rows])
+    outputs = compute_outputs(module, held_out.x[rows])
     return replace(trained, calibration=trained.calibrate(outputs))
