@@ -313,7 +313,8 @@ def test_engines_agree(folder, data, model, algorithm):
     first, second = [run.execute() for run in runs]
     for mine, theirs in zip(first.states, second.states, strict=True):
         assert max(float((mine[name] - theirs[name]).abs().max()) for name in mine) < 1e-8
-    assert first.clients == second.clients
+    for mine, theirs in zip(first.clients, second.clients, strict=True):
+        assert mine | {"metrics": 0} == theirs | {"metrics": 0}  # metrics are compared elsewhere
 
 
 def test_texts_come_out_the_same_by_the_layers_of_a_gpu(folder, monkeypatch):
