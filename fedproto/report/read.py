@@ -12,6 +12,7 @@ import numpy as np
 
 from fedproto.config.config_file import VERSION as CONFIG_VERSION
 from fedproto.config.config_file import flatten_tables, read_tables, require_recorded
+from fedproto.core.best_round import METRICS_TO_SELECT_BY
 from fedproto.core.files import check_version, read_tensors
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.membership.membership import Membership
@@ -320,7 +321,10 @@ def _refuse_contradiction(run: Run, round_count: Any) -> None:
     last = run.rounds[-1]
     for round in run.rounds:
         is_evaluated = bool(round.accuracy) or round is last
-        if is_evaluated and set(round.accuracy) != set(run.accuracy):
+        names = set(round.accuracy)
+        if round.is_validation:
+            names -= set(METRICS_TO_SELECT_BY)
+        if is_evaluated and names != set(run.accuracy):
             raise RunFolderError(f"{path} is damaged: its accuracies are not those of result.json")
 
 
