@@ -276,7 +276,7 @@ def _describe_answer(answer: dict[str, Any]) -> str:
 
 
 def _refuse_without_inputs(run: Path) -> None:
-    """Refuse a member's file or an exported folder, whose test images of others are not there."""
+    """Refuse a member's file or an exported folder, whose test rows of others are not there."""
     from fedproto.inference.export.manifest import MANIFEST
 
     is_member = run.suffix == ".toml" and run.is_file()
@@ -288,13 +288,13 @@ def _refuse_without_inputs(run: Path) -> None:
 
 
 def _show_rejections(run: Path, client: str | None, reject: float, json: bool) -> None:
-    """Print how many known and unseen test images the clients of a run reject."""
+    """Print how many known and unseen test rows the clients of a run reject."""
     from fedproto.inference.open_set import measure_rejections
 
     found = measure_rejections(run, reject, None if client is None else [client])
     if not found:
         raise DataError(
-            f"{run} has no test images of classes that its clients never saw, "
+            f"{run} has no test rows of classes that its clients never saw, "
             "so there is nothing to show"
         )
     _name_clients_that_cannot_reject(found, reject)
@@ -325,8 +325,8 @@ def _show_rejections(run: Path, client: str | None, reject: float, json: bool) -
         rows.append(row)
     print_table(headers, rows)
     say(
-        f"means over clients; rejecting {reject:.0%} of known images was asked for, "
-        "by test images not counted here"
+        f"means over clients; rejecting {reject:.0%} of known rows was asked for, "
+        "by test rows not counted here"
     )
 
 
@@ -340,7 +340,7 @@ def _mean_of(found: list[Rejection], column: str, form: str) -> str:
 
 
 def _name_clients_that_cannot_reject(found: list[Rejection], reject: float) -> None:
-    """Name the clients that have too few images for calibration, in one sentence."""
+    """Name the clients that have too few rows for calibration, in one sentence."""
     from fedproto.inference.calibration import count_rows_needed
 
     clients = {each.name for each in found}
@@ -352,9 +352,9 @@ def _name_clients_that_cannot_reject(found: list[Rejection], reject: float) -> N
     if len(described) > MAX_NAMED_CLIENTS:
         listed += f" and {len(described) - MAX_NAMED_CLIENTS} others"
     say(
-        f"{len(images)} of {len(clients)} clients cannot reject {reject:g} of known images, "
-        f"which needs {count_rows_needed(reject)} held-out images, and are left out of the "
-        f"fractions rejected; each with the images it has: {listed}",
+        f"{len(images)} of {len(clients)} clients cannot reject {reject:g} of known rows, "
+        f"which needs {count_rows_needed(reject)} held-out rows, and are left out of the "
+        f"fractions rejected; each with the rows it has: {listed}",
         stderr=True,
     )
 

@@ -192,6 +192,7 @@ def _to_source(name: str, documents: list[Document], labels: Labels, words: Word
         scale=1.0,
         model=f"textcnn(words={size})",
         mixed_model=",".join(mixed_models),
+        adaptive_model=f"textmean(words={size})",
         shots=default_shots(train.y),
         encoding=words,
         validation=validation,

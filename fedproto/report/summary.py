@@ -119,9 +119,8 @@ def _describe_validation(groups: Sequence[Group]) -> list[str]:
             best = run.validation
             sentences.append(
                 f"{group.label} with seed {run.seed}: round {best.best_round} of {len(run.rounds)} "
-                f"was chosen by its accuracy on validation rows by the "
-                f"{_name_predictor(best.select_by)}, {best.score:.2%}; the test rows were looked "
-                "at once, at the end."
+                f"was chosen by {best.select_by} on validation rows, {best.score:.2%}; the test "
+                "rows were looked at once, at the end."
             )
     return sentences
 

@@ -215,6 +215,8 @@ def _choose_models(sources: list[Source], algorithm: Algorithm, config: Config) 
             clients_of_auto.setdefault(choice, []).append(client)
     for (source, _), clients in clients_of_auto.items():
         name = source.mixed_model if algorithm.mixed else source.model
+        if source.adaptive_model and config.optimiser != "sgd" and not algorithm.mixed:
+            name = source.adaptive_model
         candidates = resolve_auto(parts[clients[0]], name)
         resolved = deal(candidates, len(clients), "model")
         for client, part in zip(clients, resolved, strict=True):

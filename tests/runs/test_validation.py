@@ -115,6 +115,18 @@ def test_other_accuracies_may_choose():
     assert finished("fedavg", **VALIDATED)[1].data["validation"]["select_by"] == "head"
 
 
+@pytest.mark.parametrize("engine", ["reference", "vectorised"])
+def test_a_metric_may_choose(engine):
+    settings = VALIDATED | {"select_by": "balanced_accuracy", "engine": engine}
+    run, result = finished("fedproto", **settings)
+    scores = [line["validation"]["balanced_accuracy"]["mean"] for line in result.metrics]
+    assert result.data["best_round"] == 1 + int(np.argmax(scores))
+    assert result.data["validation"]["score"] == max(scores)
+    (measured,) = run.engine.measure([run.progress.server], "validation")
+    by_hand = [client.ways["prototype"].values["balanced_accuracy"] for client in measured.values()]
+    assert np.mean(by_hand) == pytest.approx(max(scores))
+
+
 @pytest.mark.parametrize("patience", [1, 2])
 def test_patience_ends_a_run(patience):
     _, patiently = finished("fedproto", **VALIDATED | {"rounds": 12})
@@ -284,20 +296,20 @@ def test_the_report_says_which_number_is_which(stored, tmp_path):
     assert result.code == 0, result.err
     page = (tmp_path / "report.html").read_text()
     assert "on test rows after the best round" in page
-    assert "was chosen by its accuracy on validation rows" in page
+    assert "was chosen by prototype on validation rows" in page
     assert "on validation rows in runs that have some" in page
 
 
 def test_a_sweep_is_ranked_by_validation(tmp_path):
     settings = {key: value for key, value in STORED.items() if key != "lr"}
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
-    text = "\n".join([*lines, "[sweep]", "lr = [0.3, 0.0001]", ""])
+    text = "\n".join([*lines, "[sweep]", "lr = [0.0001, 0.05]", ""])
     (tmp_path / "sweep.toml").write_text(text)
     result = fedproto("sweep", tmp_path / "sweep.toml", "--out", tmp_path / "runs")
     assert result.code == 0, result.err
     assert "ranked by accuracy on validation rows" in result.out
     rows = [line.split() for line in result.out.splitlines() if line.strip().startswith("0.")]
-    assert [row[0] for row in rows] == ["0.0001", "0.3"]  # not the order of the file
+    assert [row[0] for row in rows] == ["0.05", "0.0001"]  # not the order of the file
     scores = [float(row[1]) for row in rows]
     assert scores == sorted(scores, reverse=True)
 
