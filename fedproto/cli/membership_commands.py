@@ -102,7 +102,7 @@ def join(
         raise typer.Exit(130) from None
     _print_epochs(joined.epochs)
     newcomer = prepared[0].federation.members[0]
-    say(_describe_precision(len(newcomer.test)))
+    say(f"{joined.gain.describe()}; other weights at the start would differ, too: try --seed")
     steps = epochs * math.ceil(len(newcomer.train) / prepared[0].config.batch)
     if steps < FEW_STEPS:
         say(
@@ -111,17 +111,6 @@ def join(
             "as in --epochs 50 --set lr=0.05"
         )
     say(f"written to {target}; {_say_how_to_add(prototypes, target)}")
-
-
-def _describe_precision(test_rows: int) -> str:
-    """Return a sentence on how much of a difference one test row makes."""
-    if not test_rows:
-        return "there are no test rows of the newcomer's classes"
-    points = 100 / test_rows
-    return (
-        f"measured on {test_rows} test rows: one row is worth {points:.2g} points; "
-        "try several values of --seed before you believe a difference"
-    )
 
 
 def _say_how_to_add(prototypes: Path, target: Path) -> str:

@@ -13,21 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.client_names import chosen_name
+from fedproto.core.local_training import score
+from fedproto.core.metrics import mark_correct
 from fedproto.core.rounds import RoundResult
 from fedproto.core.types import Tree
 from fedproto.data import Source
 from fedproto.errors import ConfigError
 from fedproto.membership.contribution import Contribution
+from fedproto.membership.gain import Gain, measure_gain
 from fedproto.partitions.natural import name_writer
 from fedproto.runs.announcements import announce_rounds
 from fedproto.runs.experiment import Experiment, OnRound, hold_all
-from fedproto.runs.folder import RunFolder
+from fedproto.runs.folder import JOIN, RunFolder
 from fedproto.runs.prototype_files import UPLOAD, read_prototypes
 from fedproto.runs.result import Result
 
@@ -73,6 +78,7 @@ class Joined:
 
     result: Result
     epochs: list[Epoch]
+    gain: Gain  # against training alone, after the last epoch
     upload: Contribution
 
     def __repr__(self) -> str:
@@ -220,21 +226,34 @@ def proceed(
     if out is not None:
         RunFolder.refuse_used(out)
     with watch("alone") as on_round:
-        _, accuracies_alone = _train(alone, None, on_round)
+        result_alone, accuracies_alone = _train(alone, None, on_round)
     folder = None if out is None else joining.new_folder(out)
     with hold_all([folder]):
         with watch("joined") as on_round:
             result, accuracies_joined = _train(joining, folder, on_round)
         pairs = zip(accuracies_joined, accuracies_alone, strict=True)
         epochs = [Epoch(number, *pair) for number, pair in enumerate(pairs)]
+        gain = measure_gain(_mark_rows(joining, result), _mark_rows(alone, result_alone))
         upload = Contribution.of(
             name, joining.federation.classes, joining.progress.latest_uploads.get(0)
         )
         if folder is not None:
             upload.save(folder.path / UPLOAD)
             lines = [vars(epoch) for epoch in epochs]
-            folder.write_json("join.json", {"member": name, "epochs": lines})
-    return Joined(result, epochs, upload)
+            content = {"member": name, "epochs": lines, "gain": gain._asdict()}
+            folder.write_json(JOIN, content)
+    return Joined(result, epochs, gain, upload)
+
+
+def _mark_rows(experiment: Experiment, result: Result) -> Tensor:
+    """Return which of the newcomer's test rows its head predicts correctly after training: (n,)."""
+    newcomer = experiment.federation.members[0]
+    device = experiment.federation.device
+    state = {name: value.to(device) for name, value in result.states[0].items()}
+    own_classes = experiment.federation.own_classes[0]
+    received = experiment.algorithm.send(experiment.progress.server, torch.ones_like(own_classes))
+    scores, y = score(newcomer, experiment.algorithm, state, received)
+    return mark_correct({"head": scores["head"]}, y, own_classes > 0)["head"].cpu()
 
 
 def new_classes(experiment: Experiment) -> list[str]:
@@ -248,14 +267,15 @@ def notices(experiment: Experiment) -> list[str]:
     """Return what a newcomer should know before it trains: new classes may be misspelt."""
     sentences = describe_similar_names(experiment.federation.classes)
     new = new_classes(experiment)
-    if new:
+    if len(new) == len(experiment.federation.members[0].classes):
+        sentences.append(
+            "the federation knows none of the newcomer's classes, so there is nothing to join: "
+            "it trains alone, and brings them if it is added"
+        )
+    elif new:
         listed = ", ".join(repr(name) for name in new)
         pronoun = "it" if len(new) == 1 else "them"
         sentences.append(f"nobody in the federation has {listed}: the newcomer brings {pronoun}")
-    if len(new) == len(experiment.federation.members[0].classes):
-        sentences.append(
-            "the federation knows none of the newcomer's classes, so there is nothing to join"
-        )
     return sentences
 
 

@@ -49,6 +49,7 @@ from fedproto.runs.result_file import check_line, check_result
 CONFIG = "config.toml"
 PARTITION = "partition.json"
 METRICS = "metrics.jsonl"
+JOIN = "join.json"  # of a newcomer: its accuracies beside training alone
 RESULT = "result.json"
 START_RECORD = "start.json"
 CHECKPOINTS = "checkpoint"
