@@ -23,10 +23,13 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from fedproto.inference.classifier import Classifier
+    from fedproto.membership.api import extend, members
     from fedproto.membership.join import Joined, join
     from fedproto.models.shared.wrap import wrap
     from fedproto.runs.api import run, stream
     from fedproto.runs.result import Result
+    from fedproto.runs.resuming import resume
+    from fedproto.runs.sweeping import SweptRun, sweep
 
 __version__ = "0.1.0"
 
@@ -44,13 +47,18 @@ __all__ = [
     "RoundResult",
     "RunFolderError",
     "Step",
+    "SweptRun",
     "Task",
     "TrainingError",
     "Tree",
     "Upload",
+    "extend",
     "join",
+    "members",
+    "resume",
     "run",
     "stream",
+    "sweep",
     "trust_plugins",
     "wrap",
 ]
@@ -60,9 +68,14 @@ _HOMES = {
     "Joined": "membership.join",
     "Result": "runs.result",
     "RoundResult": "core.rounds",
+    "SweptRun": "runs.sweeping",
+    "extend": "membership.api",
     "join": "membership.join",
+    "members": "membership.api",
+    "resume": "runs.resuming",
     "run": "runs.api",
     "stream": "runs.api",
+    "sweep": "runs.sweeping",
     "trust_plugins": "config.plugin_trust",
     "wrap": "models.shared.wrap",
 }

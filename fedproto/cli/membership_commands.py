@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,6 @@ from rich.console import Console
 
 from fedproto.cli.flags import PluginDir, TrustPlugins
 from fedproto.cli.output import execute, print_table, say, show_results
-from fedproto.errors import ConfigError
 
 #: Steps of training below which a newcomer is told to train longer.
 FEW_STEPS = 200
@@ -183,24 +181,13 @@ def members(
     plugin_dir: PluginDir = None,
 ) -> None:
     """Show who contributed to a federation's prototypes; let members join and leave."""
-    from fedproto.membership.contribution import Contribution
-    from fedproto.membership.membership import Membership
-    from fedproto.runs.folder import RunFolder
+    from fedproto.membership.api import change_members, refuse_target, write_global_prototypes
 
-    folder = RunFolder.open(run)
     if write is not None:
-        _refuse_target(write, run)
-    is_change = bool(add or remove)
-    with folder.hold() if is_change else nullcontext():
-        membership = Membership.of(folder)
-        for name in remove or []:
-            membership = membership.without(name)
-        for path in add or []:
-            membership = membership.with_member(Contribution.load(path))
-        for notice in membership.notices():
-            say(notice, stderr=True)
-        if is_change:
-            membership.save(folder)
+        refuse_target(write, run)
+    membership = change_members(run, add or [], remove or [])
+    for notice in membership.notices():
+        say(notice, stderr=True)
     rows = [(name, ", ".join(membership.held_by(name))) for name in membership.members]
     print_table(("member", "classes"), rows)
     if membership.changes:
@@ -212,27 +199,11 @@ def members(
             sentence += f", and {verb} {', '.join(change['classes'])}"
         say(sentence)
     if write is not None:
-        _write_global_prototypes(run, write)
-
-
-def _refuse_target(path: Path, run: Path) -> None:
-    """Refuse a file that exists, or that would be taken for one of the run's own."""
-    if path.exists():
-        raise ConfigError(f"{path} exists already: name another file")
-    if path.resolve().parent == run.resolve():
-        raise ConfigError(f"{path} is in the run folder: name a file outside of it")
-
-
-def _write_global_prototypes(run: Path, path: Path) -> None:
-    """Write a run's present global prototypes, without what single members sent."""
-    from fedproto.core.files import explain_write_errors
-    from fedproto.runs.prototype_files import read_prototypes, write_prototypes
-
-    shared = read_prototypes(run)
-    tensors = {"prototypes": shared.values, "known": shared.known}
-    with explain_write_errors(path):
-        write_prototypes(path, tensors, shared.classes)
-    say(f"the global prototypes are in {path}; a newcomer runs: fedproto join --prototypes {path}")
+        write_global_prototypes(run, write)
+        say(
+            f"the global prototypes are in {write}; "
+            f"a newcomer runs: fedproto join --prototypes {write}"
+        )
 
 
 def extend(

@@ -19,6 +19,7 @@ from rich.progress import (
 
 from fedproto.core.rounds import RoundResult
 from fedproto.errors import FedProtoError
+from fedproto.runs.announcements import describe_round
 from fedproto.runs.experiment import OnRound
 from fedproto.runs.sweep import Cell, batches
 
@@ -37,7 +38,7 @@ def progress_bar(
         def show(result: RoundResult) -> None:
             bar.update(task, completed=result.round)
             if result.accuracy:
-                _print(console, _describe_round(name, unit, result))
+                _print(console, describe_round(name, unit, result))
             for note in result.notes:
                 _print(console, f"{unit} {result.round}: {note}", "yellow")
 
@@ -107,13 +108,3 @@ def _bar(console: Console, unit: str) -> Progress:
 
 def _print(console: Console, sentence: str, style: str = "") -> None:
     console.print(sentence, style=style, highlight=False, markup=False, soft_wrap=True)
-
-
-def _describe_round(name: str, unit: str, result: RoundResult) -> str:
-    accuracies = []
-    for key, summary in (result.accuracy or {}).items():
-        if not key.endswith("_own"):
-            accuracies.append(f"{key} {summary['mean']:.1%}")
-    loss = sum(result.loss.values())
-    listed = "  ".join(accuracies)
-    return f"{name} {unit} {result.round:>4}  loss {loss:.3f}  accuracy by {listed}"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import TypeGuard
 
-from fedproto.core.class_names import find_flaw, normalise_name
+from fedproto.core.class_names import find_flaw, is_plain, normalise_name
 from fedproto.errors import ConfigError, DataError, shown
 
 #: Names that one sentence lists.
@@ -42,6 +43,11 @@ def chosen_name(raw: str, where: str) -> str:
             f"at most {MAX_NAME_CHARACTERS} are accepted"
         )
     return name
+
+
+def is_chosen_name(name: object) -> TypeGuard[str]:
+    """Return whether a value from another machine is a normalised name that is not too long."""
+    return isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS and is_plain(name)
 
 
 def refuse_equal_names(names: Sequence[str]) -> None:

@@ -40,6 +40,9 @@ class Examples(NamedTuple):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __repr__(self) -> str:
+        return f"<{len(self.rows)} rows of {len(self.x)}, each {tuple(self.x.shape[1:])}>"
+
 
 @dataclass(frozen=True)
 class Member:
@@ -64,6 +67,10 @@ class Member:
         if not self.name:
             object.__setattr__(self, "name", str(self.id))  # frozen for everybody else
 
+    def __repr__(self) -> str:
+        rows = f"{len(self.train)} training and {len(self.test)} test rows"
+        return f"<client {self.name}: {self.model} on {self.dataset}, {rows}>"
+
     def examples_of(self, part: EvaluatedPart) -> Examples:
         """Return the rows that the client is evaluated on."""
         if part == "test":
@@ -85,6 +92,9 @@ class Federation:
     rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()  # beside those that are always measured
     notices: tuple[str, ...] = ()  # of the sources, what the user should know about the data
+
+    def __repr__(self) -> str:
+        return f"<federation of {len(self.members)} clients and {len(self.classes)} classes>"
 
     @property
     def device(self) -> torch.device:

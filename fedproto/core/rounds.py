@@ -52,6 +52,12 @@ class RoundResult:
     #: The accuracies on validation rows, over the clients that have some, in place of `accuracy`.
     validation: dict[str, dict[str, float]] | None = None
 
+    def __repr__(self) -> str:
+        values = [f"loss {sum(self.loss.values()):.3f}"]
+        for name, value in (self.accuracy or {}).items():
+            values.append(f"{name} {value['mean']:.2%}")
+        return f"<round {self.round}: {', '.join(values)}>"
+
     def line(self) -> dict[str, Any]:
         """Return what metrics.jsonl holds of this round: everything but the values per client.
 

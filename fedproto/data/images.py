@@ -9,13 +9,14 @@ from typing import NamedTuple
 from fedproto.config.options import PositiveFloat, PositiveInt
 from fedproto.core.class_names import class_name
 from fedproto.data import DataFolders, Source
+from fedproto.data.shared.delimited import UTF_8, check_text_encoding, read_rows
 from fedproto.data.shared.image_sources import (
     Broken,
     ImageOptions,
     LabelledFiles,
     from_image_files,
 )
-from fedproto.data.shared.tables import LABEL_COLUMNS, find_column, read_rows
+from fedproto.data.shared.tables import LABEL_COLUMNS, find_column
 from fedproto.errors import DataError, unknown
 
 #: Usual names of columns; the first that exists is taken.
@@ -48,6 +49,7 @@ def images(
     group: str | None = None,
     split: str | None = None,
     outside: bool = False,
+    text_encoding: str = UTF_8,
     size: PositiveInt | None = None,
     grey: bool | None = None,
     window: tuple[float, ...] | None = None,
@@ -62,11 +64,11 @@ def images(
     `natural`), `group` that of patients, whose images stay together, and `split` that of the words
     train, test and val; by default they are found by usual names, and the last three may be
     missing. Paths are relative to the list's folder, and refused outside of it unless `outside`
-    allows them. Without test rows, a seeded fifth of each class is held out. The other options are
-    as in `folder`.
+    allows them. Without test rows, a seeded fifth of each class is held out. `text_encoding` is
+    that of the list. The other options are as in `folder`.
     """
     wanted = _Columns(image, label, client, group, split)
-    rows = _read_list(Path(path), wanted, outside)
+    rows = _read_list(Path(path), wanted, outside, check_text_encoding(text_encoding))
     sets = _divide(rows)
     if "train" not in sets:
         raise DataError(f"{path} lists no image for training")
@@ -94,9 +96,9 @@ class _Row(NamedTuple):
     split: str
 
 
-def _read_list(path: Path, wanted: _Columns, outside: bool) -> list[_Row]:
+def _read_list(path: Path, wanted: _Columns, outside: bool, text_encoding: str) -> list[_Row]:
     """Return the rows of a list, every value checked."""
-    lines = read_rows(path)
+    lines = read_rows(path, text_encoding)
     _, header = next(lines)
     columns = _find_columns(path, header, wanted)
     names: dict[str, str] = {}

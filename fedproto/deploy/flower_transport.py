@@ -16,6 +16,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedproto.core import codec
+from fedproto.core.client_names import is_chosen_name
 from fedproto.core.files import parse_json
 from fedproto.deploy.messages import Message
 from fedproto.deploy.reply_pulling import MAX_DESCRIPTION_BYTES, Puller
@@ -159,7 +160,7 @@ class FlowerTransport:
             return
         name = content.header.get("member")
         taken = {*self.names.values(), *self.registered}
-        if isinstance(name, str) and name and name not in taken:
+        if is_chosen_name(name) and name not in taken:
             self.names[answer.node] = name
 
     def exchange(self, kind: str, requests: dict[str, Message], timeout: float) -> Iterator[Reply]:

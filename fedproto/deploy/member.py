@@ -136,6 +136,7 @@ def load_trained_member(own: MemberSettings) -> TrainedClient:
     client = federation.members[0]
     about = {
         "client": own.name,
+        "name": own.title,
         "dataset": client.dataset,
         "model": client.model,
         "round": saved.round,
@@ -193,6 +194,8 @@ def _train(
         **upload.header,
         **accuracies,
     }
+    if own.site:
+        header["site"] = own.site
     # Weights that travel are in the state already; prototypes are needed to classify.
     server = participant.server if "known" in participant.server else {}
     reply = Message(header, upload.arrays)

@@ -43,7 +43,7 @@ def build_federation(
         _refuse_unlisted(classes, known)
     return assemble(
         [_restrict_classes(source, classes)],
-        [rows._replace(name=own.name)],
+        [rows._replace(name=own.title)],
         [_choose_model(own, source)],
         dim=terms.dim or None,
         seed=terms.seed,

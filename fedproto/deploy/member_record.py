@@ -26,6 +26,7 @@ class MemberRecord:
     failed: int = 0  # rounds that it could not reply to, according to itself or to Flower
     reason: str = ""  # of the last refusal or failure, until a reply counts
     accuracy: dict[str, float] = field(default_factory=dict)
+    site: str = ""  # what people call it, as its latest reply says
 
     def note_received(self, payload_bytes: int, other_bytes: int) -> None:
         """Record that the member replied."""

@@ -107,7 +107,8 @@ def _run_round(state: ServerState, transport: Transport, say: Say) -> None:
         present = _wait_for_quorum(state, transport)
         unheard = [name for name in present if name not in state.replies]
         silent = _request_training(state, transport, unheard, say)
-        missing = f"; {', '.join(sorted(silent))} did not reply" if silent else ""
+        titles = [state.title(name) for name in sorted(silent)]
+        missing = f"; {', '.join(titles)} did not reply" if silent else ""
         accepted = len(state.replies)
         if accepted >= quorum:
             break
@@ -134,9 +135,9 @@ def _request_training(
         problem = _handle_reply(state, reply, frozenset(silent))
         silent.discard(reply.member)
         if problem is not None:
-            say(f"round {state.round + 1}: {reply.member} {problem}")
+            say(f"round {state.round + 1}: {state.title(reply.member)} {problem}")
     for name, reason in state.refuse_outliers().items():
-        say(f"round {state.round + 1}: {name} was refused: {reason}")
+        say(f"round {state.round + 1}: {state.title(name)} was refused: {reason}")
     for name, sent_bytes in transport.sent_bytes().items():
         if name in requests:
             payload_bytes = len(requests[name].payload())

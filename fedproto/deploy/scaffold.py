@@ -6,6 +6,7 @@ Files of the folder `template` are copied; words such as `@NAMES@` in them are r
 from __future__ import annotations
 
 import re
+import unicodedata
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from fedproto.errors import ConfigError
 from fedproto.runs.folder import is_taken, whole_folder
 
 TEMPLATE = Path(__file__).parent / "template"
+#: Letters that are no plain letter with a mark, and what is written where they cannot be.
+_LETTERS = {"ß": "ss", "ł": "l", "Ł": "L", "ø": "o", "Ø": "O", "æ": "ae", "Æ": "AE"}
 _MEMBER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: Files that keys.py writes beside the members' keys.
 _KEY_FILES = ("ca.crt", "server.key", "server.pem")
@@ -21,9 +24,11 @@ _KEY_FILES = ("ca.crt", "server.key", "server.pem")
 def init(folder: Path, members: list[str], data: str, classes: list[str]) -> None:
     """Write the folder, or nothing if something is wrong with these values (ConfigError).
 
-    Each member starts with some of the classes, which its file can change.
+    Each member starts with some of the classes, which its file can change. The names of files and
+    keys are plain letters: `Köln` is the site of a member called `Koln`.
     """
-    _check_names(members)
+    sites = _name_sites(members)
+    members = list(sites)
     _check_texts([*classes, data, str(folder)])
     if is_taken(folder):
         raise ConfigError(f"{folder} is not empty: name another folder")
@@ -32,13 +37,33 @@ def init(folder: Path, members: list[str], data: str, classes: list[str]) -> Non
         target.parent.mkdir(parents=True, exist_ok=True)
         with whole_folder(target) as temporary:
             _write_shared_files(temporary, target, members, classes)
-            for number, name in enumerate(members):
+            for number, (name, site) in enumerate(sites.items()):
                 own = _choose_classes(classes, number, len(members))
-                values = {"NAME": name, "DATA": data, "CLASSES": ",".join(own)}
+                values = {"NAME": name, "SITE": site, "DATA": data, "CLASSES": ",".join(own)}
                 _copy(TEMPLATE / "member.toml", temporary / f"{name}.toml", values)
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"{folder} cannot be created: {reason}; name another folder") from error
+
+
+def _name_sites(members: list[str]) -> dict[str, str]:
+    """Return each member's site by its name in plain letters; the site is empty if it is equal."""
+    sites: dict[str, str] = {}
+    names = []
+    for site in members:
+        name = _plain_letters(site)
+        names.append(name)
+        sites[name] = "" if name == site else unicodedata.normalize("NFC", site)
+    _check_names(names)
+    return sites
+
+
+def _plain_letters(site: str) -> str:
+    """Return a name with letters of the Latin alphabet without their marks; others stay."""
+    for letter, plain in _LETTERS.items():
+        site = site.replace(letter, plain)
+    decomposed = unicodedata.normalize("NFD", site)
+    return "".join(letter for letter in decomposed if not unicodedata.combining(letter))
 
 
 def _check_names(members: list[str]) -> None:

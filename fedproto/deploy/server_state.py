@@ -125,6 +125,7 @@ class ServerState:
         self.replies[name] = AcceptedReply(unpack_upload(reply), spoken, brought)
         self.members[name].reason = ""
         self.members[name].note_accuracy(reply)
+        self.members[name].site = reply.header.get("site", "")
 
     def _classes_with_new(self) -> set[str]:
         """Return the federation's classes and those that accepted replies bring."""
@@ -224,6 +225,11 @@ class ServerState:
         """Return whether somebody is a member; if none are listed, everybody Flower lets in is."""
         listed = words(self.settings.members)
         return not listed or name in listed
+
+    def title(self, name: str) -> str:
+        """Return what people call a member: its site and its name, as in `Köln (koeln)`."""
+        site = self.members[name].site if name in self.members else ""
+        return title_member(name, site)
 
     def members_with_upload(self) -> list[str]:
         """Return the members whose latest upload is kept."""
@@ -335,6 +341,15 @@ class ServerState:
                     f"{self.path} holds a state of another dim, model, shape or number of classes "
                     f"({name})"
                 )
+
+
+def title_member(name: str, site: str) -> str:
+    """Return what people call a member with this name, which may have a site.
+
+    >>> title_member("koeln", "Köln"), title_member("ulm", "ulm"), title_member("ulm", "")
+    ('Köln (koeln)', 'ulm', 'ulm')
+    """
+    return f"{site} ({name})" if site and site != name else name
 
 
 def read_state(path: Path) -> tuple[Tree, dict[str, Any]]:

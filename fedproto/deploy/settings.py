@@ -31,11 +31,15 @@ from fedproto.config.options import (
     words,
 )
 from fedproto.config.settings import Seed, refuse_contradictions
+from fedproto.core.class_names import normalise_name
+from fedproto.core.client_names import MAX_NAME_CHARACTERS, is_chosen_name
 from fedproto.core.local_training import Training
 from fedproto.core.optimisers import Optimiser, OptimiserName, RateSchedule, ScheduleName
 from fedproto.core.types import Algorithm
-from fedproto.errors import ConfigError, unknown
+from fedproto.errors import ConfigError, shown, unknown
 
+#: Ends the sentence that refuses a member's name or site.
+NAMES_ACCEPTED = f"a line of at most {MAX_NAME_CHARACTERS} characters is accepted"
 #: What can leave a member, beside names and accuracies.
 SENDS = ("prototypes", "weights", "counts")
 #: Settings of a member that are paths, relative to the folder of its file.
@@ -135,7 +139,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """A member's own TOML file. Of its text, only the name and the names of classes leave it.
+    """A member's own TOML file. Of its text, only names leave it: its own and those of classes.
 
     What training makes of the data leaves it as `sends` and `tell_accuracy` allow. Names are
     separated by commas.
@@ -146,6 +150,7 @@ class MemberSettings:
     state: File  # the folder of the member's model and round
     model: str = "auto"
     classes: str = ""  # those it takes part with; empty: all classes of its data
+    site: str = ""  # what people call it, such as "Uniklinik Köln"; empty: its name
     weights: File | None = None
     data_dir: File | None = None
     device: Literal["auto", "cpu", "cuda"] = "cpu"
@@ -154,6 +159,11 @@ class MemberSettings:
     trust_plugins: bool = False  # whether code that this file names may run at the member
     algorithms: str = ""  # those it takes part in; empty: all that `sends` allows
     sends: str = "prototypes,counts"  # what may leave it: prototypes, weights, counts
+
+    @property
+    def title(self) -> str:
+        """What people call the member."""
+        return self.site or self.name
 
     def identity(self) -> dict[str, str]:
         """Return the settings that are fixed from the member's first round on."""
@@ -198,6 +208,11 @@ def read_member(path: Path, operated: bool = False) -> MemberSettings:
     settings: MemberSettings = parse_settings(MemberSettings, given, str(path))
     if not settings.name.strip():
         raise ConfigError(f"{path} gives the member no name")
+    if not is_chosen_name(settings.name):
+        raise ConfigError(f"{path} has the name {shown(settings.name, 60)}: {NAMES_ACCEPTED}")
+    site = normalise_name(settings.site)
+    if site and not is_chosen_name(site):
+        raise ConfigError(f"{path} has the site {shown(settings.site, 60)}: {NAMES_ACCEPTED}")
     chosen = {"dataset": settings.data, "model": settings.model}
     if operated:
         _trust_if_allowed(chosen, settings.trust_plugins, str(path))
@@ -207,7 +222,7 @@ def read_member(path: Path, operated: bool = False) -> MemberSettings:
     _refuse_unknown(words(settings.algorithms), algorithms, f"algorithm in {path}")
     _refuse_unknown(words(settings.sends), SENDS, f"word in `sends` in {path}")
     folder = path.absolute().parent
-    located: dict[str, Any] = {"data": _locate_data(folder, settings.data)}
+    located: dict[str, Any] = {"site": site, "data": _locate_data(folder, settings.data)}
     for key in _MEMBER_PATHS:
         if getattr(settings, key) is not None:
             located[key] = str(folder / given[key])

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedproto.deploy.server_state import STATE_FILE, read_state
+from fedproto.deploy.server_state import STATE_FILE, read_state, title_member
 from fedproto.errors import RunFolderError
 
 #: Units of time and their seconds, the longest first.
@@ -47,7 +47,11 @@ def read_status(path: Path) -> dict[str, Any]:
 
 def make_rows(status: dict[str, Any]) -> list[list[str]]:
     """Return the cells of a table with a row for each member."""
-    return [[name, *_describe_member(record)] for name, record in status["members"].items()]
+    rows = []
+    for name, record in status["members"].items():
+        title = title_member(name, str(record.get("site", "")))
+        rows.append([title, *_describe_member(record)])
+    return rows
 
 
 def _describe_member(record: dict[str, Any]) -> list[str]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedproto.core.class_names import is_plain
+from fedproto.core.client_names import MAX_NAME_CHARACTERS as MAX_SITE_CHARACTERS
+from fedproto.core.client_names import is_chosen_name
 from fedproto.core.codec import upload_parts
 from fedproto.core.types import Upload
 from fedproto.deploy.messages import Message
@@ -45,6 +47,7 @@ class ExpectedReply:
 def check_reply(member: str, reply: Message, expected: ExpectedReply) -> None:
     """Raise Refused, with the reason, unless the reply can be believed."""
     _check_sender(member, reply, expected)
+    _check_site(reply)
     size = sum(value.nbytes for value in reply.arrays.values())
     if size > expected.limits.max_bytes:
         raise Refused(f"it has {size} bytes; at most {expected.limits.max_bytes} are accepted")
@@ -67,6 +70,16 @@ def _check_sender(member: str, reply: Message, expected: ExpectedReply) -> None:
     if member not in expected.members:
         raise Refused(
             "unexpected reply: the sender was not sampled this round or has already replied"
+        )
+
+
+def _check_site(reply: Message) -> None:
+    """Refuse a reply whose `site`, which people call its sender by, is not a short line of text."""
+    site = reply.header.get("site", "")
+    if site != "" and not is_chosen_name(site):
+        raise Refused(
+            f"it is of the site {_quote(site)}, which has more than {MAX_SITE_CHARACTERS} "
+            "characters or is not plain text"
         )
 
 

@@ -23,7 +23,8 @@ from fedproto.inference.judgement import (
     judge_scores,
     name_client,
 )
-from fedproto.inference.trained_client import TrainedClient, load_client
+from fedproto.inference.trained_client import TrainedClient, load_client, take_client
+from fedproto.runs.result import Result
 
 By = Literal["prototype", "head"]
 Among = Literal["all", "own"]
@@ -71,7 +72,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     @classmethod
     def of(
         cls,
-        run: str | Path,
+        run: str | Path | Result,
         client: int | str = 0,
         *,
         module: nn.Module | None = None,
@@ -80,18 +81,32 @@ class Classifier(ClassifierMixin, BaseEstimator):
     ) -> Classifier:
         """Return a classifier for a client of a finished run, with the prototypes of now.
 
-        The run's data is not needed. `client` is its name, such as "Ulm", or its number. `module`
-        is the client's architecture, for a run that was started from Python with modules of its
-        own; its weights come from the run folder.
+        Args:
+            run: what `fedproto.run` returned, or a run folder; the data is not needed.
+            client: its name, such as `"Ulm"`, or its number.
+            module: the client's architecture, for the folder of a run that was started from Python
+                with modules of its own; its weights come from the run folder.
+            by: "prototype" or "head"; None: by prototypes if there are any.
+            options: `among` and `reject`, as for `Classifier`.
         """
-        return cls.from_trained(load_client(Path(run), client, module), by=by, **options)
+        return cls.from_trained(_find_trained(run, client, module), by=by, **options)
 
     @classmethod
-    def load(cls, folder: str | Path, *, by: By | None = None, **options: Any) -> Classifier:
-        """Return a classifier for a client that `fedproto export` wrote."""
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        module: nn.Module | None = None,
+        by: By | None = None,
+        **options: Any,
+    ) -> Classifier:
+        """Return a classifier for a client that `fedproto export` or `Result.export` wrote.
+
+        `module` is the client's architecture, if it was passed from Python to the run.
+        """
         from fedproto.inference.export.read import read_exported
 
-        return cls.from_trained(read_exported(Path(folder)), by=by, **options)
+        return cls.from_trained(read_exported(Path(folder), module), by=by, **options)
 
     @classmethod
     def from_trained(
@@ -233,3 +248,15 @@ class Classifier(ClassifierMixin, BaseEstimator):
         if self.trained is None:
             return torch.from_numpy(np.array(x))
         return self.trained.forward_raw(np.asarray(x)).features
+
+
+def _find_trained(
+    run: str | Path | Result, client: int | str, module: nn.Module | None
+) -> TrainedClient:
+    """Return a client of a result in memory, or of a run folder."""
+    if not isinstance(run, Result):
+        return load_client(Path(run), client, module)
+    if run.trained is not None:
+        return take_client(run, client)
+    assert run.folder is not None, "the result was read from a folder"
+    return load_client(run.folder, client, module)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedproto.config import plugins
 from fedproto.core import prototypes
+from fedproto.core.client_names import find_client
 from fedproto.core.federation import Member
 from fedproto.core.tensors import find_mismatch
 from fedproto.core.types import Tree
@@ -32,6 +33,7 @@ from fedproto.runs.devices import torch_settings
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.held_out import MAX_HELD_OUT_ROWS, Outputs, compute_outputs, split_test_rows
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
+from fedproto.runs.result import Result
 from fedproto.runs.stored_clients import ClientModels, StoredClient
 
 #: The ways to classify: by what, and among which classes.
@@ -122,6 +124,14 @@ class TrainedClient(ClassScorer):
     preprocessing: Preprocessing
     calibration: dict[str, np.ndarray] = field(default_factory=dict)  # see `calibrate`
     temperatures: dict[str, float] = field(default_factory=dict)  # see `fit_temperatures`
+    is_from_python: bool = False  # whether the module was passed from Python, so no text names it
+
+    def __repr__(self) -> str:
+        who = self.about.get("name", self.about.get("client", ""))
+        model = self.about.get("model", type(self.module).__name__)
+        dataset = self.about.get("dataset")
+        data = f" on {dataset}" if dataset else ""
+        return f"<client {who}: {model}{data}, {len(self.own)} of {len(self.classes)} classes>"
 
     def forward(self, x: Tensor) -> Outputs:
         """Return the model's outputs for preprocessed inputs."""
@@ -186,6 +196,7 @@ def load_client(run: Path, client: int | str = 0, module: nn.Module | None = Non
             preprocessing=stored.preprocessing,
             calibration=calibration,
             temperatures=temperatures,
+            is_from_python=stored.is_from_python,
         )
         trained.refuse_other_sizes(models.dim)
     except DataError as error:
@@ -248,6 +259,34 @@ def _restore_module(
 
 
 # --- from a client at hand, with its data
+
+
+def take_client(result: Result, client: int | str) -> TrainedClient:
+    """Return a client of a finished run that is still in memory, with its data.
+
+    `client` is its name, such as "Ulm", or its number.
+    """
+    trained = result.trained
+    assert trained is not None, "the result was not read from a folder"
+    federation = trained.federation
+    names = [member.name for member in federation.members]
+    member = federation.members[find_client(names, client)]
+    about = {
+        "client": member.id,
+        "name": member.name,
+        "algorithm": trained.algorithm.name,
+        "dataset": member.dataset,
+        "model": member.model,
+        "round": result.data["rounds"],
+        "accuracy": result.clients[member.id]["accuracy"],
+    }
+    shared = None
+    if result.prototypes:
+        values = result.prototypes["prototypes"]
+        shared = Prototypes(federation.classes, values, result.prototypes["known"])
+    state = trained.as_evaluated(member, result.states[member.id])
+    calibrated = calibrate_client(member, state, federation.classes, shared, about)
+    return replace(calibrated, is_from_python=trained.has_own_modules)
 
 
 def calibrate_client(

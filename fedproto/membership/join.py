@@ -25,6 +25,7 @@ from fedproto.data import Source
 from fedproto.errors import ConfigError
 from fedproto.membership.contribution import Contribution
 from fedproto.partitions.natural import name_writer
+from fedproto.runs.announcements import announce_rounds
 from fedproto.runs.experiment import Experiment, OnRound, hold_all
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import UPLOAD, read_prototypes
@@ -73,6 +74,11 @@ class Joined:
     result: Result
     epochs: list[Epoch]
     upload: Contribution
+
+    def __repr__(self) -> str:
+        last = self.epochs[-1]
+        head = f"head {last.joined['head']:.1%}, alone {last.alone['head']:.1%}"
+        return f"<{self.upload.member} joined, {last.epoch} epochs: {head}>"
 
 
 def prepare(
@@ -154,6 +160,7 @@ def join(
     epochs: int = 10,
     out: str | Path | None = None,
     name: str | None = None,
+    progress: bool = False,
     **options: Any,
 ) -> Joined:
     """Let a newcomer join a trained federation; also train it alone, for comparison.
@@ -167,6 +174,7 @@ def join(
     out         a folder for the newcomer's run and upload; None: nothing is written
     name        of the newcomer among the federation's members; None: that of the client in its
                 data, if there is just one, else that of the folder `out`
+    progress    print a line to stderr for each epoch
     options     as for `fedproto.run`
     """
     prepared = prepare(
@@ -181,7 +189,11 @@ def join(
         folder_name=None if out is None else Path(out).name,
         options=options,
     )
-    return proceed(prepared, None if out is None else Path(out))
+
+    def watch(run_name: str) -> AbstractContextManager[OnRound]:
+        return nullcontext(announce_rounds(run_name, progress=progress, unit="epoch"))
+
+    return proceed(prepared, None if out is None else Path(out), watch)
 
 
 def _ignore_round(result: RoundResult) -> None:

@@ -66,6 +66,9 @@ class Membership:
 
     # --- reading and writing
 
+    def __repr__(self) -> str:
+        return f"<{len(self.members)} members: {list_names(list(self.members))}>"
+
     @classmethod
     def of(cls, folder: RunFolder) -> Membership:
         """Return a run's membership: as it was saved, or as it was when training ended."""

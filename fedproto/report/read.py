@@ -24,6 +24,7 @@ class Client:
     """A client as result.json describes it."""
 
     id: int
+    name: str  # its number, where it has no name of its own
     model: str
     classes: list[str]
     #: Training images of each of its classes; None if an older version did not record them.
@@ -227,6 +228,7 @@ def _to_client(stored: dict[str, Any], classes: list[str]) -> Client:
         accuracy[str(name)] = float(value)
     return Client(
         id=int(stored["id"]),
+        name=str(stored.get("name", stored["id"])),
         model=str(stored["model"]),
         classes=own_classes,
         images=images,

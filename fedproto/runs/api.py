@@ -18,6 +18,7 @@ from fedproto.config.settings import Config, configure
 from fedproto.core.rounds import RoundResult
 from fedproto.engines.distributed.torchrun import follows
 from fedproto.errors import ConfigError, DataError
+from fedproto.runs.announcements import announce_rounds
 from fedproto.runs.experiment import Experiment, OnRound, during_rounds, follow, proceed
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.keywords import RunKeywords
@@ -31,6 +32,7 @@ def run(
     model: str | nn.Module | Sequence[nn.Module] | None = None,
     out: str | Path | None = None,
     on_round: OnRound | None = None,
+    progress: bool = False,
     **options: Unpack[RunKeywords],
 ) -> Result:
     """Run a federation and return its result.
@@ -49,9 +51,13 @@ def run(
             the data set names.
         out: a new folder to write the run to.
         on_round: is called with the result of each round.
+        progress: print a line to stderr for each evaluated round. The logger "fedproto" of
+            Python's `logging` gets every round at level INFO in any case.
     """
     experiment, folder = _begin(algorithm, dataset, model, out, options)
-    return experiment.execute(folder, on_round)
+    return experiment.execute(
+        folder, announce_rounds(experiment.algorithm.name, on_round, progress=progress)
+    )
 
 
 def stream(
@@ -69,7 +75,9 @@ def stream(
     """
     experiment, folder = _begin(algorithm, dataset, model, out, options)
     interrupted = threading.Event()
-    with closing(proceed([experiment], [folder], interrupted)) as steps, _closed_at_exit(steps):
+    announced = announce_rounds(experiment.algorithm.name)
+    steps = proceed([experiment], [folder], interrupted, announced)
+    with closing(steps), _closed_at_exit(steps):
         while True:
             # Only during a round: between rounds the caller's own signal handlers apply.
             with during_rounds(experiment.config, interrupted):

@@ -38,8 +38,9 @@ from fedproto.runs.data_notices import describe_lonely_classes
 from fedproto.runs.devices import torch_settings
 from fedproto.runs.folder import DIVERGED, RESULT, RunFolder
 from fedproto.runs.from_settings import FROM_PYTHON, build_federation, start_progress
+from fedproto.runs.own_draws import describe_own_draws
 from fedproto.runs.prototype_files import PROTOTYPES, START, write_prototypes
-from fedproto.runs.result import Result
+from fedproto.runs.result import Result, TrainedFederation
 from fedproto.runs.result_contents import describe_run
 
 OnRound = Callable[[RoundResult], None]
@@ -132,6 +133,7 @@ class Experiment:
         settled = {name: getattr(resolved, name) for name in RESOLVED_SETTINGS}
         for config, federation, progress in zip(configs, federations, progresses, strict=True):
             found = list(federation.notices)
+            found += describe_own_draws(configs[0], federation)
             if "prototypes" in progress.server and _has_own_data(config):
                 found += describe_lonely_classes(federation)
             notices += [notice for notice in found if notice not in notices]
@@ -150,6 +152,10 @@ class Experiment:
             )
             experiments.append(experiment)
         return experiments
+
+    def __repr__(self) -> str:
+        rounds = f"round {self.progress.round} of {self.config.rounds}"
+        return f"<{self.algorithm.name} over a {str(self.federation)[1:-1]}, {rounds}>"
 
     def federation_run(self) -> FederationRun:
         """Return what the round loop needs of this experiment."""
@@ -182,7 +188,8 @@ class Experiment:
         weights_hash = start_checks.hash_states(given or self._drawn_states())
         with RunFolder.fill(path, config, self.federation.partition) as folder:
             folder.write_encodings(encodings)
-            folder.write_start(weights_hash, start_checks.list_input_shapes(self.federation))
+            shapes = start_checks.list_input_shapes(self.federation)
+            folder.write_start(weights_hash, shapes, self._hash_arrays())
             if self.config.prototypes is not None:
                 # A copy: the file that the settings name may change during the run.
                 write_prototypes(folder.path / START, self.progress.server, self.federation.classes)
@@ -245,6 +252,7 @@ class Experiment:
         start_checks.refuse_other_partition(folder, self.federation.partition)
         stored = folder.load_checkpoint()
         started = folder.read_start()
+        start_checks.refuse_other_arrays(folder, started.get("arrays"), self._hash_arrays())
         start_checks.refuse_other_shapes(folder, started["inputs"], self.federation)
         if stored is None:
             drawn = self._drawn_states()
@@ -290,6 +298,7 @@ class Experiment:
             prototypes=prototypes,
             states=self.client_states(),
             folder=folder.path if folder else None,
+            trained=self.trained_federation(),
         )
         if folder is None:
             return result
@@ -310,17 +319,26 @@ class Experiment:
         return [states.get(str(member.id), {}) for member in self.federation.members]
 
     def as_evaluated(self, member: Member, own: Tree) -> Tree:
-        """Return a client's model as it is evaluated, on the device.
+        """Return a client's model as it is evaluated, on the device."""
+        return self.trained_federation().as_evaluated(member, own)
 
-        That is its own state, with what the server sends adopted where the algorithm does so.
-        """
-        received = self.algorithm.send(self.progress.server, self.federation.own_classes[member.id])
-        device = self.federation.device
-        own_on_device = {name: value.to(device) for name, value in own.items()}
-        return self.algorithm.adopt(own_on_device, received)
+    def trained_federation(self) -> TrainedFederation:
+        """Return the federation as it is now, without the engine."""
+        return TrainedFederation(
+            federation=self.federation,
+            algorithm=self.algorithm,
+            server=self.progress.server,
+            has_own_modules=self.config.model == (FROM_PYTHON,),
+        )
 
     def _drawn_states(self) -> list[Tree]:
         return [member.initial for member in self.federation.members]
+
+    def _hash_arrays(self) -> str | None:
+        """Return a hash of the inputs of all clients that were passed from Python, or None."""
+        if self.config.dataset != (FROM_PYTHON,):
+            return None
+        return start_checks.hash_inputs(self.federation)
 
     def _initial_states(self) -> Tree:
         """Return all clients' states before the first round, as an engine exports them."""
@@ -375,25 +393,37 @@ def _names_to_compare(federation: Federation) -> tuple[str, ...]:
 
 
 def reopen(
-    folder: RunFolder, loaded: dict[str, Source] | None = None
+    folder: RunFolder,
+    loaded: dict[str, Source] | None = None,
+    data: Any = None,
+    modules: Any = None,
 ) -> tuple[Experiment, RunFolder]:
-    """Return the experiment of a run folder at its newest checkpoint, and the folder."""
+    """Return the experiment of a run folder at its newest checkpoint, and the folder.
+
+    Args:
+        folder: the run folder.
+        loaded: the sources read so far, by name.
+        data, modules: the arrays and modules that the run was started with from Python, if any.
+    """
     path = folder.path
     settings = read_run_toml(path / "config.toml")
-    if FROM_PYTHON.name in (settings.get("dataset"), settings.get("model")):
-        raise RunFolderError(
-            f"{path} was started from Python with arrays or modules of its own, so it cannot be "
-            "resumed here"
-        )
+    start_checks.refuse_other_origins(path, settings, data, modules)
     settings = {key: value for key, value in settings.items() if not key.startswith("partition.")}
-    settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
+    if settings.get("partition") == FROM_PYTHON.name:
+        del settings["partition"]
+    else:
+        settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
+    if data is not None:
+        del settings["dataset"]
+    if modules is not None:
+        del settings["model"]
     if (path / START).exists():
         settings["prototypes"] = str(path / START)
     if folder.has_checkpoint():
         # It holds all clients' weights, so the file they began with may be gone.
         settings.pop("initial", None)
     plugins.refuse_plugins(settings, path / "config.toml")
-    experiment = Experiment.prepare(configure(settings)[0], loaded=loaded)
+    experiment = Experiment.prepare(configure(settings)[0], data, modules, loaded)
     experiment.restore(folder)
     return experiment, folder
 

@@ -224,13 +224,20 @@ class RunFolder:
 
     # --- what the run began with
 
-    def write_start(self, weights: str, inputs: Sequence[Sequence[int]]) -> None:
-        """Write what the run begins with: a hash of all clients' weights, and input shapes."""
-        started = {
+    def write_start(
+        self, weights: str, inputs: Sequence[Sequence[int]], arrays: str | None = None
+    ) -> None:
+        """Write what the run begins with: a hash of all clients' weights, and input shapes.
+
+        `arrays` is a hash of inputs that were passed from Python, which no file can name.
+        """
+        started: dict[str, Any] = {
             "run": self.hash_settings(),
             "weights": weights,
             "inputs": [list(shape) for shape in inputs],
         }
+        if arrays is not None:
+            started["arrays"] = arrays
         self.write_json(START_RECORD, started)
 
     def read_start(self) -> dict[str, Any]:

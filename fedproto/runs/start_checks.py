@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedproto.core.federation import Federation
 from fedproto.core.files import hash_tensors
 from fedproto.core.types import Tree
-from fedproto.errors import RunFolderError
+from fedproto.errors import ConfigError, RunFolderError
 from fedproto.partitions.file import read_partition
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.from_settings import FROM_PYTHON
 
 
 def list_input_shapes(federation: Federation) -> list[list[int]]:
@@ -25,6 +27,47 @@ def hash_states(states: Sequence[Tree]) -> str:
     hashes = {key: hash_tensors(state) for key, state in different_states.items()}
     listed = "\n".join(hashes[id(state)] for state in states)
     return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def hash_inputs(federation: Federation) -> str:
+    """Return one hash of the inputs of all clients, which share pools of them."""
+    digest = hashlib.sha256()
+    hashed: set[int] = set()
+    for member in federation.members:
+        for examples in (member.train, member.test, member.validation):
+            if examples is not None and id(examples.x) not in hashed:
+                hashed.add(id(examples.x))
+                digest.update(hash_tensors({"x": examples.x}).encode())
+    return digest.hexdigest()
+
+
+def refuse_other_origins(path: Path, settings: Mapping[str, Any], data: Any, modules: Any) -> None:
+    """Refuse to continue a run without the arrays or modules it was started with from Python.
+
+    Those of a run that was started with names are refused, too. `settings` are the run's.
+    """
+    for setting, given in (("dataset", data), ("model", modules)):
+        is_from_python = settings.get(setting) == FROM_PYTHON.name
+        what = "arrays" if setting == "dataset" else "modules"
+        if is_from_python and given is None:
+            raise RunFolderError(
+                f"{path} was started from Python with {what} of its own, which no file holds: "
+                f"pass them again, as in fedproto.resume({path.name!r}, {setting}=...)"
+            )
+        if given is not None and not is_from_python:
+            raise ConfigError(
+                f"{path} was started with the {setting} {settings.get(setting)!r}, not with "
+                f"{what}: leave {setting} out"
+            )
+
+
+def refuse_other_arrays(folder: RunFolder, began_with: Any, now: str | None) -> None:
+    """Refuse a run that began with other arrays from Python; both are hashes of all inputs."""
+    if began_with is not None and began_with != now:
+        raise RunFolderError(
+            f"{folder.path} began with other arrays than those given: pass the same arrays, in "
+            "the same order, or start a new run"
+        )
 
 
 def refuse_other_partition(folder: RunFolder, now: dict[str, Any]) -> None:

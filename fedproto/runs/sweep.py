@@ -99,11 +99,20 @@ def read_sweep(path: Path) -> list[Cell]:
     settings = flatten_tables(tables, str(path))
     plugins.refuse_plugins(settings, path)
     plugins.refuse_plugins(lists, path)
+    return make_cells(settings, lists, f"[sweep] of {path}")
+
+
+def make_cells(settings: dict[str, Any], lists: dict[str, list[Any]], where: str) -> list[Cell]:
+    """Return all combinations of lists of values, the last list changing fastest.
+
+    `settings` are those of all cells; `where` begins the sentences of errors.
+    """
+    _refuse_bad_lists(lists, where)
     cells = []
     for values in itertools.product(*lists.values()):
         varied = dict(zip(lists, values, strict=True))
         cells.append(_build_cell(settings, varied))
-    _refuse_equal_cells(cells, path)
+    _refuse_equal_cells(cells, where)
     return cells
 
 
@@ -117,12 +126,19 @@ def _read_lists(table: Any, path: Path) -> dict[str, list[Any]]:
             "one run"
         )
     lists = flatten_tables(table, f"[sweep] of {path}")
+    _refuse_bad_lists(lists, f"[sweep] of {path}")
+    return lists
+
+
+def _refuse_bad_lists(lists: dict[str, Any], where: str) -> None:
+    """Refuse what is not a list of values for each setting."""
+    if not lists:
+        raise ConfigError(f"{where} has no list of values, such as seed = [0, 1]")
     for key, values in lists.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(
-                f"[sweep] of {path}: {key} must be a list of values, such as [1, 2], not {values!r}"
+                f"{where}: {key} must be a list of values, such as [1, 2], not {values!r}"
             )
-    return lists
 
 
 def _build_cell(settings: dict[str, Any], varied: dict[str, Any]) -> Cell:
@@ -149,14 +165,14 @@ def _name_cell(varied: dict[str, Any]) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_=.+" else "_" for letter in name)
 
 
-def _refuse_equal_cells(cells: Sequence[Cell], path: Path) -> None:
+def _refuse_equal_cells(cells: Sequence[Cell], where: str) -> None:
     """Refuse a sweep of which two cells have the same settings, such as `lr = [1, 1.0]`."""
     names: dict[str, str] = {}
     for cell in cells:
         settings = cell.config.toml()
         if settings in names:
             raise ConfigError(
-                f"[sweep] of {path} lists a federation twice: {names[settings]} and {cell.name}"
+                f"{where} lists a federation twice: {names[settings]} and {cell.name}"
             )
         names[settings] = cell.name
 

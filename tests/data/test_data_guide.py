@@ -31,6 +31,7 @@ from helpers.data_files import (
     write,
     zipped,
 )
+from helpers.image_files import write_dicom
 from helpers.sources import images
 from PIL import Image
 
@@ -42,7 +43,7 @@ SECTIONS = dict(
     re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs" / "data.md").read_text(), re.M | re.S)
 )
 MIRROR = "http://files.example.org/cifar"
-MODULES = {"hub": "datasets", "flower": "flwr_datasets"}  # what an extra brings
+MODULES = {"hub": "datasets", "flower": "flwr_datasets", "dicom": "pydicom"}  # what an extra brings
 SCREEN = 45  # lines
 
 
@@ -179,10 +180,26 @@ def own_npy(path):
 
 
 def own_folder(path):
+    if path.name == "sites":
+        for site in ("Köln", "Ulm"):
+            for label in ("cat", "dog"):
+                for number, image in enumerate(images(10, 28, 28)):
+                    write(path / site / label / f"{number}.png", png(image))
+        return
     for label in ("cat", "dog"):
         for number, image in enumerate(images(30, 28, 28)):
             write(path / "train" / label / f"{number}.png", png(image))
             write(path / "test" / label / f"{number}.png", png(image))
+
+
+def own_images(path):
+    """Write a list of DICOM files."""
+    pytest.importorskip("pydicom")
+    rows = ["path,label"]
+    for number, image in enumerate(images(40, 28, 28)):
+        write_dicom(Path(f"scans/{number}.dcm"), image)
+        rows.append(f"scans/{number}.dcm,{'sick' if number % 2 else 'well'}")
+    path.write_text("\n".join(rows) + "\n")
 
 
 def own_hf(path):
@@ -229,6 +246,7 @@ OWN = {
     "npz": own_npz,
     "npy": own_npy,
     "folder": own_folder,
+    "images": own_images,
     "hf": own_hf,
     "pfllib": own_pfllib,
     "csv": own_csv,

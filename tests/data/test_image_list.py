@@ -68,6 +68,17 @@ def test_semicolons_and_dicom_files(tmp_path):
     assert source.train.x[:].max() == 65535
 
 
+def test_a_list_as_pandas_and_older_programs_write_it(tmp_path):
+    """With an index, and in another encoding."""
+    write_list(tmp_path, [f"{number}.png,x" for number in range(4)])
+    rows = [f"{number},{number}.png,{('Öl', 'Weiß')[number % 2]}" for number in range(4)]
+    (tmp_path / "list.csv").write_text("\n".join([",path,label", *rows]), encoding="latin-1")
+    name = f"images:{tmp_path}/list.csv"
+    assert build(name, text_encoding="latin-1").classes == ("Weiß", "Öl")
+    assert "text_encoding=latin-1" in refusal(name)
+    assert "klingon" in refusal(name, text_encoding="klingon")
+
+
 @pytest.mark.parametrize("written", ["../x.png", "{outside}", "a/../../x.png"])
 def test_paths_outside_of_the_list_are_refused_unless_allowed(tmp_path, written):
     outside = write_image(tmp_path / "x.png", "L", 6, 6)

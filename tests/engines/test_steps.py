@@ -80,8 +80,22 @@ def test_a_gpu_records_steps_of_a_few_sizes(active, size, compiled_size):
 # --- traced steps
 
 
-@pytest.mark.parametrize("algorithm", ["fedproto(collect=during)", "fedavg", "fedrep"])
-def test_a_traced_step_is_the_step(algorithm, monkeypatch):
+#: Everything that a step may do beside SGD.
+ADAM = {"optimiser": "adam", "weight_decay": 0.1, "clip_norm": 0.5}
+ADAMW = {"optimiser": "adamw", "weight_decay": 0.1, "class_weights": "balanced"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("fedproto(collect=during)", {}),
+        ("fedavg", {}),
+        ("fedrep", {}),
+        ("fedproto", ADAM),
+        ("fedavg", ADAMW),
+    ],
+)
+def test_a_traced_step_is_the_step(algorithm, options, monkeypatch):
     """Before a GPU's step is compiled, it is traced down to torch's own operations."""
     monkeypatch.setattr(stacked._Convolution, "vmap", staticmethod(convolve_by_columns))
     module = network(
@@ -92,7 +106,12 @@ def test_a_traced_step_is_the_step(algorithm, monkeypatch):
         nn.Dropout(0.3),
     )
     run = prepare(
-        algorithm, "vectorised", modules=module, data=make_clients(RAGGED), last_batch="keep"
+        algorithm,
+        "vectorised",
+        modules=module,
+        data=make_clients(RAGGED),
+        last_batch="keep",
+        **options,
     )
     (stack,) = run.engine.stacks
     workspace = load_workspace(stack, run.progress.server)
@@ -172,6 +191,16 @@ def test_twice_as_many_clients_need_as_many_operations(algorithm):
     """There is no loop over clients above a kernel, and no trained number is read."""
     six, twelve = (
         operations(algorithm, clients, modules=with_dropout(), epochs=2) for clients in (6, 12)
+    )
+    assert six.counted == twelve.counted
+    assert not any(dtype.is_floating_point for dtype in six.read)
+
+
+@pytest.mark.parametrize("options", [ADAM, ADAMW, {"sampling": "balanced"}], ids=str)
+def test_no_setting_of_training_loops_over_clients_or_reads_a_number(options):
+    """A GPU could not record such a step."""
+    six, twelve = (
+        operations("fedproto", clients, modules=with_dropout(), **options) for clients in (6, 12)
     )
     assert six.counted == twelve.counted
     assert not any(dtype.is_floating_point for dtype in six.read)

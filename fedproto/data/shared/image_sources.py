@@ -162,6 +162,6 @@ def _skip_broken(
 
 def _describe_skipped(found: Examination) -> str:
     count = len(found.names)
-    files = "file was" if len(found.errors) == 1 else "files were"
+    verb = "was" if len(found.errors) == 1 else "were"
     listed = list_errors(found.errors)
-    return f"{len(found.errors):,} of {count:,} image {files} skipped: {listed}"
+    return f"{len(found.errors):,} of {count:,} image files {verb} skipped: {listed}"

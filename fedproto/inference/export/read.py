@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedproto.config import plugins
 from fedproto.core.files import read_tensors
+from fedproto.core.types import Tree
 from fedproto.data.shared.feature_encoding import ENCODING, Encoding, read_encoding
 from fedproto.data.shared.preprocessing import Preprocessing
-from fedproto.errors import DataError, FedProtoError
+from fedproto.errors import ConfigError, DataError, FedProtoError
 from fedproto.inference.export.manifest import (
     CALIBRATION,
     CALIBRATION_FORMAT,
@@ -22,20 +24,28 @@ from fedproto.inference.export.manifest import (
     check_files,
     read_manifest,
 )
-from fedproto.inference.model_building import build_model
+from fedproto.inference.model_building import build_model, load_into_copy
 from fedproto.inference.trained_client import WAYS, TrainedClient
 from fedproto.models import Fit
 from fedproto.runs.prototype_files import PROTOTYPES, read_prototypes
 
 
-def read_exported(folder: Path) -> TrainedClient:
+def read_exported(folder: Path, module: nn.Module | None = None) -> TrainedClient:
     """Return a client that `export_client` wrote; refused if a file is not the one written.
 
     No file of the folder is code. A model of the form `package.module:function` is imported only
-    if it is trusted.
+    if it is trusted; one that was passed from Python must be passed again, as `module`.
     """
     manifest = read_manifest(folder / MANIFEST)
-    plugins.refuse_plugins({"model": manifest["model"]}, folder / MANIFEST)
+    is_from_python = bool(manifest.get("is_from_python"))
+    if is_from_python and module is None:
+        raise ConfigError(
+            f"the client in {folder} has a module that was passed from Python "
+            f"({manifest['model']}), whose code no file holds: pass the module again, as in "
+            f"fedproto.Classifier.load({folder.name!r}, module=...)"
+        )
+    if module is None:
+        plugins.refuse_plugins({"model": manifest["model"]}, folder / MANIFEST)
     files = manifest["files"]
     check_files(folder, files)
     shared = read_prototypes(folder / PROTOTYPES) if PROTOTYPES in files else None
@@ -51,10 +61,11 @@ def read_exported(folder: Path) -> TrainedClient:
             own=tuple(manifest["own"]),
             prototypes=shared,
             about=manifest["about"],
-            module=build_model(manifest["model"], fit, state),
+            module=_restore_module(manifest["model"], module, fit, state),
             preprocessing=preprocessing,
             calibration=calibration,
             temperatures={way: float(value) for way, value in manifest["temperatures"].items()},
+            is_from_python=is_from_python,
         )
         trained.refuse_other_sizes(manifest["dim"])
         _refuse_infinite_outputs(trained)
@@ -63,6 +74,13 @@ def read_exported(folder: Path) -> TrainedClient:
             f"{folder / MANIFEST} and the files beside it do not go together: {error}"
         ) from error
     return trained
+
+
+def _restore_module(text: str, module: nn.Module | None, fit: Fit, state: Tree) -> nn.Module:
+    """Return the client's model with its weights: the module given, or else built from its text."""
+    if module is not None:
+        return load_into_copy(module, state, fit)
+    return build_model(text, fit, state)
 
 
 def _make_preprocessing(given: dict[str, Any], encoding: Encoding | None) -> Preprocessing:

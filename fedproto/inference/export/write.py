@@ -51,7 +51,9 @@ def export_client(trained: TrainedClient, folder: Path, onnx: bool = True) -> No
     """Write a client as a folder, which appears with everything in it or not at all."""
     if is_taken(folder):
         raise RunFolderError(f"{folder} is not empty: name another folder with --to")
-    rebuilt = _rebuild_from_text(trained)
+    rebuilt = trained if trained.is_from_python else _rebuild_from_text(trained)
+    if trained.is_from_python:
+        _refuse_infinite(trained, trained.probe_outputs())
     graph = build_onnx(rebuilt) if onnx else None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -174,6 +176,8 @@ def _make_manifest(trained: TrainedClient, hashes: dict[str, str]) -> dict[str, 
     if ONNX in hashes:
         distances = list(classes_with_prototype(trained))
         manifest["onnx"] = {"logits": list(trained.classes), "distances": distances}
+    if trained.is_from_python:
+        manifest["is_from_python"] = True
     manifest["about"] = trained.about
     manifest["versions"] = {
         "fedproto": sys.modules["fedproto"].__version__,

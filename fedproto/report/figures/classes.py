@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedproto.plots.labels import shorten
 from fedproto.report.figures.figure import (
+    MAX_NAME_LETTERS,
     MAX_NAMED_CLIENTS,
     MAX_PANELS,
     Figure,
@@ -130,8 +131,8 @@ def _label_classes_and_clients(axes: Axes, run: Run) -> None:
         range(0, len(names), step), names[::step], rotation=90 if is_upright else 0, fontsize=8
     )
     if len(run.clients) <= MAX_NAMED_CLIENTS:
-        ids = [str(client.id) for client in run.clients]
-        axes.set_yticks(range(len(ids)), ids, fontsize=8)
+        clients = [shorten(client.name, MAX_NAME_LETTERS) for client in run.clients]
+        axes.set_yticks(range(len(clients)), clients, fontsize=8)
 
 
 def _write_counts(axes: Axes, counts: np.ndarray) -> None:
@@ -162,4 +163,4 @@ def _count_table(run: Run, counts: np.ndarray) -> Iterator[Sequence[Any]]:
     """Yield a header of class names, then the counts of each client."""
     yield "client", *run.classes
     for client, row in zip(run.clients, counts.tolist(), strict=True):
-        yield client.id, *row
+        yield client.name, *row

@@ -13,6 +13,7 @@ from fedproto.plots.labels import is_own_accuracy, shorten
 from fedproto.plots.marks import add_legend, centred_offsets, make_rows, show_percent
 from fedproto.plots.style import colour_at
 from fedproto.report.figures.figure import (
+    MAX_NAME_LETTERS,
     MAX_NAMED_CLIENTS,
     MAX_PANELS,
     Figure,
@@ -81,7 +82,7 @@ def _head_accuracy(client: Client) -> float:
 
 def _describe_accuracy(client: Client) -> str:
     """Return a client with its accuracy by the head, for a caption."""
-    return f"client {client.id} with {_head_accuracy(client):.1%}"
+    return f"client {client.name} with {_head_accuracy(client):.1%}"
 
 
 def _draw_bars(run: Run, accuracies: Sequence[str], position: int) -> tuple[Canvas, Axes]:
@@ -117,10 +118,11 @@ def _draw_bars(run: Run, accuracies: Sequence[str], position: int) -> tuple[Canv
 
 
 def _describe_client(client: Client) -> str:
-    """Return the label of a row: number, model and number of classes."""
+    """Return the label of a row: name, model and number of classes."""
+    name = shorten(client.name, MAX_NAME_LETTERS)
     model = shorten(client.model, MAX_MODEL_LETTERS)
     classes = len(client.classes)
-    return f"{client.id} · {model} · {classes} cl."
+    return f"{name} · {model} · {classes} cl."
 
 
 def _draw_ranking(run: Run, accuracies: Sequence[str], position: int) -> tuple[Canvas, Axes]:
@@ -148,4 +150,4 @@ def _client_table(group: Group) -> Iterator[Sequence[Any]]:
         for client in run.clients:
             classes = len(client.classes)
             values = [client.accuracy[name] for name in group.accuracies]
-            yield group.label, run.seed, client.id, client.model, classes, *values
+            yield group.label, run.seed, client.name, client.model, classes, *values

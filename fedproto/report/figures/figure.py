@@ -19,6 +19,7 @@ from fedproto.report.cells import write_csv
 WIDTH_INCHES = 4.4
 LEGEND_ROW_INCHES = 0.19
 CSS_PIXELS_PER_INCH = 96
+MAX_NAME_LETTERS = 20  # of a client's name in a figure
 MAX_NAMED_CLIENTS = 40  # more clients do not get a row and a name each
 MAX_PANELS = 12  # of one kind; the files of numbers are complete
 

@@ -152,5 +152,5 @@ def _map_table(run: Run, points: Points, places: np.ndarray) -> Iterator[Sequenc
     clients = points.clients.tolist()
     classes = points.classes.tolist()
     for client, label, place in zip(clients, classes, places.tolist(), strict=True):
-        owner = "global" if client == GLOBAL else run.clients[client].id
+        owner = "global" if client == GLOBAL else run.clients[client].name
         yield owner, run.classes[label], *place

@@ -1,0 +1,75 @@
+"""`fedproto.resume`: a run that was stopped goes on, and a finished one is read again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedproto.core.tensors import split_groups
+from fedproto.core.types import Tree
+from fedproto.engines.distributed.torchrun import follows
+from fedproto.errors import ConfigError
+from fedproto.runs.announcements import announce_rounds
+from fedproto.runs.experiment import OnRound, follow, reopen
+from fedproto.runs.folder import RunFolder
+from fedproto.runs.result import Result
+
+
+def resume(
+    folder: str | Path,
+    *,
+    dataset: Sequence[Any] | Mapping[str, Any] | None = None,
+    model: nn.Module | Sequence[nn.Module] | None = None,
+    on_round: OnRound | None = None,
+    progress: bool = False,
+) -> Result:
+    """Continue a run that was stopped or killed, and return its result.
+
+    The result is that of a run that was never stopped, to the bit. A finished run is not trained
+    again: its result is read from the folder.
+
+    Args:
+        folder: the run folder.
+        dataset: the arrays that the run was started with, if it was started with arrays; others
+            are refused.
+        model: the module or modules that the run was started with, if it was started with such;
+            their weights come from the newest checkpoint.
+        on_round: is called with the result of each round.
+        progress: print a line to stderr for each evaluated round.
+    """
+    run = RunFolder.open(Path(folder))
+    if run.result() is not None:
+        return read_result(run)
+    if follows():
+        experiment, _ = reopen(run, None, dataset, model)
+        follow([experiment])
+        raise SystemExit(0)
+    with run.hold():  # before the checkpoint is read, so that nobody writes a newer one
+        experiment, reopened = reopen(run, None, dataset, model)
+        for notice in experiment.notices:
+            warnings.warn(notice, stacklevel=2)
+        announced = announce_rounds(experiment.algorithm.name, on_round, progress=progress)
+        return experiment.execute(reopened, announced)
+
+
+def read_result(folder: RunFolder) -> Result:
+    """Return the result of a finished run from its folder; its data and modules stay out.
+
+    Raises ConfigError if the run has not finished.
+    """
+    content = folder.result()
+    if content is None:
+        raise ConfigError(f"{folder.path} has not finished: continue it with fedproto.resume")
+    stored = folder.load_checkpoint()
+    groups: dict[str, Tree] = {} if stored is None else split_groups(stored[1])
+    server = groups.get("server", {})
+    prototypes: Tree = {}
+    if "prototypes" in server and "known" in server:
+        prototypes = {name: server[name] for name in ("prototypes", "known")}
+    of_clients = split_groups(groups.get("client", {}))
+    states = [of_clients[str(client)] for client in range(len(of_clients))]
+    return Result(content, folder.metrics(), prototypes, states, folder.path)
