@@ -17,6 +17,8 @@ from fedproto.errors import ConfigError, shown, unknown
 
 #: Stands for the model, or the partition, that suits the data.
 AUTO = "auto"
+#: Stands for data that is passed from Python, and that no file can name.
+PYTHON = "python"
 
 
 def parse_choices(kind: str, value: Any) -> list[Part]:
@@ -75,11 +77,11 @@ def _resolve_argument(kind: str, base: str, text: str) -> str:
 
 
 def has_own_data(parts: Sequence[Part]) -> bool:
-    """Return whether one of the data sets is the user's own: a path, or a plug-in from outside.
+    """Return whether one of the data sets is the user's own: a path, a plug-in, data from Python.
 
     The names of the data sets that come with the package have no colon.
     """
-    return any(":" in part.name for part in parts)
+    return any(":" in part.name or part.name == PYTHON for part in parts)
 
 
 def complete(kind: str, part: Part, given: dict[str, Any], last: dict[str, Any]) -> Part:

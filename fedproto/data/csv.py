@@ -21,6 +21,8 @@ def csv(
     *,
     label: str | None = None,
     client: str | None = None,
+    group: str | None = None,
+    split: str | None = None,
     ignore: tuple[str, ...] = (),
     keep: tuple[str, ...] = (),
     missing: tuple[str, ...] = (),
@@ -28,23 +30,26 @@ def csv(
     text_encoding: str = UTF_8,
     encoding: File | None = None,
 ) -> Source:
-    """A table of your own: a file with a header, or a folder with train.csv and test.csv.
+    """A table of your own: a file with a header, or a folder with train.csv, test.csv and val.csv.
 
     Files may be gzipped (.gz). `label` names the column of classes (default: one called label,
     class, target or y, else the last). `client` names the column of clients, for `natural`
-    (default: one called client, if there is one). `ignore` names columns to leave out. Numbers are
+    (default: one called client, if there is one). `group` names the column of what must stay
+    together, such as the rows of one patient. `split` names a column that says train, val or test.
+    `ignore` names columns to leave out. Numbers are
     standardised and texts become one input per value, both by the training rows. A missing value
     (empty, NA, ? or a mark named in `missing`) becomes the mean, or a value of its own. A column of
     texts that differ in nearly every row, such as names, ids or dates, is refused unless it is
     named in `ignore`, or in `keep`. `decimal` is "," for numbers such as 1,5; `text_encoding` is
     that of the file, such as latin-1. `encoding` names a file of an exported member that says how
-    columns become inputs. A seeded fifth of each class of a single file is held out as the test
-    set.
+    columns become inputs. val.csv is optional; without `split`, a seeded fifth of each class of a
+    single file is held out as the test set.
     """
     _refuse_other_formats(path)
     notation = Notation(missing, decimal, check_text_encoding(text_encoding))
     table = Table.read(Path(path), ignore, notation=notation)
-    return from_table(f"csv:{path}", table, TableOptions(label, client, keep, encoding, notation))
+    options = TableOptions(label, client, keep, encoding, notation, group, split)
+    return from_table(f"csv:{path}", table, options)
 
 
 def _refuse_other_formats(path: str) -> None:

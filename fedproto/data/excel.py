@@ -20,6 +20,8 @@ def excel(
     sheet: str | None = None,
     label: str | None = None,
     client: str | None = None,
+    group: str | None = None,
+    split: str | None = None,
     ignore: tuple[str, ...] = (),
     keep: tuple[str, ...] = (),
     missing: tuple[str, ...] = (),
@@ -34,7 +36,7 @@ def excel(
     check_ending(path, "excel", EXCEL_ENDINGS)
     notation = Notation(missing)
     table = Table.read(Path(path), ignore, notation=notation, sheet=sheet, endings=EXCEL_ENDINGS)
-    options = TableOptions(label, client, keep, encoding, notation)
+    options = TableOptions(label, client, keep, encoding, notation, group, split)
     source = from_table(f"excel:{path}", table, options)
     if sheet is not None:
         return source

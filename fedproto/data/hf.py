@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +42,7 @@ def hf(
     image: str | None = None,
     label: str | None = None,
     client: str | None = None,
+    group: str | None = None,
     size: PositiveInt | None = None,
     grey: bool | None = None,
     mean: tuple[float, ...] = (0.0,),
@@ -51,13 +52,42 @@ def hf(
     """Images from the Hugging Face hub, or from a folder of its parquet files.
 
     Images stay on disk until used. The columns `image`, `label` and `client` (for `natural`) are
-    found by their type or name, or named by these options. The test set is `test`, else
-    `validation`, else a seeded fifth of each class. `size`, `grey`, `mean` and `std` are as in
-    `folder`.
+    found by their type or name, or named by these options. `group` names the column of what must
+    stay together, such as the images of one patient. The test set is `test`, else `validation`,
+    else a seeded fifth of each class; beside `test`, `validation` chooses the best round. `size`,
+    `grey`, `mean` and `std` are as in `folder`.
     """
-    where = f"hf:{name}"
-    tables = _load_tables(name, subset)
-    columns = _Columns(where, tables[0], image, label, client)
+    return from_tables(
+        f"hf:{name}",
+        _load_tables(name, subset),
+        image=image,
+        label=label,
+        client=client,
+        group=group,
+        size=size,
+        grey=grey,
+        mean=mean,
+        std=std,
+        augment=augment,
+    )
+
+
+def from_tables(
+    where: str,
+    tables: list[Any],
+    *,
+    image: str | None = None,
+    label: str | None = None,
+    client: str | None = None,
+    group: str | None = None,
+    size: int | None = None,
+    grey: bool | None = None,
+    mean: tuple[float, ...] = (0.0,),
+    std: tuple[float, ...] = (1.0,),
+    augment: bool = False,
+) -> Source:
+    """Return the images of tables for training and perhaps for testing and validation."""
+    columns = _Columns(where, tables[0], image, label, client, group)
     image_tables = [columns.select_images(table) for table in tables]
     found = examine(_list_files(image_tables, where))
     if found.errors:
@@ -67,8 +97,17 @@ def hf(
     splits = []
     for table, image_table, y in zip(tables, image_tables, labels, strict=True):
         x = _to_lazy_array(image_table, format, where)
-        splits.append(Split(x, y, columns.read_writers(table)))
-    source = from_arrays(where, names, splits, mean=mean, std=std, augment=augment)
+        splits.append(Split(x, y, columns.read_writers(table), columns.read_groups(table)))
+    validation = splits[2] if len(splits) > 2 else None
+    source = from_arrays(
+        where,
+        names,
+        splits[:2],
+        validation=validation,
+        mean=mean,
+        std=std,
+        augment=augment,
+    )
     return replace(source, scale=format.white)
 
 
@@ -76,7 +115,7 @@ def hf(
 
 
 def _load_tables(name: str, subset: str | None) -> list[Any]:
-    """Return the training table and, if there is one, the test table, both memory-mapped."""
+    """Return the tables that `find_parts` names, all memory-mapped."""
     datasets = _import_datasets()
     is_folder = Path(name).is_dir()
     if not is_folder:
@@ -91,10 +130,24 @@ def _load_tables(name: str, subset: str | None) -> list[Any]:
         parts = datasets.load_dataset(name, subset)
     except Exception as error:  # the network, the hub's answer, a damaged file
         raise _loading_error(name, is_folder, error) from error
+    return find_parts(parts, f"hf:{name}")
+
+
+def find_parts(parts: Mapping[str, Any], where: str) -> list[Any]:
+    """Return the training table and those for testing and validation, if there are any.
+
+    There is no table for validation without one for testing.
+    """
     if "train" not in parts:
-        raise DataError(f"hf:{name} has no part 'train': it has {', '.join(parts)}")
-    test_tables = [parts[part] for part in TEST_PARTS if part in parts]
-    return [parts["train"], *test_tables[:1]]
+        raise DataError(f"{where} has no part 'train': it has {', '.join(parts)}")
+    other_tables = [parts[part] for part in TEST_PARTS if part in parts]
+    has_test = "test" in parts
+    return [parts["train"], *other_tables[: 2 if has_test else 1]]
+
+
+def has_images(table: Any) -> bool:
+    """Return whether a column of a table is of images."""
+    return any(type(feature).__name__ == "Image" for feature in table.features.values())
 
 
 def _import_datasets() -> ModuleType:
@@ -136,11 +189,18 @@ class _Columns:
     """The columns that hold the images, the labels and, if known, the clients."""
 
     def __init__(
-        self, where: str, table: Any, image: str | None, label: str | None, client: str | None
+        self,
+        where: str,
+        table: Any,
+        image: str | None,
+        label: str | None,
+        client: str | None,
+        group: str | None = None,
     ) -> None:
         self.where = where
         self.features = table.features
-        for name in (image, label, client):
+        self.group = group
+        for name in (image, label, client, group):
             if name is not None and name not in self.features:
                 raise ConfigError(f"{where} has no column {name!r}: it has {self._describe()}")
         self.image = image or self._find_image()
@@ -188,7 +248,7 @@ class _Columns:
         candidates = []
         class_labels = []
         for name, feature in self.features.items():
-            if name in (self.image, self.client):
+            if name in (self.image, self.client, self.group):
                 continue
             if type(feature).__name__ == "ClassLabel":
                 class_labels.append(name)
@@ -245,6 +305,14 @@ class _Columns:
         if self.client is None or self.client not in table.features:
             return None
         return _read_column(table, self.client, self.where)
+
+    def read_groups(self, table: Any) -> np.ndarray | None:
+        """Return the group of each row, if a column is named; all tables must have it."""
+        if self.group is None:
+            return None
+        if self.group not in table.features:
+            raise DataError(f"{self.where} has a part without the column {self.group!r}")
+        return _read_column(table, self.group, self.where)
 
 
 def _read_column(table: Any, name: str, where: str) -> np.ndarray:

@@ -102,6 +102,7 @@ def _read_list(path: Path, wanted: _Columns, outside: bool, text_encoding: str) 
     _, header = next(lines)
     columns = _find_columns(path, header, wanted)
     names: dict[str, str] = {}
+    line_of: dict[str, int] = {}
     rows = []
     for line, values in lines:
         place = f"{path}, line {line}"
@@ -114,9 +115,15 @@ def _read_list(path: Path, wanted: _Columns, outside: bool, text_encoding: str) 
         label = given["label"]
         if label not in names:
             names[label] = class_name(label, f"{place} has the label")
+        file = _locate(path.parent, given["image"], outside, place)
+        if line_of.setdefault(file, line) != line:
+            raise DataError(
+                f"{place} names {given['image']!r}, which line {line_of[file]} names, too: an "
+                "image must be listed once, or it could be in training and test"
+            )
         rows.append(
             _Row(
-                _locate(path.parent, given["image"], outside, place),
+                file,
                 names[label],
                 given.get("client"),
                 given.get("group"),

@@ -18,6 +18,8 @@ def parquet(
     *,
     label: str | None = None,
     client: str | None = None,
+    group: str | None = None,
+    split: str | None = None,
     ignore: tuple[str, ...] = (),
     keep: tuple[str, ...] = (),
     missing: tuple[str, ...] = (),
@@ -31,5 +33,5 @@ def parquet(
     check_ending(path, "parquet", PARQUET_ENDINGS)
     notation = Notation(missing)
     table = Table.read(Path(path), ignore, notation=notation, endings=PARQUET_ENDINGS)
-    options = TableOptions(label, client, keep, encoding, notation)
+    options = TableOptions(label, client, keep, encoding, notation, group, split)
     return from_table(f"parquet:{path}", table, options)

@@ -21,8 +21,14 @@ from fedproto.data.shared.delimited import (
     read_rows,
 )
 from fedproto.data.shared.feature_encoding import TEXT, Words, read_encoding
-from fedproto.data.shared.labels import Labels, number_labels
-from fedproto.data.shared.tables import LABEL_COLUMNS, find_column, find_parts
+from fedproto.data.shared.labels import Labels, number_labels, read_sets
+from fedproto.data.shared.tables import (
+    LABEL_COLUMNS,
+    VALIDATION_STEMS,
+    find_column,
+    find_parts,
+    name_sets,
+)
 from fedproto.errors import ConfigError, DataError, unknown
 
 Vocabulary = Annotated[int, Bounds(1, 2**24 - 2)]  # inputs travel as float32, which counts to 2^24
@@ -35,12 +41,14 @@ Row = dict[str, str]  # the values of a row by the names of their columns
 
 
 class Document(NamedTuple):
-    """A text with its label and, if known, its client."""
+    """A text with its label and, if known, its client, its group and the set it is for."""
 
     text: str
     label: str
-    client: str | None
     place: str  # its file and line, for errors
+    client: str | None = None
+    group: str | None = None
+    split: str | None = None
 
 
 class DocumentColumns(NamedTuple):
@@ -49,6 +57,8 @@ class DocumentColumns(NamedTuple):
     text: str | None
     label: str | None
     client: str | None
+    group: str | None
+    split: str | None
 
 
 def text(
@@ -60,21 +70,24 @@ def text(
     text: str | None = None,
     label: str | None = None,
     client: str | None = None,
+    group: str | None = None,
+    split: str | None = None,
     text_encoding: str = UTF_8,
     encoding: File | None = None,
 ) -> Source:
     """Texts of your own: one folder of .txt files per class, or a jsonl or csv file.
 
     The options `text`, `label` and `client` (for `natural`) name columns of a jsonl or csv file
-    that are not called text; label, class, target or y; and client. `text_encoding` is that of the
-    files, such as latin-1.
+    that are not called text; label, class, target or y; and client. `group` names the column of
+    what must stay together, such as the texts of one author, and `split` one that says train, val
+    or test. `text_encoding` is that of the files, such as latin-1.
     Texts are cut or padded to `length` words in lower case. A word becomes its rank among the
     `vocabulary` most frequent ones of the training texts, from 2 on; 1 is any other word, 0 is
     padding. `encoding` names a file of an exported member that says words and length instead.
-    The test set is a folder or file `test` beside `train`; without them, a seeded fifth of each
-    class is held out.
+    The test set is a folder or file `test` beside `train`, and a validation set is `val`; without
+    them, a seeded fifth of each class is held out for testing.
     """
-    named = DocumentColumns(text, label, client)
+    named = DocumentColumns(text, label, client, group, split)
     check_text_encoding(text_encoding)
     part_paths = _find_parts(Path(path))
     parts = [_read_documents(part_path, named, text_encoding) for part_path in part_paths]
@@ -84,13 +97,7 @@ def text(
             "train and test, each of which is such a folder or a file"
         )
     documents = [document for part in parts for document in part]
-    test_start = len(parts[0]) if len(parts) > 1 else None
-
-    def place(row: int) -> str:
-        return documents[row].place
-
-    label_texts = [document.label for document in documents]
-    labels = number_labels(path, label_texts, test_start, place)
+    labels = _number_documents(path, parts, split)
     if encoding is not None:
         words = _read_words(Path(encoding), path)
     else:
@@ -98,24 +105,87 @@ def text(
         words = Words.fit(train_texts, vocabulary, length, text or TEXT, text_encoding)
     if not words.words:
         raise DataError(f"{path} holds no word in its training texts")
-    return _to_source(path, documents, labels, words)
+    return _to_source(f"text:{path}", documents, labels, words)
 
 
-def _to_source(path: str, documents: list[Document], labels: Labels, words: Words) -> Source:
+def from_rows(
+    name: str,
+    parts: list[list[Row]],
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    client: str | None = None,
+    group: str | None = None,
+    split: str | None = None,
+    vocabulary: int = 5000,
+    length: int = 100,
+) -> Source:
+    """Return rows with a text and a label as a source.
+
+    `parts` are all rows, or those for training, for testing and perhaps for validation.
+    """
+    named = DocumentColumns(text, label, client, group, split)
+    documents_of_parts = [_to_documents(Path(name), iter(enumerate(rows)), named) for rows in parts]
+    if not all(documents_of_parts):
+        raise DataError(f"{name} holds no text")
+    documents = [document for part in documents_of_parts for document in part]
+    labels = _number_documents(name, documents_of_parts, split)
+    train_texts = (documents[row].text for row in labels.train_rows)
+    words = Words.fit(train_texts, vocabulary, length, text or TEXT)
+    if not words.words:
+        raise DataError(f"{name} holds no word in its training texts")
+    return _to_source(name, documents, labels, words)
+
+
+def _number_documents(where: str, parts: list[list[Document]], split: str | None) -> Labels:
+    """Return the classes of all documents, and what they are for.
+
+    The parts are for training, testing and validation, if there are several; the column `split`
+    says so otherwise.
+    """
+    documents = [document for part in parts for document in part]
+    sets = name_sets([len(part) for part in parts])
+
+    def place(row: int) -> str:
+        return documents[row].place
+
+    if split is not None and sets is not None:
+        raise ConfigError(
+            f"split names column {split!r}, but {where} holds several files, which already say "
+            "what their texts are for: leave it out"
+        )
+    if split is not None:
+        words = [document.split or "" for document in documents]
+        sets = read_sets(where, words, split, place)
+    label_texts = [document.label for document in documents]
+    return number_labels(where, label_texts, sets, place, _read_groups(documents))
+
+
+def _read_groups(documents: list[Document]) -> np.ndarray | None:
+    """Return the group of each document, if they have any."""
+    if documents[0].group is None:
+        return None
+    return np.array([document.group for document in documents])
+
+
+def _to_source(name: str, documents: list[Document], labels: Labels, words: Words) -> Source:
     """Return the documents as a source, with the text models that fit the vocabulary."""
     x = words([document.text for document in documents])
     writer = None
     if documents[0].client is not None:
         writer = np.array([document.client for document in documents])
-    everything = Split(x, labels.y, writer)
+    everything = Split(x, labels.y, writer, _read_groups(documents))
     train = everything.select_rows(labels.train_rows)
     test = everything.select_rows(labels.test_rows)
+    validation = None
+    if labels.validation_rows is not None:
+        validation = everything.select_rows(labels.validation_rows)
     size = len(words.words)
     mixed_models = [
         f"textcnn(words={size}, filters={filters})" for filters in FILTERS_OF_MIXED_MODELS
     ]
     return Source(
-        f"text:{path}",
+        name,
         labels.names,
         train,
         test,
@@ -124,7 +194,8 @@ def _to_source(path: str, documents: list[Document], labels: Labels, words: Word
         mixed_model=",".join(mixed_models),
         shots=default_shots(train.y),
         encoding=words,
-        notices=tuple(describe_splits(f"text:{path}", labels.names, train, test)),
+        validation=validation,
+        notices=tuple(describe_splits(name, labels.names, train, test)),
     )
 
 
@@ -157,10 +228,11 @@ def read_texts(path: Path, words: Words) -> Iterator[tuple[str, str]]:
 
 
 def _find_parts(path: Path) -> list[Path]:
-    """Return the file or folder itself, or its training and test parts."""
+    """Return the file or folder itself, or its training, test and validation parts."""
     if not path.is_dir():
         return [path]
-    if any(folder.name not in ("train", "test") for folder in list_folders(path)):
+    names_of_sets = ("train", "test", *VALIDATION_STEMS)
+    if any(folder.name not in names_of_sets for folder in list_folders(path)):
         return [path]
     return find_parts(path, ("", *ROW_FILE_ENDINGS))
 
@@ -189,7 +261,7 @@ def _read_class_folders(path: Path, text_encoding: str) -> list[Document]:
     for folder in list_folders(path):
         for text_path in sorted(folder.glob("*.txt")):
             with open_text(text_path, text_encoding) as file:
-                documents.append(Document(file.read(), folder.name, None, str(text_path)))
+                documents.append(Document(file.read(), folder.name, str(text_path)))
     return documents
 
 
@@ -246,17 +318,23 @@ def _to_documents(
         for name in columns:
             if name is not None and name not in row:
                 raise DataError(f"{place} has no {name!r} that is a text or a whole number")
-        client = None
-        if columns.client is not None:
-            client = row[columns.client].strip()
-            if not client:
-                raise DataError(
-                    f"{place} has no client: fill in {columns.client!r}, "
-                    "or leave it out of every line"
-                )
+        client = _take_value(row, columns.client, "client", place)
+        group = _take_value(row, columns.group, "group", place)
+        split = None if columns.split is None else row[columns.split]
         assert columns.text is not None and columns.label is not None, "both were found"
-        documents.append(Document(row[columns.text], row[columns.label].strip(), client, place))
+        label = row[columns.label].strip()
+        documents.append(Document(row[columns.text], label, place, client, group, split))
     return documents
+
+
+def _take_value(row: Row, column: str | None, what: str, place: str) -> str | None:
+    """Return what a row has in a column in which all rows must have something."""
+    if column is None:
+        return None
+    value = row[column].strip()
+    if not value:
+        raise DataError(f"{place} has no {what}: fill in {column!r}, or leave it out of every line")
+    return value
 
 
 def _find_columns(path: Path, names: list[str], named: DocumentColumns) -> DocumentColumns:
@@ -277,8 +355,8 @@ def _find_columns(path: Path, names: list[str], named: DocumentColumns) -> Docum
             f"{path} has no column 'label', 'class', 'target' or 'y': it has {found}; name the "
             "column with label=COLUMN"
         )
-    columns = DocumentColumns(text_column, label_column, client_column)
-    chosen = [name for name in columns if name is not None]
+    columns = DocumentColumns(text_column, label_column, client_column, named.group, named.split)
+    chosen = [name for name in columns[:3] if name is not None]
     if len(set(chosen)) < len(chosen):
         raise ConfigError(
             f"text, label and client of {path} must be different columns, not {', '.join(chosen)}"

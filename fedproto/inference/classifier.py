@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,8 +15,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from fedproto.core import prototypes
+from fedproto.data.shared.feature_encoding import Columns
+from fedproto.data.shared.python_data import is_frame
 from fedproto.errors import ConfigError, DataError
 from fedproto.inference.calibration import compute_novelty
+from fedproto.inference.input_files import encode_frame
 from fedproto.inference.judgement import (
     Judgement,
     find_candidates,
@@ -241,13 +245,24 @@ class Classifier(ClassifierMixin, BaseEstimator):
         if fitted is not None:
             return -prototypes.distances(self._embed(x), fitted.prototypes, "l2")
         assert self.trained is not None, "the classifier is ready"
-        outputs = self.trained.forward_raw(np.asarray(x))
+        outputs = self.trained.forward_raw(_to_array(x, self.trained))
         return self.trained.score(self.by, self.among, outputs)
 
     def _embed(self, x: Any) -> Tensor:
         if self.trained is None:
             return torch.from_numpy(np.array(x))
-        return self.trained.forward_raw(np.asarray(x)).features
+        return self.trained.forward_raw(_to_array(x, self.trained)).features
+
+
+def _to_array(x: Any, trained: TrainedClient) -> np.ndarray:
+    """Return inputs as an array; a DataFrame is encoded as the tables that the client knows."""
+    encoding = trained.preprocessing.encoding
+    if not is_frame(x) or not isinstance(encoding, Columns):
+        return np.asarray(x)
+    inputs, notices = encode_frame(x, encoding)
+    for notice in notices:
+        warnings.warn(notice, stacklevel=4)
+    return inputs
 
 
 def _find_trained(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -123,17 +123,32 @@ def _read_table(path: Path, encoding: Columns) -> Iterator[Input]:
     """Yield an input per row; columns that the client does not know are ignored."""
     wanted = [column.name for column in encoding.columns]
     table = Table.read(path, only=wanted, notation=encoding.notation)
+    inputs, notices = _encode_table(table, encoding)
+    for row, x in enumerate(inputs):
+        yield Input(table.place(row), x, notices if row == 0 else [])
+
+
+def encode_frame(frame: Any, encoding: Columns) -> tuple[np.ndarray, list[str]]:
+    """Return the rows of a DataFrame as inputs, (n, width), and notices about them."""
+    wanted = [column.name for column in encoding.columns]
+    frames = [frame]
+    table = Table.from_frames(frames, ["the DataFrame"], only=wanted, notation=encoding.notation)
+    return _encode_table(table, encoding)
+
+
+def _encode_table(table: Table, encoding: Columns) -> tuple[np.ndarray, list[str]]:
+    """Return the rows of a table as inputs, and notices about texts that are new."""
     missing = encoding.find_missing(table.columns)
     if missing:
+        wanted = [column.name for column in encoding.columns]
         raise DataError(
-            f"{path} has no column {missing[0]!r}, which this client was trained on: "
+            f"{table.name} has no column {missing[0]!r}, which this client was trained on: "
             f"{', '.join(wanted)}"
         )
     notices = []
     for name, rows in encoding.find_unknown_texts(table.columns).items():
         notices.append(_describe_new_texts(name, rows, table))
-    for row, x in enumerate(encoding(table.columns, table.place)):
-        yield Input(table.place(row), x, notices if row == 0 else [])
+    return encoding(table.columns, table.place), notices
 
 
 def _describe_new_texts(name: str, rows: np.ndarray, table: Table) -> str:

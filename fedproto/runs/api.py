@@ -13,11 +13,13 @@ from typing import Any, Unpack
 from torch import nn
 
 from fedproto.config import plugins
+from fedproto.config.choices import PYTHON
 from fedproto.config.options import options_of
 from fedproto.config.settings import Config, configure
 from fedproto.core.rounds import RoundResult
+from fedproto.data.shared.python_data import PythonData, is_per_client
 from fedproto.engines.distributed.torchrun import follows
-from fedproto.errors import ConfigError, DataError
+from fedproto.errors import ConfigError
 from fedproto.runs.announcements import announce_rounds
 from fedproto.runs.experiment import Experiment, OnRound, during_rounds, follow, proceed
 from fedproto.runs.folder import RunFolder
@@ -28,7 +30,7 @@ from fedproto.runs.result import Result
 def run(
     *,
     algorithm: str = "fedproto",
-    dataset: str | Sequence[Sequence[Any]] = "mnist5k",
+    dataset: str | PythonData = "mnist5k",
     model: str | nn.Module | Sequence[nn.Module] | None = None,
     out: str | Path | None = None,
     on_round: OnRound | None = None,
@@ -44,8 +46,12 @@ def run(
     Args:
         algorithm: the name of one algorithm: of a built-in one, or `file:function` for one of your
             own. To compare several, call `run` once for each.
-        dataset: the name of a data set, or one `(x, y)` or `(x, y, x_test, y_test)` of arrays per
-            client.
+        dataset: the name of a data set, or data: one `(x, y)` or `(x, y, x_test, y_test)` of
+            arrays, a pandas DataFrame, a torch Dataset or a Hugging Face Dataset, which is divided
+            by `partition` and `clients`; or a list or dict with one `(x, y)` or
+            `(x, y, x_test, y_test)`, or one torch Dataset, per client, where the keys of the dict
+            are the clients' names. A dict may hold DataFrames, too. `label`, `client`, `ignore`,
+            `keep` and `missing` say about a DataFrame what they say about a csv file.
         model: the name of a model, a module that returns (features, logits), or one such module
             per client (with a named data set, pass `clients` as well); without it, the model that
             the data set names.
@@ -63,7 +69,7 @@ def run(
 def stream(
     *,
     algorithm: str = "fedproto",
-    dataset: str | Sequence[Sequence[Any]] = "mnist5k",
+    dataset: str | PythonData = "mnist5k",
     model: str | nn.Module | Sequence[nn.Module] | None = None,
     out: str | Path | None = None,
     **options: Unpack[RunKeywords],
@@ -133,9 +139,10 @@ def _configure(algorithm: str, dataset: Any, model: Any, options: Mapping[str, A
     if isinstance(dataset, str):
         settings["dataset"] = dataset
     else:
-        _refuse_bad_arrays(dataset)
-        _refuse_partition(options, len(dataset))
-        settings["clients"] = len(dataset)
+        settings["dataset"] = PYTHON
+        if is_per_client(dataset):
+            _refuse_partition(options, len(dataset))
+            settings["clients"] = len(dataset)
     if model is None or isinstance(model, str):
         settings["model"] = model
     plugins.trust_chosen(settings)
@@ -146,14 +153,6 @@ def _configure(algorithm: str, dataset: Any, model: Any, options: Mapping[str, A
             "each, or compare several with `fedproto run --algorithm` on the command line"
         )
     return configs[0]
-
-
-def _refuse_bad_arrays(dataset: Any) -> None:
-    if not isinstance(dataset, Sequence) or not len(dataset):
-        raise DataError(
-            "dataset must be text, or a list with one (x, y) or (x, y, x_test, y_test) of arrays "
-            "per client"
-        )
 
 
 def _refuse_partition(options: Mapping[str, Any], clients: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.config import plugins
+from fedproto.config.choices import PYTHON, has_own_data
 from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
 from fedproto.config.settings import Config, configure
@@ -90,7 +91,7 @@ class Experiment:
 
         Args:
             config: the settings.
-            data: one tuple of arrays per client, instead of the data set of the settings.
+            data: what a Python program holds, instead of the data set of the settings.
             modules: a module, or one per client, instead of the model of the settings.
             loaded: the sources read so far, by name; experiments prepared one after the other
                 share it.
@@ -134,7 +135,7 @@ class Experiment:
         for config, federation, progress in zip(configs, federations, progresses, strict=True):
             found = list(federation.notices)
             found += describe_own_draws(configs[0], federation)
-            if "prototypes" in progress.server and _has_own_data(config):
+            if "prototypes" in progress.server and has_own_data(config.dataset):
                 found += describe_lonely_classes(federation)
             notices += [notice for notice in found if notice not in notices]
             notices += describe_similar_names(_names_to_compare(federation))
@@ -336,7 +337,7 @@ class Experiment:
 
     def _hash_arrays(self) -> str | None:
         """Return a hash of the inputs of all clients that were passed from Python, or None."""
-        if self.config.dataset != (FROM_PYTHON,):
+        if self.config.dataset[0].name != PYTHON:
             return None
         return start_checks.hash_inputs(self.federation)
 
@@ -377,11 +378,6 @@ def _choose_best_by(config: Config, federation: Federation, progress: Progress) 
     return BestState(best)
 
 
-def _has_own_data(config: Config) -> bool:
-    """Return whether a run uses a user's own files, or data from Python."""
-    return any(":" in part.name or part.name == FROM_PYTHON.name for part in config.dataset)
-
-
 def _names_to_compare(federation: Federation) -> tuple[str, ...]:
     """Return the class names of several sources, or of a user's own files; else none.
 
@@ -413,8 +409,6 @@ def reopen(
         del settings["partition"]
     else:
         settings["partition"] = str(Part(f"file:{path / 'partition.json'}"))
-    if data is not None:
-        del settings["dataset"]
     if modules is not None:
         del settings["model"]
     if (path / START).exists():

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedproto.config.choices import AUTO, resolve_auto
-from fedproto.config.options import Part
+from fedproto.config import plugins
+from fedproto.config.choices import AUTO, PYTHON, resolve_auto
+from fedproto.config.options import Part, options_of
 from fedproto.config.settings import Config
 from fedproto.core.client_names import client_name, refuse_equal_names
 from fedproto.core.federation import Federation, Member
@@ -21,6 +22,7 @@ from fedproto.core.server import Progress
 from fedproto.core.types import Algorithm
 from fedproto.data import Source
 from fedproto.data.shared.client_arrays import from_clients
+from fedproto.data.shared.python_data import is_per_client, to_source
 from fedproto.errors import ConfigError
 from fedproto.partitions import ClientRows
 from fedproto.runs.assemble import assemble, deal, divide, options_from_data
@@ -32,7 +34,7 @@ from fedproto.runs.row_counts import count_rows
 from fedproto.runs.validation_rows import refuse_leaking_groups, set_validation_apart
 
 #: Stands in a configuration for arrays and modules that no file can name.
-FROM_PYTHON = Part("python")
+FROM_PYTHON = Part(PYTHON)
 
 
 def build_federation(
@@ -51,11 +53,17 @@ def build_federation(
     Args:
         config: the settings.
         algorithm: the algorithm of the settings.
-        data: one tuple of arrays per client from Python, in a list or by name, or None.
+        data: what a Python program holds instead of a named data set, or None.
         modules: a module or one per client from Python, or None.
         loaded: the sources read so far, by name; new ones are added.
         names: what the clients are called, where neither settings nor data say it.
     """
+    if data is not None:
+        config = replace(config, dataset=(_keep_given_options(config.dataset[0]),))
+    if data is not None and not is_per_client(data):
+        (part,) = config.dataset
+        loaded = {str(part): to_source(data, part.options)}
+        data = None
     if data is None:
         config = settle_clients(config, loaded)
         sources = _load_sources(config, loaded)
@@ -63,11 +71,9 @@ def build_federation(
         rows = divide(sources, config.partition, config.seed)
     else:
         names, listed = _split_names(data)
-        sources = from_clients(listed, names)
+        sources = from_clients(listed, names, config.dataset[0].options)
         rows = [_all_rows(source) for source in sources]
-        config = replace(
-            config, dataset=(FROM_PYTHON,), partition=FROM_PYTHON, clients=len(sources)
-        )
+        config = replace(config, partition=FROM_PYTHON, clients=len(sources))
     if names is not None:
         rows = [each._replace(name=name) for each, name in zip(rows, names, strict=True)]
     rows = set_validation_apart(sources, rows, config.validation, config.seed)
@@ -143,6 +149,15 @@ def _read_given_prototypes(config: Config) -> Prototypes | None:
 
 
 # --- data
+
+
+def _keep_given_options(part: Part) -> Part:
+    """Return the part of data from Python with those options that are not the defaults."""
+    given = {}
+    for name, option in options_of(plugins.find("dataset", PYTHON)).items():
+        if part.name == PYTHON and part.options.get(name, option.default) != option.default:
+            given[name] = part.options[name]
+    return Part(PYTHON, given)
 
 
 def _load_sources(config: Config, loaded: dict[str, Source]) -> list[Source]:

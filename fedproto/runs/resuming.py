@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from fedproto.core.tensors import split_groups
 from fedproto.core.types import Tree
+from fedproto.data.shared.python_data import PythonData
 from fedproto.engines.distributed.torchrun import follows
 from fedproto.errors import ConfigError
 from fedproto.runs.announcements import announce_rounds
@@ -22,7 +22,7 @@ from fedproto.runs.result import Result
 def resume(
     folder: str | Path,
     *,
-    dataset: Sequence[Any] | Mapping[str, Any] | None = None,
+    dataset: PythonData | None = None,
     model: nn.Module | Sequence[nn.Module] | None = None,
     on_round: OnRound | None = None,
     progress: bool = False,
@@ -34,8 +34,8 @@ def resume(
 
     Args:
         folder: the run folder.
-        dataset: the arrays that the run was started with, if it was started with arrays; others
-            are refused.
+        dataset: the data that the run was started with, if it was started with data from Python,
+            such as arrays or a DataFrame; other data is refused.
         model: the module or modules that the run was started with, if it was started with such;
             their weights come from the newest checkpoint.
         on_round: is called with the result of each round.

@@ -139,20 +139,19 @@ def refuse_leaking_groups(sources: Sequence[Source], rows: Sequence[ClientRows])
             continue
         clients = [number for number, each in enumerate(sources) if each is source]
         taken_apart = []
+        names = []
         for client in clients:
+            name = f"client {rows[client].name or client}"
+            names.append(name)
             validation = rows[client].validation
             if validation is None or source.validation is not None:
                 validation = np.zeros(0, np.int64)
             _refuse_shared(
                 [group[rows[client].train], group[validation]],
-                [
-                    f"the training rows of client {client}",
-                    f"the validation rows of client {client}",
-                ],
+                [f"the training rows of {name}", f"the validation rows of {name}"],
                 source.name,
             )
             taken_apart.append(np.concatenate([rows[client].train, validation]))
-        names = [f"client {client}" for client in clients]
         _refuse_shared([group[part] for part in taken_apart], names, source.name)
 
 

@@ -1,14 +1,19 @@
 """From image files to `predict`, by the command line: DICOM, 16 bits, sites and broken files."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from fedproto.data.shared.preprocessing import Preprocessing
+from fedproto.errors import DataError, RunFolderError
 from fedproto.inference.export.read import read_exported
+from fedproto.inference.export.write import export_client
 from fedproto.inference.input_files import read_inputs
 from fedproto.inference.trained_client import load_client
+from fedproto.runs.client_models import INDEX
+from fedproto.runs.folder import RunFolder
 from tests.helpers.command_line import fedproto
 from tests.helpers.image_files import write_dicom, write_image
 from tests.helpers.sources import build
@@ -110,3 +115,25 @@ def test_a_trained_client_takes_other_kinds_of_files(run, tmp_path):
         path = write_image(tmp_path / f"a.{ending}", mode, 12, 12)
         (found,) = read_inputs(path, preprocessing)
         assert found.x.shape == (1, 12, 12) and 255 < found.x.max() <= 65535
+
+
+@pytest.mark.parametrize(
+    "wrong", [3, [40], [40, 0], [40, "wide"], [40, True], [1e300, 2], "40,400"]
+)
+def test_a_window_that_is_none_is_refused(run, tmp_path, wrong):
+    """In a run folder that is sealed again, as a stranger could, and in an export's manifest."""
+    folder, _ = run
+    shutil.copytree(folder, tmp_path / "run")
+    copy = RunFolder(tmp_path / "run")
+    content = copy.read_json(INDEX)
+    content["clients"][0]["preprocessing"]["window"] = wrong
+    copy.write_json(INDEX, content)
+    with pytest.raises(RunFolderError, match="must have a `window` of centre and width, not"):
+        load_client(tmp_path / "run", 0)
+    export_client(load_client(folder, 0), tmp_path / "member", onnx=False)
+    path = tmp_path / "member" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["input"]["window"] = wrong
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="and a `window` of centre and width"):
+        read_exported(tmp_path / "member")

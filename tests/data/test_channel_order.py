@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import fedproto
 from fedproto.data.shared.channel_order import USUAL_CHANNELS, find_order
+from fedproto.data.shared.client_arrays import from_clients
 from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError, DataError, RunFolderError
 from fedproto.inference.classifier import Classifier
@@ -104,6 +105,19 @@ def test_another_order_in_the_test_set_is_refused(tmp_path):
     assert "training inputs of shape (3, 8, 10) but test inputs of (10, 3, 8)" in refusal(
         as_npz(tmp_path, train, test)
     )
+
+
+def test_pfllib_and_arrays_from_python_may_have_either_order(tmp_path):
+    x = images(20, 8, 10, 3).astype(np.float32)
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        np.savez(tmp_path / part / "0.npz", data={"x": x, "y": LABELS})
+    assert build(f"pfllib:{tmp_path}").preprocessing.shape == (3, 8, 10)
+    assert build(f"pfllib:{tmp_path}", channel_order="first").preprocessing.shape == (8, 10, 3)
+    last, first = from_clients([(x, LABELS), (np.moveaxis(x, -1, 1), LABELS)])
+    rows = np.arange(len(last.train.y))
+    assert last.preprocessing.shape == (3, 8, 10)
+    assert last.tensor(last.train, rows).equal(first.tensor(first.train, rows))
 
 
 # --- new inputs of a trained client

@@ -117,5 +117,5 @@ def test_unusable_arrays_from_python_are_refused(client, words):
 
 def test_no_clients_from_python_are_refused():
     for nothing in ([], 5, {}):
-        with pytest.raises(DataError, match="dataset must be text, or a list"):
+        with pytest.raises(DataError, match=r"dataset must be text; one .* not "):
             run(nothing)

@@ -127,6 +127,7 @@ def test_missing_files_are_broken_ones(tmp_path):
         ("path,label,split", ["a.png,cat,dev"], "has the split 'dev', but train, test or val"),
         ("path,label,split", ["a.png,cat,test"], "lists no image for training"),
         ("path,label", ["a.png,cat,1"], "line 2 has 3 values"),
+        ("path,label", ["a.png,cat", "b/../a.png,dog"], "'b/../a.png', which line 2 names, too"),
     ],
 )
 def test_lists_that_are_refused(tmp_path, header, rows, words):

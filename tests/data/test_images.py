@@ -1,6 +1,7 @@
 """Image files of every kind, written by pillow and pydicom and read back."""
 
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -277,6 +278,33 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(MissingExtra, match=r"needs the package 'pydicom': pip install .*dicom"):
         build(f"folder:{tmp_path}")
+
+
+@given(
+    st.sampled_from(["a.dcm", "a.tif", "a.png"]),
+    st.integers(0, 2**32),
+    st.integers(1, 255),
+    st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_damaged_file_is_read_or_refused_in_one_sentence(
+    tmp_path_factory, name, place, change, cut
+):
+    path = tmp_path_factory.getbasetemp() / f"damaged-{name}"
+    if name == "a.dcm":
+        write_dicom(path, random_pixels(6, 6, 16), WindowCenter=7, WindowWidth=9, RescaleSlope=2)
+    else:
+        write_image(path, "I;16", 6, 6)
+    content = bytearray(path.read_bytes())
+    place %= len(content)
+    content[place] ^= change
+    path.write_bytes(content[:place] if cut else content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            read(path, size=(6, 6))
+        except DataError as error:
+            assert path.name in str(error) and "\n" not in str(error)
 
 
 # --- the same for new images

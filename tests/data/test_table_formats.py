@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from helpers.command_line import fedproto, only_line
 from helpers.data_files import write
+from helpers.frames import as_texts, mixed_frame, same_source
 from helpers.sources import build, refusal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,21 +22,6 @@ from fedproto.errors import ConfigError, DataError
 from fedproto.inference.input_files import read_inputs
 
 TABLE = "age,town,label\n" + "1,Ulm,yes\n3,Köln,no\n2,Ulm,no\n4,Köln,yes\n" * 3
-
-
-def same_source(one, other):
-    """Whether two sources hold the same, to the bit, but for their names."""
-    assert one.classes == other.classes
-    assert one.encoding == other.encoding
-    for part in ("train", "test"):
-        first, second = getattr(one, part), getattr(other, part)
-        assert first.x.tobytes() == second.x.tobytes() and first.x.shape == second.x.shape
-        np.testing.assert_array_equal(first.y, second.y)
-        if first.writer is None:
-            assert second.writer is None
-        else:
-            np.testing.assert_array_equal(first.writer, second.writer)
-    return True
 
 
 # --- the index that pandas writes
@@ -215,25 +201,6 @@ def written(frame, folder, kind, **options):
     return f"{kind}:{path}"
 
 
-def mixed_frame(rows=24):
-    generator = np.random.default_rng(3)
-    frame = pd.DataFrame(
-        {
-            "size": generator.normal(size=rows).round(9),  # openpyxl writes 16 digits
-            "count": np.arange(rows) % 5,
-            "small": generator.normal(size=rows).astype(np.float32),
-            "smoker": np.arange(rows) % 3 == 0,
-            "home": pd.Categorical(np.array(["flat", "house"])[np.arange(rows) % 2]),
-            "site": np.array(["Ulm", "Köln", "Bonn"])[np.arange(rows) % 3],
-            "visits": pd.array([None, *range(1, rows)], dtype="Int64") % 4,
-            "kind": np.array(["ill", "well"])[(np.arange(rows) // 2) % 2],
-        }
-    )
-    frame.loc[5, "size"] = np.nan
-    frame.loc[7, "home"] = None
-    return frame
-
-
 @pytest.mark.parametrize("kind", ["parquet", "excel"])
 @pytest.mark.parametrize("index", [False, True])
 def test_parquet_and_excel_are_the_csv_that_pandas_writes(tmp_path, kind, index):
@@ -371,10 +338,7 @@ def test_new_rows_in_any_format_become_the_same_inputs(tmp_path, kind, trained_o
     inputs = list(read_inputs(path, source.preprocessing))
     x = np.stack([each.x for each in inputs])
     csv_source = build(written(frame, tmp_path, "csv"), label="kind")
-    wanted = csv_source.encoding(
-        {name: frame[name].map(lambda v: "" if pd.isna(v) else str(v)).to_numpy(str)
-         for name in [column.name for column in csv_source.encoding.columns]}, str
-    )  # fmt: skip
+    wanted = csv_source.encoding(as_texts(frame), str)
     assert x.tobytes() == wanted.tobytes()
 
 

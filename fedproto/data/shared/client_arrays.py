@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
 
 from fedproto.core.class_names import class_name, normalise_name
 from fedproto.data import Source, Split, from_arrays
-from fedproto.errors import DataError
+from fedproto.errors import ConfigError, DataError
+
+#: Options of arrays, which are those of `npz`.
+ARRAY_OPTIONS = ("channel_order", "mean", "std", "augment")
 
 
-def from_clients(clients: Sequence, names: Sequence[str] | None = None) -> list[Source]:
-    """Return one source per client, from a list of (x, y) or (x, y, x_test, y_test).
+def from_clients(
+    clients: Sequence,
+    names: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> list[Source]:
+    """Return one source per client, from a list of (x, y), (x, y, x_test, y_test) or Datasets.
 
-    Classes are named by the text of the labels. `names` are the clients', for errors.
+    Classes are named by the text of the labels. `names` are the clients', for errors; `options` are
+    some of `ARRAY_OPTIONS`.
     """
+    options = options or {}
+    _refuse_other_options(options)
     called = [f"client {name}" for name in names or range(len(clients))]
     arrays_of_clients = []
     labels: set[str] = set()
@@ -30,12 +41,61 @@ def from_clients(clients: Sequence, names: Sequence[str] | None = None) -> list[
     class_names = tuple(sorted(distinct, key=lambda name: (len(name), name)))
     sources = []
     for number, arrays in enumerate(arrays_of_clients):
-        sources.append(_from_client(arrays, class_names, called[number]))
+        sources.append(_from_client(arrays, class_names, called[number], options))
     return sources
+
+
+def from_pair(pair: Sequence, where: str, options: Mapping[str, Any]) -> Source:
+    """Return one (x, y) or (x, y, x_test, y_test), which is to be divided, as a source."""
+    _refuse_other_options(options)
+    arrays = _to_arrays(pair, where)
+    labels = {str(label) for label in arrays[1].tolist()}
+    distinct = {class_name(label, f"the labels of {where} hold") for label in labels}
+    names = tuple(sorted(distinct, key=lambda name: (len(name), name)))
+    return _from_client(arrays, names, where, options)
+
+
+def collect_dataset(dataset: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the inputs and the labels of a map-style torch Dataset of (x, y).
+
+    Where it names its classes, as those of torchvision do, labels become these names.
+    """
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise DataError(f"{where} has no length: it must be a map-style Dataset of (x, y)")
+    inputs = []
+    labels = []
+    for row in range(len(dataset)):
+        example = dataset[row]
+        if not isinstance(example, (tuple, list)) or len(example) != 2:
+            found = type(example).__name__
+            raise DataError(f"{where} must hold (x, y) in every row, but row {row} is a {found}")
+        inputs.append(_to_array(example[0]))
+        labels.append(_to_array(example[1]).tolist())
+    shapes = {x.shape for x in inputs}
+    if len(shapes) != 1:
+        found = " and ".join(str(shape) for shape in sorted(shapes)[:2]) or "no row"
+        raise DataError(f"{where} must have inputs of one shape: it has {found}")
+    names = getattr(dataset, "classes", None)
+    if isinstance(names, (list, tuple)) and all(_is_position(label, names) for label in labels):
+        labels = [str(names[label]) for label in labels]
+    return np.stack(inputs), np.asarray(labels)
+
+
+def _is_position(label: Any, names: Sequence) -> bool:
+    return isinstance(label, int) and 0 <= label < len(names)
+
+
+def _refuse_other_options(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name not in ARRAY_OPTIONS:
+            accepted = ", ".join(ARRAY_OPTIONS)
+            raise ConfigError(f"{name!r} has no meaning for arrays, which take {accepted}")
 
 
 def _to_arrays(client: Any, where: str) -> list[np.ndarray]:
     """Return what a client gave as arrays: x, y and perhaps x_test, y_test."""
+    if isinstance(client, Dataset):
+        client = collect_dataset(client, where)
     if not isinstance(client, (tuple, list)):
         found = type(client).__name__
         raise DataError(f"{where} must be (x, y) or (x, y, x_test, y_test), not {found}")
@@ -65,7 +125,9 @@ def _to_array(given: Any) -> np.ndarray:
     return np.asarray(given)
 
 
-def _from_client(arrays: list[np.ndarray], names: tuple[str, ...], where: str) -> Source:
+def _from_client(
+    arrays: list[np.ndarray], names: tuple[str, ...], where: str, options: Mapping[str, Any]
+) -> Source:
     """Return the source of one client; `names` are the classes of all clients."""
     number_of = {name: number for number, name in enumerate(names)}
     splits = []
@@ -76,7 +138,7 @@ def _from_client(arrays: list[np.ndarray], names: tuple[str, ...], where: str) -
             raise DataError(
                 f"{where} has test rows of class {error}, of which no client has training rows"
             ) from error
-    return from_arrays(where, names, splits)
+    return from_arrays(where, names, splits, **options)
 
 
 def _number_labels(labels: np.ndarray, number_of: dict[str, int]) -> np.ndarray:

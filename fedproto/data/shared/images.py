@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -21,7 +23,8 @@ from fedproto.data.shared.lazy_array import LazyArray
 from fedproto.errors import DataError
 
 #: How the names of image files end that are read by every installation, and with pydicom.
-IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", *DICOM_ENDINGS)
+PILLOW_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+IMAGE_ENDINGS = (*PILLOW_ENDINGS, *DICOM_ENDINGS)
 GREY_MODES = ("1", "L", "LA")  # pillow's names for images of one channel of at most 8 bits
 DEEP_MODE_PREFIX = "I;16"  # begins pillow's names for grey images of 16 bits
 #: Pillow's names for images of numbers without a known white: 32 bits, or floats.
@@ -30,6 +33,16 @@ WHITE = {8: 255, 16: 65535}  # by the bits per channel
 TIFF_PHOTOMETRIC = 262  # the tag that says whether 0 is white
 TIFF_BITS_PER_SAMPLE = 258
 MAX_NAMED_FILES = 10  # in one sentence
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep pillow and pydicom from warning of what is odd in a file.
+
+    There may be thousands of such files, and what cannot be read is an error of ours in any case.
+    """
+    with warnings.catch_warnings(action="ignore"):
+        yield
 
 
 class ImageFile(NamedTuple):
@@ -106,6 +119,7 @@ def read_images(files: Sequence[ImageFile], format: ImageFormat) -> np.ndarray:
     return result
 
 
+@quietly()
 def read_pixels(file: str | Path | BinaryIO, name: str, format: ImageFormat) -> np.ndarray:
     """Return an image, (h, w) or (h, w, 3), in its own bits: uint8 or uint16.
 
@@ -127,6 +141,8 @@ def read_pixels(file: str | Path | BinaryIO, name: str, format: ImageFormat) -> 
 
 
 def _is_dicom(file: str | Path | BinaryIO, name: str) -> bool:
+    if isinstance(file, (str, Path)) and str(file).lower().endswith(PILLOW_ENDINGS):
+        return False  # without opening it
     try:
         return is_dicom(file)
     except OSError as error:
@@ -165,6 +181,7 @@ def _change_bits(pixels: np.ndarray, bits: int) -> np.ndarray:
 # --- headers
 
 
+@quietly()
 def read_header(file: str | Path | BinaryIO, name: str) -> Header:
     """Return what is known of an image without its pixels; raises DataError if it is none."""
     if _is_dicom(file, name):
@@ -188,6 +205,8 @@ def _open_image(file: str | Path | BinaryIO, name: str) -> Image.Image:
     except Image.UnidentifiedImageError as error:
         reason = "its format is not known"
         raise DataError(f"{name} is not an image (or is damaged): {reason}") from error
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        raise DataError(f"{name} cannot be read: {error.strerror}") from error
     except Exception as error:  # a damaged file can fail in any way
         raise DataError(f"{name} is not an image (or is damaged): {error}") from error
     if pages > 1:

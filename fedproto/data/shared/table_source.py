@@ -20,10 +20,10 @@ from fedproto.data.shared.feature_encoding import (
     parse_numbers,
     read_encoding,
 )
-from fedproto.data.shared.labels import number_labels
+from fedproto.data.shared.labels import number_labels, read_sets
 from fedproto.data.shared.tables import LABEL_COLUMNS, Table, find_column
 from fedproto.data.shared.telling_columns import refuse_telling_column
-from fedproto.errors import DataError
+from fedproto.errors import ConfigError, DataError
 
 MAX_CATEGORIES = 1000  # per column: each becomes an input
 #: A column is taken for spoilt numbers if it holds more distinct numbers than this ...
@@ -41,6 +41,8 @@ class TableOptions:
     keep: tuple[str, ...] = ()
     encoding: str | None = None
     notation: Notation = USUAL_NOTATION
+    group: str | None = None
+    split: str | None = None
 
 
 def from_table(name: str, table: Table, options: TableOptions) -> Source:
@@ -49,9 +51,13 @@ def from_table(name: str, table: Table, options: TableOptions) -> Source:
         client_column: str | None = table.check_name(options.client)
     else:
         client_column = find_column(table.columns, ("client",))
-    inputs = {name: values for name, values in table.columns.items() if name != client_column}
+    group_column = table.check_name(options.group) if options.group else None
+    sets = _read_sets(table, options.split)
+    described = {client_column, group_column, options.split}
+    inputs = {name: values for name, values in table.columns.items() if name not in described}
     label_texts = _take_labels(table, inputs, options.label)
-    labels = number_labels(table.name, label_texts, table.test_start, table.place)
+    group = table.groups(group_column) if group_column else None
+    labels = number_labels(table.name, label_texts, sets, table.place, group)
     if options.encoding is not None:
         columns = _read_columns(Path(options.encoding), inputs, table.name)
     else:
@@ -59,9 +65,12 @@ def from_table(name: str, table: Table, options: TableOptions) -> Source:
         columns = Columns(fitted, options.notation)
     x = columns(inputs, table.place)
     writer = table.clients(client_column) if client_column else None
-    everything = Split(x, labels.y, writer)
+    everything = Split(x, labels.y, writer, group)
     train = everything.select_rows(labels.train_rows)
     test = everything.select_rows(labels.test_rows)
+    validation = None
+    if labels.validation_rows is not None:
+        validation = everything.select_rows(labels.validation_rows)
     return Source(
         name,
         labels.names,
@@ -72,8 +81,22 @@ def from_table(name: str, table: Table, options: TableOptions) -> Source:
         mixed_model="mlp-mh",
         shots=default_shots(train.y),
         encoding=columns,
+        validation=validation,
         notices=(*table.notices, *describe_splits(name, labels.names, train, test)),
     )
+
+
+def _read_sets(table: Table, column: str | None) -> np.ndarray | None:
+    """Return what each row is for, by a column or by the files; None if nothing says so."""
+    if not column:
+        return table.sets
+    table.check_name(column)
+    if table.sets is not None:
+        raise ConfigError(
+            f"split names column {column!r}, but {table.name} is one of several files, which "
+            "already say what their rows are for: leave it out"
+        )
+    return read_sets(table.name, table.columns[column].tolist(), column, table.place)
 
 
 def _take_labels(table: Table, inputs: dict[str, np.ndarray], label: str | None) -> list[str]:

@@ -26,6 +26,9 @@ from fedproto.data.shared.stored_tables import (
 from fedproto.errors import DataError, unknown
 
 LABEL_COLUMNS = ("label", "class", "target", "y")  # usual names of the column of classes
+#: What the parts of a table are for, in their order.
+SETS = ("train", "test", "validation")
+VALIDATION_STEMS = ("val", "valid", "validation")  # of files and folders
 MISSING_VALUES = ("NA", "?")  # besides the empty value
 #: Characters of a value: every value of a column takes as much memory as its longest one.
 MAX_VALUE_CHARACTERS = 1000
@@ -40,22 +43,38 @@ POINT_IN_NUMBER = re.compile(r"[+-]?\d*\.\d+(,\d+)?|[+-]?\d{1,3}(\.\d{3})+(,\d*)
 
 
 def find_parts(path: Path, endings: Sequence[str]) -> list[Path]:
-    """Return the file itself or, of a folder, the files `train` and `test` inside it.
+    """Return the file itself or, of a folder, the files `train`, `test` and perhaps `val` in it.
 
-    They have one of the endings, the first that exists. Raises DataError if one is missing.
+    They have one of the endings, the first that exists; `val` may also be called `valid` or
+    `validation`. Raises DataError if `train` or `test` is missing.
     """
     if not path.is_dir():
         return [path]
     parts = []
     for stem in ("train", "test"):
-        candidates = [path / f"{stem}{ending}" for ending in endings]
-        parts.extend([candidate for candidate in candidates if candidate.exists()][:1])
+        parts += _find_files(path, [stem], endings)
     if len(parts) < 2:
         raise DataError(
             f"{path} is a folder that does not hold train{endings[0]} and test{endings[0]}: "
             "put them there, or name a file"
         )
-    return parts
+    return parts + _find_files(path, VALIDATION_STEMS, endings)
+
+
+def _find_files(path: Path, stems: Sequence[str], endings: Sequence[str]) -> list[Path]:
+    """Return the first file in a folder with one of the stems and endings, or nothing."""
+    candidates = [path / f"{stem}{ending}" for stem in stems for ending in endings]
+    return [candidate for candidate in candidates if candidate.exists()][:1]
+
+
+def name_sets(sizes: Sequence[int]) -> np.ndarray | None:
+    """Return what each row is for, from the number of rows of each part that `find_parts` names.
+
+    None if there is one part, which nobody has divided.
+    """
+    if len(sizes) == 1:
+        return None
+    return np.repeat(SETS[: len(sizes)], sizes)
 
 
 def find_column(names: Collection[str], usual_names: Sequence[str]) -> str | None:
@@ -81,11 +100,11 @@ class TablePart(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Columns of text by name, the training rows before the test rows."""
+    """Columns of text by name: the training rows, then the test rows, then validation rows."""
 
     columns: dict[str, np.ndarray]
     parts: list[TablePart]
-    test_start: int | None  # the first test row, if there is a test file
+    sets: np.ndarray | None  # what each row is for, where there are several files
 
     @classmethod
     def read(
@@ -99,8 +118,8 @@ class Table(NamedTuple):
     ) -> Table:
         """Read all columns but those to `ignore`, or `only` these, as far as they are there.
 
-        `path` is a file, or a folder with `train` and `test` that have one of the endings. `sheet`
-        is that of an Excel file. Raises DataError if a file has no rows, or if the test file lacks
+        `path` is a file, or a folder with files as `find_parts` names them. `sheet` is that of an
+        Excel file. Raises DataError if a file has no rows, or if the test file lacks
         a column of the training file.
         """
         parts = []
@@ -130,7 +149,7 @@ class Table(NamedTuple):
 
     @classmethod
     def join(cls, parts: list[TablePart]) -> Table:
-        """Return the only part, or the training rows and the test rows, as one table."""
+        """Return the parts as one table: the only one, or training, test and validation rows."""
         first = parts[0]
         for part in parts:
             missing = [name for name in first.columns if name not in part.columns]
@@ -139,8 +158,7 @@ class Table(NamedTuple):
         joined = {}
         for name in first.columns:
             joined[name] = np.concatenate([part.columns[name] for part in parts])
-        test_start = len(first.numbers) if len(parts) > 1 else None
-        return cls(joined, parts, test_start)
+        return cls(joined, parts, name_sets([len(part.numbers) for part in parts]))
 
     @property
     def name(self) -> str:
@@ -165,14 +183,20 @@ class Table(NamedTuple):
 
     def clients(self, name: str) -> np.ndarray:
         """Return the column of the clients, or raise DataError if a row has none."""
-        clients = self.columns[name]
-        missing = np.flatnonzero(clients == "")
+        return self._full_column(name, "client", "or name it in `ignore`")
+
+    def groups(self, name: str) -> np.ndarray:
+        """Return the column of the groups, or raise DataError if a row has none."""
+        return self._full_column(name, "group", "or leave out the option group")
+
+    def _full_column(self, name: str, what: str, remedy: str) -> np.ndarray:
+        """Return a column in which every row must have a value."""
+        values = self.columns[name]
+        missing = np.flatnonzero(values == "")
         if len(missing):
-            raise DataError(
-                f"{self.place(missing[0])} has no client: fill in column {name!r}, "
-                "or name it in `ignore`"
-            )
-        return clients
+            place = self.place(missing[0])
+            raise DataError(f"{place} has no {what}: fill in column {name!r}, {remedy}")
+        return values
 
     def place(self, row: int) -> str:
         """Return the file and line of a row, for errors."""
