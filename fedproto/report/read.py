@@ -256,7 +256,8 @@ def _to_round(line: dict[str, Any]) -> Round:
     return Round(
         number=int(line["round"]),
         loss=loss,
-        accuracy=_to_spreads(line["accuracy"] or {}),
+        # A run with validation rows looks at its test rows once, after the last round.
+        accuracy=_to_spreads(line["accuracy"] or line.get("validation") or {}),
         bytes_up=int(line["bytes_up"]),
         bytes_down=int(line["bytes_down"]),
     )
