@@ -50,6 +50,8 @@ RUN_MEANINGS = {
     "give it itself; none: the models' own length",
     "start": "initial weights: one draw per architecture, or one per client",
     "initial": "file with weights of the models' bodies to start from",
+    "freeze": "`body` trains the models' heads only, on features that are computed once: see "
+    "[frozen bodies](plugins.md#a-frozen-body)",
     "prototypes": "file or run folder with global prototypes to start from",
     "participation": "fraction of the clients sampled each round",
     "lost_uploads": "fraction of the uploads that are lost",
@@ -68,7 +70,8 @@ RUN_MEANINGS = {
     "choose the best round by; at least one row of each class stays, and at least one is taken "
     "where there are two; none: only where the data has a validation set of its own, 0: never",
     "select_by": "what the best round is chosen by: `accuracy` (by the nearest prototype where "
-    "the algorithm has prototypes, else by the head), or one accuracy by its name",
+    "the algorithm has prototypes, else by the head), one accuracy by its name, "
+    "`balanced_accuracy`, `macro_f1` or `auroc`",
     "patience": "end a run with validation after so many evaluations without improvement",
     "baselines": "also train the same model locally and on the rows of all clients together",
     "checkpoint_every": "write a checkpoint every so many rounds; 0: never",

@@ -12,7 +12,9 @@ from fedproto.runs import tracking
 
 def main(folder: str = "runs/tensorboard", rounds: str = "50") -> None:
     on_round = tracking.tensorboard(folder)
-    print(fedproto.run(dataset="digits", rounds=int(rounds), eval_every=5, on_round=on_round))
+    result = fedproto.run(dataset="digits", rounds=int(rounds), eval_every=5, on_round=on_round)
+    on_round(result)  # the metrics of the finished run
+    print(result)
 
 
 if __name__ == "__main__":

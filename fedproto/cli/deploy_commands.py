@@ -65,6 +65,7 @@ def show_status(
         "round",
         "classes",
         "accuracy",
+        "metrics",
         "up",
         "down",
         "beside",

@@ -40,7 +40,7 @@ def join(
         typer.Option(help="the newcomer's classes, separated by commas [all]", show_default=False),
     ] = "",
     shots: Annotated[
-        int | None, typer.Option(help="images per class [all]", min=1, show_default=False)
+        int | None, typer.Option(help="rows per class [all]", min=1, show_default=False)
     ] = None,
     epochs: Annotated[int, typer.Option(help="epochs of training", min=1)] = 10,
     seed: Annotated[int, typer.Option(help="seed of weights, shuffles and samples", min=0)] = 0,
@@ -106,20 +106,20 @@ def join(
     steps = epochs * math.ceil(len(newcomer.train) / prepared[0].config.batch)
     if steps < FEW_STEPS:
         say(
-            f"{len(newcomer.train)} training images in {epochs} epochs are about {steps} steps of "
+            f"{len(newcomer.train)} training rows in {epochs} epochs are about {steps} steps of "
             "training: with so few, try more epochs or a larger lr, "
             "as in --epochs 50 --set lr=0.05"
         )
     say(f"written to {target}; {_say_how_to_add(prototypes, target)}")
 
 
-def _describe_precision(test_images: int) -> str:
-    """Return a sentence on how much of a difference one test image makes."""
-    if not test_images:
-        return "there are no test images of the newcomer's classes"
-    points = 100 / test_images
+def _describe_precision(test_rows: int) -> str:
+    """Return a sentence on how much of a difference one test row makes."""
+    if not test_rows:
+        return "there are no test rows of the newcomer's classes"
+    points = 100 / test_rows
     return (
-        f"measured on {test_images} test images: one image is worth {points:.2g} points; "
+        f"measured on {test_rows} test rows: one row is worth {points:.2g} points; "
         "try several values of --seed before you believe a difference"
     )
 

@@ -88,7 +88,12 @@ def execute(experiment: Experiment, folder: RunFolder, resumable: Path) -> dict[
 def show_results(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
     """Print the contents of some result.json files, each under its label, side by side."""
     from fedproto.cli.metric_table import metric_table, warn_of_metrics
-    from fedproto.cli.tables import clients_tables, compare_runs, describe_traffic
+    from fedproto.cli.tables import (
+        clients_tables,
+        compare_runs,
+        describe_traffic,
+        describe_validation,
+    )
 
     labelled = []
     for result, label in zip(results, labels, strict=True):
@@ -99,6 +104,10 @@ def show_results(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> No
     metrics = metric_table(labelled)
     if metrics is not None:
         console.print(metrics)
+    for result in labelled:
+        chosen = describe_validation(result)
+        if chosen is not None:
+            say(chosen)
     for sentence in compare_runs(labelled):
         say(sentence)
     for result in labelled:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from fedproto.data import Source
 
 RUN_EPILOG = (
-    "Keys that only --set and TOML know: dim, start, epochs, momentum, weight_decay, clip_norm, "
-    "warmup, last_batch, precision, threads, workers, stack, states, compile, and the options that "
-    "`fedproto list` shows."
+    "Keys that only --set and TOML know: dim, start, freeze, epochs, momentum, weight_decay, "
+    "clip_norm, warmup, last_batch, precision, threads, workers, stack, states, compile, and the "
+    "options that `fedproto list` shows."
 )
 #: Bytes that the name of a data set or algorithm may take in the name of a folder.
 MAX_NAME_BYTES = 100
@@ -71,15 +71,13 @@ def run(
         str | None, _flag("ways", "N", "classes per client (mean) [3, or all if there are fewer]")
     ] = None,
     shots: Annotated[
-        str | None, _flag("shots", "N", "training images per class (mean) [the data set's]")
+        str | None, _flag("shots", "N", "training rows per class (mean) [the data set's]")
     ] = None,
     stdev: Annotated[str | None, _flag("stdev", "X", "noise on ways [2]")] = None,
     shots_stdev: Annotated[str | None, _flag("shots-stdev", "X", "noise on shots [stdev]")] = None,
-    test_shots: Annotated[
-        str | None, _flag("test-shots", "N", "test images per class [all]")
-    ] = None,
+    test_shots: Annotated[str | None, _flag("test-shots", "N", "test rows per class [all]")] = None,
     rounds: Annotated[str | None, _flag("rounds", "N", "communication rounds [100]")] = None,
-    batch: Annotated[str | None, _flag("batch", "N", "images per training step [8]")] = None,
+    batch: Annotated[str | None, _flag("batch", "N", "rows per training step [8]")] = None,
     lr: Annotated[str | None, _flag("lr", "X", "learning rate [0.01]")] = None,
     optimiser: Annotated[str | None, _flag("optimiser", "NAME", "sgd, adam or adamw [sgd]")] = None,
     schedule: Annotated[

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedproto.core.client_names import are_numbers
-from fedproto.runs.sweep import Cell
+from fedproto.runs.sweep import Cell, rank_by_validation
 
 #: The widest minimum, in characters, of the column with the models' names.
 MAX_MODEL_WIDTH = 20
@@ -33,20 +33,34 @@ def sweep_table(cells: Sequence[Cell], results: Sequence[dict[str, Any] | None])
 
     A row has the settings in which the federations differ, the mean accuracies, and the
     federation's share of the seconds of its stack. The result of one that broke down is None.
+    With validation, the best federation by its score on validation rows comes first.
     """
     settings = _varied_settings(cells)
     ways = _ways_to_predict(results)
-    table = _plain_table("mean test accuracy over clients, %")
+    ranked = rank_by_validation(results)
+    title = "mean test accuracy over clients, %"
+    if ranked is not None:
+        title = (
+            "ranked by accuracy on validation rows; the others: on test rows, mean over clients, %"
+        )
+    table = _plain_table(title)
     for setting in settings:
         table.add_column(escape(setting), overflow="fold")
+    if ranked is not None:
+        table.add_column("validation", justify="right")
+        table.add_column("best\nround", justify="right")
     for way in ways:
         table.add_column(way.replace("_", "\n"), justify="right")
     table.add_column("share of\nseconds", justify="right")
-    for cell, result in zip(cells, results, strict=True):
+    for position in ranked if ranked is not None else range(len(cells)):
+        cell = cells[position]
+        result = results[position]
         values = [escape(str(cell.varied.get(setting, ""))) for setting in settings]
         if result is None:
             table.add_row(*values, "broke down", style="red")
             continue
+        if ranked is not None:
+            values += [_percent(result["validation"]["score"]), str(result["best_round"])]
         means = [_mean_accuracy(result, way) for way in ways]
         table.add_row(*values, *means, f"{result['seconds']['total']:.1f}")
     return table
@@ -293,6 +307,19 @@ def describe_divergence(result: dict[str, Any]) -> str | None:
         f"warning: {result['algorithm']} diverged: the loss of {len(exploded)} of "
         f"{len(result['clients'])} clients exploded, first that of client {name} in "
         f"round {first['round']}; its accuracies say little, and a smaller lr may help"
+    )
+
+
+def describe_validation(result: dict[str, Any]) -> str | None:
+    """Return which round was chosen by what, and what the table shows; None without validation."""
+    if "validation" not in result:
+        return None
+    chosen = result["validation"]
+    rounds = f"{result['best_round']} of {result['stopped_round']}"
+    return (
+        f"{result['algorithm']}: round {rounds} was chosen by {chosen['select_by']} on "
+        f"validation rows, {_percent(chosen['score'])}%; the accuracies above are those of that "
+        "round on test rows, which were looked at once"
     )
 
 

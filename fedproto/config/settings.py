@@ -74,6 +74,8 @@ class Config:
     start: Literal["shared", "own"] = "shared"
     #: Weights of the models' bodies to start from, instead of random ones.
     initial: File | None = None
+    #: Train nothing of the models' bodies, whose features are then computed once.
+    freeze: Literal["nothing", "body"] = "nothing"
     #: Global prototypes to start from: a file, or a run folder that holds one.
     prototypes: File | None = None
     participation: PositiveFraction = 1.0
@@ -154,6 +156,8 @@ GOVERNED = {
 }
 #: Clients of the data sets that come with the package, as in the paper.
 DEFAULT_CLIENTS = 20
+#: The learning rate of Adam for texts of one's own.
+TEXT_LR = 0.003
 DEFAULTS: dict[str, Any] = {
     "dataset": "mnist5k",
     "algorithm": "fedproto",
@@ -193,6 +197,7 @@ def configure(
         raise ConfigError("partition takes one choice, not a list")
     if chosen["partition"][0].name == AUTO:
         chosen["partition"] = [_choose_partition(chosen, wanted)]
+        wanted |= _choose_training(chosen, wanted)
     owned = _find_owners(wanted, chosen, assigned)
     run_values = _convert_run_values(owned.run)
     is_paper_setting = chosen["partition"][0].name == "nway" or not has_own_data(chosen["dataset"])
@@ -251,6 +256,23 @@ def _choose_partition(chosen: dict[str, list[Part]], settings: Mapping[str, Any]
     named = {f"partition.{name}" for name in only_nway} | (only_nway - of_others)
     is_meant = not named.isdisjoint(settings) or not only_nway.isdisjoint(auto.options)
     return nway if is_meant else auto
+
+
+def _choose_training(chosen: dict[str, list[Part]], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of training that fedproto chooses where the partition is left to it, too.
+
+    Texts need an adaptive optimiser: most words are in few texts, and SGD hardly moves their
+    vectors.
+    """
+    is_own = chosen["partition"][0].name == AUTO
+    is_text = all(part.name.startswith("text:") for part in chosen["dataset"])
+    is_named = not {"optimiser", "run.optimiser"}.isdisjoint(settings)
+    if is_named or not is_own or not is_text:
+        return {}
+    training: dict[str, Any] = {"optimiser": "adam"}
+    if {"lr", "run.lr"}.isdisjoint(settings):
+        training["lr"] = TEXT_LR
+    return training
 
 
 # --- which key belongs to what

@@ -11,6 +11,8 @@ from fedproto.errors import ConfigError, unknown
 
 #: Stands for the main accuracy of an algorithm; see `main_accuracy`.
 ACCURACY = "accuracy"
+#: Metrics of core/measurement.py that can choose, of the main way to predict; larger is better.
+METRICS_TO_SELECT_BY = ("balanced_accuracy", "macro_f1", "auroc")
 
 
 def main_accuracy(names: Collection[str]) -> str:
@@ -29,7 +31,7 @@ def main_accuracy(names: Collection[str]) -> str:
 class BestRound:
     """The best round so far: the first with the largest score.
 
-    select_by  `accuracy`, or the name of one of the algorithm's accuracies
+    select_by  `accuracy`, the name of one of the algorithm's accuracies, or a metric
     patience   evaluations without improvement after which a run is over; None: it never is
     """
 
@@ -38,6 +40,11 @@ class BestRound:
     round: int = 0  # 0: no round was evaluated yet
     score: float = -math.inf
     waited: int = 0  # evaluations since the best round
+
+    @property
+    def needs_metric(self) -> bool:
+        """Whether a metric decides, which is not measured otherwise."""
+        return self.select_by in METRICS_TO_SELECT_BY
 
     @property
     def is_over(self) -> bool:
@@ -58,8 +65,12 @@ class BestRound:
         """Return the name by which rounds are chosen; ConfigError if there is no such accuracy."""
         if self.select_by == ACCURACY:
             return main_accuracy(names)
-        if self.select_by not in names:
-            raise unknown("way to select the best round", self.select_by, [ACCURACY, *names])
+        if self.select_by not in names and not self.needs_metric:
+            raise unknown(
+                "way to select the best round",
+                self.select_by,
+                [ACCURACY, *METRICS_TO_SELECT_BY, *names],
+            )
         return self.select_by
 
     def look_back(self, lines: Sequence[Mapping[str, Any]]) -> None:

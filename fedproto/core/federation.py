@@ -44,6 +44,14 @@ class Examples(NamedTuple):
         return f"<{len(self.rows)} rows of {len(self.x)}, each {tuple(self.x.shape[1:])}>"
 
 
+class FrozenBody(NamedTuple):
+    """What a member's module lacks because its body is not trained: see runs/frozen_bodies.py."""
+
+    module: nn.Module  # the whole module
+    state: Tree  # the body's parameters and buffers, by their names in the whole module
+    shape: tuple[int, ...]  # of one input of the whole module
+
+
 @dataclass(frozen=True)
 class Member:
     """A client of the federation: its data, its model and its classes."""
@@ -62,6 +70,8 @@ class Member:
     #: Rows to choose the best round by, perhaps none; None: the federation has no validation.
     validation: Examples | None = None
     name: str = ""  # what people call it; its number where nothing else is said
+    #: The body whose features are the member's inputs; None: inputs are what the data set has.
+    frozen: FrozenBody | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -70,6 +80,20 @@ class Member:
     def __repr__(self) -> str:
         rows = f"{len(self.train)} training and {len(self.test)} test rows"
         return f"<client {self.name}: {self.model} on {self.dataset}, {rows}>"
+
+    @property
+    def whole_module(self) -> nn.Module:
+        """The module with its body, if that is frozen."""
+        return self.module if self.frozen is None else self.frozen.module
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input of the whole module."""
+        return tuple(self.train.x.shape[1:]) if self.frozen is None else self.frozen.shape
+
+    def whole_state(self, state: Tree) -> Tree:
+        """Return a state of the module with that of its body, if that is frozen."""
+        return state if self.frozen is None else self.frozen.state | state
 
     def examples_of(self, part: EvaluatedPart) -> Examples:
         """Return the rows that the client is evaluated on."""

@@ -14,9 +14,10 @@ from torch.func import vmap
 
 from fedproto.core import codec
 from fedproto.core.additivity import AdditivityCheck
-from fedproto.core.best_round import BestRound
+from fedproto.core.best_round import BestRound, main_accuracy
 from fedproto.core.engine import NOBODY, Chunk, Cohort, Engine, errors_named
 from fedproto.core.federation import EvaluatedPart, Federation
+from fedproto.core.measurement import MeasuredClient, summarise_values
 from fedproto.core.metrics import summarise
 from fedproto.core.sampling import Schedule, sample_cohort
 from fedproto.core.server import Progress, check_server_state
@@ -124,10 +125,36 @@ def run_rounds(
         results: list[RoundResult | None] = [None] * len(federation_runs)
         for number, accumulator in accumulators.items():
             results[number] = accumulator.result(evaluations[number], seconds, part)
-        for federation_run, result in zip(federation_runs, results, strict=True):
-            if federation_run.best is not None and result is not None and result.validation:
-                federation_run.best.note(round, result.validation)
+        if any(result is not None and result.validation for result in results):
+            _note_validation(engine, federation_runs, results)
         yield results
+
+
+def _note_validation(
+    engine: Engine,
+    federation_runs: Sequence[FederationRun],
+    results: Sequence[RoundResult | None],
+) -> None:
+    """Take an evaluated round into account; add the metric to its results, if one decides."""
+    measured: Sequence[dict[int, MeasuredClient]] = [{}] * len(federation_runs)
+    first = federation_runs[0].best
+    if first is not None and first.needs_metric:
+        servers = [federation_run.progress.server for federation_run in federation_runs]
+        measured = engine.measure(servers, "validation")
+    for number, (federation_run, result) in enumerate(zip(federation_runs, results, strict=True)):
+        best = federation_run.best
+        if best is None or result is None or result.validation is None:
+            continue
+        if best.needs_metric:
+            way = main_accuracy(result.validation)
+            clients = measured[number].values()
+            ways = [client.ways[way] for client in clients if way in client.ways]
+            summary = summarise_values([each.values[best.select_by] for each in ways])
+            result.validation[best.select_by] = {
+                "mean": float(summary["mean"] or 0),  # 0 if it is defined for no client
+                "std": float(summary["std"] or 0),
+            }
+        best.note(result.round, result.validation)
 
 
 def _leave_out_idle(accuracies: Tree, federation: Federation) -> Tree:

@@ -83,6 +83,8 @@ class Source:
     augment: bool = False  # random crop with padding 4 and flip in training
     model: str = "cnn"
     mixed_model: str = "cnn-mh"
+    #: The model for an optimiser other than SGD; None: the same.
+    adaptive_model: str | None = None
     shots: int = 100
     encoding: Encoding | None = None  # how rows of a table, or texts, became these inputs
     channel_order: Order = "first"  # of the images as they came; here they are first in any case

@@ -213,8 +213,8 @@ def _describe_groups(path: str, listings: dict[str, list[_Found]]) -> str:
         groups.update(found.folders[1] for found in listing)
     return (
         f"folder:{path} has folders inside those of its classes: each of these {len(groups):,} is "
-        "taken for a group, such as a patient, whose images stay together (levels=class takes "
-        "them for nothing)"
+        "taken for a group, such as a patient, whose images stay together (levels=class ignores "
+        "them)"
     )
 
 

@@ -9,6 +9,7 @@ owner can read.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from fedproto.config.options import words
 from fedproto.core.class_names import is_plain
 from fedproto.core.federation import Federation, Member, rearrange_head
-from fedproto.core.local_training import evaluate, train
+from fedproto.core.local_training import evaluate, score, train
 from fedproto.core.types import Algorithm, Task, Tree, nothing
 from fedproto.deploy.member_checkpoint import (
     STATE_FILE,
@@ -26,6 +27,7 @@ from fedproto.deploy.member_checkpoint import (
     hold_state,
 )
 from fedproto.deploy.member_data import build_federation
+from fedproto.deploy.member_record import TOLD_METRICS
 from fedproto.deploy.messages import Header, Message, pack_upload, unpack_download
 from fedproto.deploy.settings import MemberSettings, TrainingTerms, parse_settings
 from fedproto.errors import (
@@ -76,7 +78,7 @@ def _refuse_other_federation(
 
 
 def evaluate_member(request: Message, own: MemberSettings) -> Message:
-    """Return the member's accuracies with the server's last state, which is saved.
+    """Return the member's accuracies and metrics with the server's last state, which is saved.
 
     Nothing is trained.
     """
@@ -87,6 +89,7 @@ def evaluate_member(request: Message, own: MemberSettings) -> Message:
         with torch_settings(own.threads, "float32"):
             participant = _prepare(request, own, terms, saved)
             accuracies = participant.measure_accuracies()
+            metrics = participant.measure_metrics()
         if saved is not None and "known" in participant.server:
             updated = replace(
                 saved,
@@ -95,7 +98,7 @@ def evaluate_member(request: Message, own: MemberSettings) -> Message:
                 server=participant.server,
             )
             updated.save(own)
-    header = {"member": own.name, "round": request.header["round"], **accuracies}
+    header = {"member": own.name, "round": request.header["round"], **accuracies, **metrics}
     return Message(header, {})
 
 
@@ -163,6 +166,24 @@ class _Participant:
         received = self.algorithm.send(self.server, all_classes)
         accuracies = evaluate(self.client, self.algorithm, self.state, received)
         return {f"accuracy.{name}": value for name, value in accuracies.items()}
+
+    def measure_metrics(self) -> Header:
+        """Return further metrics among all classes for a reply's header, as accuracies are told.
+
+        A metric that is not defined for the member's test rows is left out.
+        """
+        if not self.own.tell_accuracy:
+            return {}
+        all_classes = torch.ones(len(self.federation.classes), device=self.federation.device)
+        received = self.algorithm.send(self.server, all_classes)
+        scores, y = score(self.client, self.algorithm, self.state, received)
+        measured = self.federation.measure_client(0, scores, y, "test")  # it is alone here
+        header: Header = {}
+        for way in scores:
+            for name, value in measured.ways[way].values.items():
+                if name in TOLD_METRICS and math.isfinite(value):
+                    header[f"metric.{name}.{way}"] = value
+        return header
 
 
 def _train(

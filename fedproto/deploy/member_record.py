@@ -8,6 +8,15 @@ from dataclasses import dataclass, field
 from fedproto.core.metrics import ACCURACIES
 from fedproto.deploy.messages import Header, Message, make_printable
 
+#: The largest value of each metric that a member tells beside its accuracies; the smallest is 0.
+TOLD_METRICS = {
+    "balanced_accuracy": 1.0,
+    "macro_f1": 1.0,
+    "auroc": 1.0,
+    "brier": 2.0,
+    "ece": 1.0,
+}
+
 
 @dataclass
 class MemberRecord:
@@ -26,6 +35,8 @@ class MemberRecord:
     failed: int = 0  # rounds that it could not reply to, according to itself or to Flower
     reason: str = ""  # of the last refusal or failure, until a reply counts
     accuracy: dict[str, float] = field(default_factory=dict)
+    #: Further metrics at the end of a run, by the way to predict: {"head": {"auroc": 0.9}}.
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     site: str = ""  # what people call it, as its latest reply says
 
     def note_received(self, payload_bytes: int, other_bytes: int) -> None:
@@ -40,10 +51,13 @@ class MemberRecord:
         self.beside_down += other_bytes
 
     def note_accuracy(self, reply: Message) -> None:
-        """Record the accuracies that the member reports, if it reports any."""
+        """Record the accuracies and metrics that the member reports, if it reports any."""
         accuracies = read_accuracies(reply.header)
         if accuracies:
             self.accuracy = accuracies
+        metrics = read_told_metrics(reply.header)
+        if metrics:
+            self.metrics = metrics
 
     def note_refusal(self, reason: str) -> None:
         """Record that the member's reply was refused."""
@@ -64,3 +78,20 @@ def read_accuracies(header: Header) -> dict[str, float]:
         if isinstance(value, (int, float)) and 0 <= value <= 1:
             accuracies[name] = float(value)
     return accuracies
+
+
+def read_told_metrics(header: Header) -> dict[str, dict[str, float]]:
+    """Return the metrics that a member reports, by the way to predict.
+
+    Only names that we know and values that a metric can have are taken.
+    """
+    ways = {}
+    for way in ACCURACIES:
+        metrics = {}
+        for name, largest in TOLD_METRICS.items():
+            value = header.get(f"metric.{name}.{way}")
+            if isinstance(value, (int, float)) and 0 <= value <= largest:
+                metrics[name] = float(value)
+        if metrics:
+            ways[way] = metrics
+    return ways

@@ -28,6 +28,7 @@ from fedproto.config.options import (
     Samples,
     Threads,
     convert,
+    parse,
     words,
 )
 from fedproto.config.settings import Seed, refuse_contradictions
@@ -243,10 +244,18 @@ def _refuse_unknown(names: list[str], known: Iterable[str], what: str) -> None:
 
 
 def _locate_data(folder: Path, data: str) -> str:
-    """Return a source such as `csv:scans.csv` with its path in the folder, if it exists there."""
+    """Return a source such as `csv:scans.csv` with its path in the folder, if it exists there.
+
+    Options may follow the path, as in `csv:scans.csv(label=finding)`.
+    """
     kind, colon, path = data.partition(":")
     if colon and not Path(path).is_absolute() and (folder / path).exists():
         return f"{kind}:{folder / path}"
+    parts = parse(data, "data")
+    kind, colon, path = parts[0].name.partition(":")
+    is_one_path = len(parts) == 1 and colon and not Path(path).is_absolute()
+    if is_one_path and (folder / path).exists():
+        return str(replace(parts[0], name=f"{kind}:{folder / path}"))
     return data
 
 

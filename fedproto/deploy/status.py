@@ -64,6 +64,7 @@ def _describe_member(record: dict[str, Any]) -> list[str]:
         str(record["last_round"]),
         ", ".join(record["spoken"]),
         _describe_accuracy(record["accuracy"]),
+        _describe_metrics(record.get("metrics", {})),  # older files have none
         f"{record['bytes_up']:,}",
         f"{record['bytes_down']:,}",
         f"{other_bytes:,}",
@@ -80,6 +81,16 @@ def _describe_accuracy(accuracy: dict[str, float]) -> str:
         is_second = name.endswith("_own") and name.removesuffix("_own") in accuracy
         if not is_second:
             texts.append(f"{name} {value:.1%}")
+    return ", ".join(texts)
+
+
+def _describe_metrics(metrics: dict[str, dict[str, float]]) -> str:
+    """Return balanced accuracy and AUROC by the nearest prototype if there is one, or by head."""
+    values = metrics.get("prototype", metrics.get("head", {}))
+    texts = []
+    for name, label in (("balanced_accuracy", "balanced"), ("auroc", "AUROC")):
+        if name in values:
+            texts.append(f"{label} {values[name]:.1%}")
     return ", ".join(texts)
 
 

@@ -120,7 +120,7 @@ class ReferenceEngine:
             if not len(member.examples_of(part)):
                 measured[member.id] = MeasuredClient({}, None, None)
                 continue
-            with errors_named(f"client {member.id} ({member.model}), evaluation"):
+            with errors_named(f"client {member.name} ({member.model}), evaluation"):
                 received = self.algorithm.send(server, all_classes)
                 own = self.states[number][member.id]
                 scores, y = local_training.score(member, self.algorithm, own, received, part)

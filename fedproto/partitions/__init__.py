@@ -1,7 +1,7 @@
 """The partitions, one file each: pure functions from labels to rows, deterministic in the seed.
 
 A partition's function takes a `PartitionRequest`, then its options, and returns one `ClientRows`
-per client. No training row belongs to two clients. A test row may: a client is tested on images of
+per client. No training row belongs to two clients. A test row may: a client is tested on rows of
 its own classes, which other clients may have, too.
 """
 
@@ -27,7 +27,7 @@ class PartitionRequest(NamedTuple):
     #: Names of the classes, by label.
     names: tuple[str, ...]
     clients: int
-    #: Training images per class and client, where the user names no number.
+    #: Training rows per class and client, where the user names no number.
     shots: int
     generator: np.random.Generator
     #: Distinguishes this data set from the federation's others in a partition file.
@@ -151,20 +151,20 @@ def _draw_test_rows(
         if shots is None:
             drawn.append(rows)
             continue
-        require_images(request, label, len(rows), shots, "test")
+        require_rows(request, label, len(rows), shots, "test")
         drawn.append(request.generator.permutation(rows)[:shots])
     if not drawn:
         return np.zeros(0, int)
     return np.sort(np.concatenate(drawn))
 
 
-def require_images(
+def require_rows(
     request: PartitionRequest, label: int, available: int, wanted: int, kind: str
 ) -> None:
-    """Refuse to give out more images of a class than there are; `kind` is training or test."""
+    """Refuse to give out more rows of a class than there are; `kind` is training or test."""
     if available < wanted:
         name = request.names[label]
         raise ConfigError(
-            f"class {name!r} has {available} {kind} images, but {wanted} are wanted: "
+            f"class {name!r} has {available} {kind} rows, but {wanted} are wanted: "
             "lower shots, ways or clients"
         )

@@ -9,7 +9,7 @@ from fedproto.partitions import (
     add_test_rows,
     group_positions,
     keep_groups_whole,
-    require_images,
+    require_rows,
 )
 
 
@@ -22,7 +22,7 @@ def classes(
 ) -> list[ClientRows]:
     """Images of the named classes, `names="cat,dog"`, or of all classes, dealt to all clients.
 
-    A class is dealt in equal parts, or `shots` images of it go to each client.
+    A class is dealt in equal parts, or `shots` rows of it go to each client.
     """
     clients = request.clients
     hands: list[list[np.ndarray]] = [[np.zeros(0, int)] for _ in range(clients)]
@@ -31,7 +31,7 @@ def classes(
         rows = request.generator.permutation(rows_by_label[label])
         if names or shots:
             wanted = (shots or 1) * clients
-            require_images(request, label, len(rows), wanted, "training")
+            require_rows(request, label, len(rows), wanted, "training")
         if shots:
             rows = rows[: shots * clients]
         for hand, part in zip(hands, np.array_split(rows, clients), strict=True):

@@ -16,15 +16,15 @@ def dirichlet(
 ) -> list[ClientRows]:
     """Each class is divided by proportions from Dirichlet(α, ..., α) (Hsu et al. 2019).
 
-    All images are used. A small α gives few classes per client. The split is drawn again until
-    every client has at least `smallest` images.
+    All rows are used. A small α gives few classes per client. The split is drawn again until
+    every client has at least `smallest` rows.
     """
     for _ in range(MAX_TRIES):
         train_rows = keep_groups_whole(request, _draw_split(request, alpha))
         if min(len(rows) for rows in train_rows) >= smallest:
             return add_test_rows(request, train_rows, test_shots)
     raise ConfigError(
-        f"dirichlet found no split of {len(request.train)} images that gives each of "
+        f"dirichlet found no split of {len(request.train)} rows that gives each of "
         f"{request.clients} clients {smallest} in {MAX_TRIES} tries with alpha {alpha:g}: "
         "raise alpha, or lower clients or smallest"
     )

@@ -56,7 +56,7 @@ def _read_rows(request: PartitionRequest, client: dict[str, Any], where: str) ->
     held = {request.names[label] for label in np.unique(request.train[train])}
     for name in client["classes"]:
         if normalise_name(name) not in held:
-            raise DataError(f"{where} claims class {name!r} but has no training image of it")
+            raise DataError(f"{where} claims class {name!r} but has no training row of it")
     validation = None
     if "validation" in client:
         candidates = request.train if request.validation is None else request.validation

@@ -45,8 +45,8 @@ def flower(
     """A partitioner of Flower Datasets by its name, such as `flower:IidPartitioner`.
 
     Its options have Flower's names: `flower:PathologicalPartitioner(num_classes_per_partition=2)`.
-    It divides the shuffled training images by label, or by client if it wants ids, with a seed
-    drawn for it. A client is tested on every test image of its classes, or on `test_shots` of each.
+    It divides the shuffled training rows by label, or by client if it wants ids, with a seed
+    drawn for it. A client is tested on every test row of its classes, or on `test_shots` of each.
     """
     options = {
         "alpha": alpha,
@@ -106,7 +106,7 @@ def _divide_rows(request: PartitionRequest, name: str, partitioner: Any) -> list
         columns["client"] = request.train_writer[order]
     elif _wants_ids(name):
         raise ConfigError(
-            f"{name} needs a data set that says whose each image is, as for partition natural"
+            f"{name} needs a data set that says whose each row is, as for partition natural"
         )
     datasets = need("datasets", INSTALL, PURPOSE)
     partitioner.dataset = datasets.Dataset.from_dict(columns)
@@ -121,7 +121,7 @@ def _divide_rows(request: PartitionRequest, name: str, partitioner: Any) -> list
         rows = np.asarray(part.with_format("numpy")["row"][:], np.int64)
         if not len(rows):
             raise ConfigError(
-                f"{name} leaves client {client} without an image: "
+                f"{name} leaves client {client} without a row: "
                 "fewer clients, or other options, may help"
             )
         all_rows.append(rows)

@@ -15,12 +15,12 @@ def natural(
 
     Clients are called as their writers, and numbered in the sorted order of the drawn writers;
     texts are sorted by character code. Writers without a training row are left out. A client is
-    tested on images of its classes: on the writer's own if every drawn writer has some, otherwise
+    tested on rows of its classes: on the writer's own if every drawn writer has some, otherwise
     on everybody's.
     """
     if request.train_writer is None:
         raise ConfigError(
-            "partition natural needs a data set that says who wrote each image: chars74k, "
+            "partition natural needs a data set that says who wrote each row: chars74k, "
             "femnist, pfllib, folder with levels=client/class, or npz, csv, text, images or hf "
             "with a column `client`"
         )

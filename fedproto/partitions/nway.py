@@ -9,7 +9,7 @@ from fedproto.partitions import (
     PartitionRequest,
     add_test_rows,
     group_positions,
-    require_images,
+    require_rows,
 )
 
 #: Classes per client where the user names no number.
@@ -26,13 +26,13 @@ def nway(
     noise: Literal["uniform", "normal"] = "uniform",
     test_shots: PositiveInt | None = None,
 ) -> list[ClientRows]:
-    """The paper's setting: client i draws n_i classes and k_i images of each of them.
+    """The paper's setting: client i draws n_i classes and k_i rows of each of them.
 
     n_i lies around `ways` and k_i around `shots`. By default, `ways` is 3 (or all classes if there
     are fewer), `shots` is the data set's own number, and `shots_stdev` is `stdev`, but less than
     the data set's shots where those are used. `uniform` noise is a whole number within ± stdev (a
     half-range, as in the released code), `normal` noise a rounded Gaussian. n_i stays between 2 and
-    the number of classes, k_i at 1 or more. A client is tested on every test image of its classes,
+    the number of classes, k_i at 1 or more. A client is tested on every test row of its classes,
     or on `test_shots` of each.
     """
     if request.train_group is not None:
@@ -48,8 +48,8 @@ def nway(
         raise ConfigError(f"ways is {filled['ways']}, but there are only {total} classes")
     if shots is not None and shots > len(request.train):
         # Refused before numbers are drawn around it, since no generator draws numbers of any size.
-        first_class_images = int((request.train == 0).sum())
-        require_images(request, 0, first_class_images, shots, "training")
+        first_class_rows = int((request.train == 0).sum())
+        require_rows(request, 0, first_class_rows, shots, "training")
     # One stream per purpose, and per client or class: no setting changes what another one draws.
     for_n, for_k, for_classes, for_rows, for_tests = request.generator.spawn(5)
     class_counts = _draw_around(
@@ -61,7 +61,7 @@ def nway(
         low=min(2, filled["ways"]),
         high=total,
     )
-    image_counts = _draw_around(
+    row_counts = _draw_around(
         for_k,
         request.clients,
         filled["shots"],
@@ -73,7 +73,7 @@ def nway(
     classes = []
     for generator, count in zip(for_classes.spawn(request.clients), class_counts, strict=True):
         classes.append(generator.permutation(total)[:count])
-    train_rows = deal_rows(request, for_rows.spawn(total), classes, image_counts)
+    train_rows = deal_rows(request, for_rows.spawn(total), classes, row_counts)
     return add_test_rows(request._replace(generator=for_tests), train_rows, test_shots)
 
 
@@ -93,7 +93,7 @@ def fill_in(
     if shots_stdev is None and shots is not None:
         shots_stdev = stdev
     elif shots_stdev is None:
-        # A data set of few images has little to spare for clients that draw more than its shots.
+        # A data set of few rows has little to spare for clients that draw more than its shots.
         shots_stdev = min(stdev, usual_shots - 1)
     return {
         "ways": min(DEFAULT_WAYS, classes) if ways is None else ways,
@@ -129,11 +129,11 @@ def deal_rows(
     request: PartitionRequest,
     generators: list[np.random.Generator],
     classes: list[np.ndarray],
-    image_counts: np.ndarray,
+    row_counts: np.ndarray,
 ) -> list[np.ndarray]:
-    """Return the training rows of each client: its number of images for each of its classes.
+    """Return the training rows of each client: its number of rows for each of its classes.
 
-    The images of a class are shuffled by the class's generator and dealt to the clients in order,
+    The rows of a class are shuffled by the class's generator and dealt to the clients in order,
     so that no two clients share one.
     """
     hands: list[list[np.ndarray]] = [[] for _ in classes]
@@ -143,8 +143,8 @@ def deal_rows(
     for label, generator in enumerate(generators):
         holders = client_of_pair[pairs_by_label[label]]
         rows = generator.permutation(np.flatnonzero(request.train == label))
-        ends = np.cumsum([0, *image_counts[holders]])
-        require_images(request, label, len(rows), int(ends[-1]), "training")
+        ends = np.cumsum([0, *row_counts[holders]])
+        require_rows(request, label, len(rows), int(ends[-1]), "training")
         for client, start, end in zip(holders, ends[:-1], ends[1:], strict=True):
             hands[client].append(rows[start:end])
     return [np.concatenate(hand) for hand in hands]

@@ -65,6 +65,8 @@ def _render_section(section: Section, figure_folder: str) -> Iterator[str]:
     if not section.figures and not section.notes:
         return
     yield f"## {section.heading}"
+    if section.table is not None:
+        yield _render_table(section.table)
     for note in section.notes:
         yield _escape(note)
     for figure in section.figures:

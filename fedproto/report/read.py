@@ -12,10 +12,13 @@ import numpy as np
 
 from fedproto.config.config_file import VERSION as CONFIG_VERSION
 from fedproto.config.config_file import flatten_tables, read_tables, require_recorded
+from fedproto.core.best_round import METRICS_TO_SELECT_BY
 from fedproto.core.files import check_version, read_tensors
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.membership.membership import Membership
+from fedproto.report.read_metrics import RunMetrics, read_metrics
 from fedproto.runs.folder import RunFolder, configs_below
+from fedproto.runs.metric_contents import explain_majority, list_failures
 from fedproto.runs.prototype_files import MEMBERS, PROTOTYPES, PROTOTYPES_FORMAT
 
 
@@ -56,6 +59,16 @@ class Round:
     accuracy: dict[str, Spread]  # empty if the round was not evaluated
     bytes_up: int
     bytes_down: int
+    is_validation: bool = False  # whether the accuracies are those on validation rows
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What the validation rows say: the best round, and its score."""
+
+    best_round: int
+    select_by: str  # the name of the accuracy
+    score: float  # the mean over clients
 
 
 @dataclass(frozen=True)
@@ -91,8 +104,12 @@ class Run:
     bytes_down: int
     seconds: float
     diverged: int  # number of clients whose loss exploded
+    metrics: RunMetrics | None  # None if an older version wrote the run
+    #: A warning for a run that is no better than the majority class, and for metrics that failed.
+    warnings: list[str]
     prototypes: Prototypes | None
     membership: Membership | None  # None if nobody joined or left after training
+    validation: Validation | None = None  # None if no validation rows chose the best round
 
 
 # --- finding runs
@@ -208,9 +225,27 @@ def _to_run(
         bytes_down=int(traffic["bytes_down"]),
         seconds=float(result["seconds"]["total"]),
         diverged=len(result.get("diverged") or []),
+        metrics=read_metrics(result, classes),
+        warnings=_list_warnings(result),
         prototypes=_read_prototypes(path / PROTOTYPES, len(clients), len(classes)),
         membership=Membership.of(RunFolder(path)) if has_membership else None,
+        validation=_to_validation(result),
     )
+
+
+def _list_warnings(result: dict[str, Any]) -> list[str]:
+    """Return what a reader should know before believing the metrics of a result."""
+    sentence = explain_majority(result)
+    majority = [] if sentence is None else [sentence]
+    return [*majority, *list_failures(result)]
+
+
+def _to_validation(result: dict[str, Any]) -> Validation | None:
+    """Return what a result.json says of validation, if anything."""
+    stored = result.get("validation")
+    if stored is None:
+        return None
+    return Validation(int(result["best_round"]), str(stored["select_by"]), float(stored["score"]))
 
 
 def _to_client(stored: dict[str, Any], classes: list[str]) -> Client:
@@ -253,11 +288,12 @@ def _to_round(line: dict[str, Any]) -> Round:
     for term, mean in line["loss"].items():
         std = float(deviations[term]) if term in deviations else None
         loss[str(term)] = Spread(float(mean), std)
+    validation = line.get("validation")
     return Round(
         number=int(line["round"]),
         loss=loss,
-        # A run with validation rows looks at its test rows once, after the last round.
-        accuracy=_to_spreads(line["accuracy"] or line.get("validation") or {}),
+        accuracy=_to_spreads(line["accuracy"] or validation or {}),
+        is_validation=bool(validation),
         bytes_up=int(line["bytes_up"]),
         bytes_down=int(line["bytes_down"]),
     )
@@ -285,7 +321,10 @@ def _refuse_contradiction(run: Run, round_count: Any) -> None:
     last = run.rounds[-1]
     for round in run.rounds:
         is_evaluated = bool(round.accuracy) or round is last
-        if is_evaluated and set(round.accuracy) != set(run.accuracy):
+        names = set(round.accuracy)
+        if round.is_validation:
+            names -= set(METRICS_TO_SELECT_BY)
+        if is_evaluated and names != set(run.accuracy):
             raise RunFolderError(f"{path} is damaged: its accuracies are not those of result.json")
 
 

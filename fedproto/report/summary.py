@@ -93,10 +93,10 @@ def _name_predictor(accuracy: str) -> str:
 
 def explain_table(groups: Sequence[Group]) -> list[str]:
     """Return sentences on how to read the table, and a warning for each run that diverged."""
-    notes = [
-        "Accuracies are in %, mean over clients ± standard deviation over clients, after the last "
-        "round."
-    ]
+    has_validation = any(group.first.validation is not None for group in groups)
+    when = "on test rows after the best round" if has_validation else "after the last round"
+    notes = [f"Accuracies are in %, mean over clients ± standard deviation over clients, {when}."]
+    notes += _describe_validation(groups)
     if any(len(group.runs) > 1 for group in groups):
         notes.append(
             "Runs that differ in nothing but the seed share a row: everything in it is the mean "
@@ -107,6 +107,22 @@ def explain_table(groups: Sequence[Group]) -> list[str]:
         "uploaded in a round, and bytes in all rounds, are those of all clients together."
     )
     return notes + _warn_of_divergence(groups)
+
+
+def _describe_validation(groups: Sequence[Group]) -> list[str]:
+    """Return a sentence for each run whose best round validation rows chose."""
+    sentences = []
+    for group in groups:
+        for run in group.runs:
+            if run.validation is None:
+                continue
+            best = run.validation
+            sentences.append(
+                f"{group.label} with seed {run.seed}: round {best.best_round} of {len(run.rounds)} "
+                f"was chosen by {best.select_by} on validation rows, {best.score:.2%}; the test "
+                "rows were looked at once, at the end."
+            )
+    return sentences
 
 
 def _warn_of_divergence(groups: Sequence[Group]) -> list[str]:

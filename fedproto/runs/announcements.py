@@ -50,9 +50,10 @@ def describe_round(name: str, unit: str, result: RoundResult) -> str:
     loss = sum(result.loss.values())
     line = f"{name} {unit} {result.round:>4}  loss {loss:.3f}"
     accuracies = []
-    for key, summary in (result.accuracy or {}).items():
+    kind = "validation accuracy" if result.validation else "accuracy"
+    for key, summary in (result.accuracy or result.validation or {}).items():
         if not key.endswith("_own"):
             accuracies.append(f"{key} {summary['mean']:.1%}")
     if accuracies:
-        line += f"  accuracy by {'  '.join(accuracies)}"
+        line += f"  {kind} by {'  '.join(accuracies)}"
     return line

@@ -70,7 +70,7 @@ def divide(sources: Sequence[Source], partition: Part, seed: int) -> list[Client
     """Return each client's rows of its source.
 
     The rows of one source are divided among all its clients at once, so that they share no
-    training image. Each source draws for itself; the first draws what it draws alone.
+    training row. Each source draws for itself; the first draws what it draws alone.
 
     Args:
         sources: one per client.
@@ -235,8 +235,8 @@ def assemble(
         test = tests[number]
         model = models[number]
         client = f"client {names_of_clients[number]}"
-        _refuse_empty(train, f"{client} has no training image in {source.name}")
-        _refuse_empty(test, f"{client} has no test image in {source.name}")
+        _refuse_empty(train, f"{client} has no training row in {source.name}")
+        _refuse_empty(test, f"{client} has no test row in {source.name}")
         module, dropped, initial = builder.build(model, train, number, names_of_clients[number])
         own_labels = train.y[train.rows].unique()
         border = None

@@ -190,7 +190,8 @@ class Experiment:
         with RunFolder.fill(path, config, self.federation.partition) as folder:
             folder.write_encodings(encodings)
             shapes = start_checks.list_input_shapes(self.federation)
-            folder.write_start(weights_hash, shapes, self._hash_arrays())
+            frozen_hash = start_checks.hash_frozen(self.federation)
+            folder.write_start(weights_hash, shapes, self._hash_arrays(), frozen_hash)
             if self.config.prototypes is not None:
                 # A copy: the file that the settings name may change during the run.
                 write_prototypes(folder.path / START, self.progress.server, self.federation.classes)
@@ -254,6 +255,8 @@ class Experiment:
         stored = folder.load_checkpoint()
         started = folder.read_start()
         start_checks.refuse_other_arrays(folder, started.get("arrays"), self._hash_arrays())
+        frozen_hash = start_checks.hash_frozen(self.federation)
+        start_checks.refuse_other_bodies(folder, started.get("frozen"), frozen_hash)
         start_checks.refuse_other_shapes(folder, started["inputs"], self.federation)
         if stored is None:
             drawn = self._drawn_states()
@@ -293,19 +296,24 @@ class Experiment:
         prototypes: Tree = {}
         if "prototypes" in server and "known" in server:
             prototypes = {name: server[name].cpu() for name in ("prototypes", "known")}
+        states = []
+        for member, state in zip(self.federation.members, self.client_states(), strict=True):
+            states.append(member.whole_state(state))
         result = Result(
             data=data,
             metrics=lines,
             prototypes=prototypes,
-            states=self.client_states(),
+            states=states,
             folder=folder.path if folder else None,
             trained=self.trained_federation(),
         )
         if folder is None:
             return result
         if prototypes:
-            tensors = prototypes | self.progress.latest_uploads.local_prototypes()
-            write_prototypes(folder.path / PROTOTYPES, tensors, self.federation.classes)
+            local = self.progress.latest_uploads.local_prototypes()
+            names = [member.name for member in self.federation.members] if local else []
+            path = folder.path / PROTOTYPES
+            write_prototypes(path, prototypes | local, self.federation.classes, names)
         client_accuracies = [client["accuracy"] for client in result.data["clients"]]
         write_client_models(folder, self, result.states, client_accuracies)
         folder.write_json(RESULT, result.data)
@@ -413,7 +421,7 @@ def reopen(
         del settings["model"]
     if (path / START).exists():
         settings["prototypes"] = str(path / START)
-    if folder.has_checkpoint():
+    if folder.has_checkpoint() and settings.get("freeze") != "body":
         # It holds all clients' weights, so the file they began with may be gone.
         settings.pop("initial", None)
     plugins.refuse_plugins(settings, path / "config.toml")

@@ -225,11 +225,16 @@ class RunFolder:
     # --- what the run began with
 
     def write_start(
-        self, weights: str, inputs: Sequence[Sequence[int]], arrays: str | None = None
+        self,
+        weights: str,
+        inputs: Sequence[Sequence[int]],
+        arrays: str | None = None,
+        frozen: str | None = None,
     ) -> None:
         """Write what the run begins with: a hash of all clients' weights, and input shapes.
 
-        `arrays` is a hash of inputs that were passed from Python, which no file can name.
+        `arrays` is a hash of inputs that were passed from Python, which no file can name, and
+        `frozen` one of weights that are not trained, which no checkpoint holds.
         """
         started: dict[str, Any] = {
             "run": self.hash_settings(),
@@ -238,6 +243,8 @@ class RunFolder:
         }
         if arrays is not None:
             started["arrays"] = arrays
+        if frozen is not None:
+            started["frozen"] = frozen
         self.write_json(START_RECORD, started)
 
     def read_start(self) -> dict[str, Any]:

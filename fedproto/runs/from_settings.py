@@ -27,7 +27,8 @@ from fedproto.errors import ConfigError
 from fedproto.partitions import ClientRows
 from fedproto.runs.assemble import assemble, deal, divide, options_from_data
 from fedproto.runs.chosen_metrics import choose_metrics
-from fedproto.runs.devices import device_of
+from fedproto.runs.devices import device_of, torch_settings
+from fedproto.runs.frozen_bodies import freeze_bodies
 from fedproto.runs.own_data import load_source, settle_clients, settle_partition
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
 from fedproto.runs.row_counts import count_rows
@@ -107,6 +108,9 @@ def build_federation(
     )
     _refuse_mixed_architectures(federation, algorithm)
     _refuse_own_start(config.start, federation, algorithm)
+    if config.freeze == "body":
+        with torch_settings(config.threads, config.precision):
+            federation = freeze_bodies(federation)
     from_data = options_from_data(sources, config.partition)
     metrics = choose_metrics(config.metric, federation.classes)
     row_counts = count_rows(sources, rows)
@@ -211,6 +215,8 @@ def _choose_models(sources: list[Source], algorithm: Algorithm, config: Config) 
             clients_of_auto.setdefault(choice, []).append(client)
     for (source, _), clients in clients_of_auto.items():
         name = source.mixed_model if algorithm.mixed else source.model
+        if source.adaptive_model and config.optimiser != "sgd" and not algorithm.mixed:
+            name = source.adaptive_model
         candidates = resolve_auto(parts[clients[0]], name)
         resolved = deal(candidates, len(clients), "model")
         for client, part in zip(clients, resolved, strict=True):

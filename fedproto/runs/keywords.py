@@ -37,6 +37,7 @@ class RunSettings(TypedDict, total=False):
     dim: int | None  # None
     start: Literal["shared", "own"]  # shared
     initial: FileName | None  # None
+    freeze: Literal["nothing", "body"]  # nothing
     prototypes: FileName | None  # None
     participation: float  # 1.0
     lost_uploads: float  # 0.0

@@ -69,12 +69,18 @@ def read_prototypes(path: Path) -> Prototypes:
     return Prototypes(classes, values, known, weighting)
 
 
-def write_prototypes(path: Path, tensors: Tree, classes: Sequence[str]) -> None:
+def write_prototypes(
+    path: Path, tensors: Tree, classes: Sequence[str], clients: Sequence[str] = ()
+) -> None:
     """Write a file that `read_prototypes` reads.
 
-    `tensors` holds `prototypes` (classes, values), `known` (classes), and possibly others.
+    `tensors` holds `prototypes` (classes, values), `known` (classes), and possibly others;
+    `clients` are the names of those whose own prototypes are among these, in order.
     """
-    files.write_tensors(path, tensors, PROTOTYPES_FORMAT, {"classes": list(classes)})
+    header = {"classes": list(classes)}
+    if clients:
+        header["clients"] = list(clients)
+    files.write_tensors(path, tensors, PROTOTYPES_FORMAT, header)
 
 
 def read_class_names(header: Mapping[str, Any], path: Path) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from fedproto.runs.announcements import announce_rounds
 from fedproto.runs.experiment import OnRound, follow, reopen
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.result import Result
+from fedproto.runs.stored_clients import ClientModels
 
 
 def resume(
@@ -72,4 +73,7 @@ def read_result(folder: RunFolder) -> Result:
         prototypes = {name: server[name] for name in ("prototypes", "known")}
     of_clients = split_groups(groups.get("client", {}))
     states = [of_clients[str(client)] for client in range(len(of_clients))]
+    if states and "frozen" in folder.read_start():
+        models = ClientModels.open(folder)  # a checkpoint holds nothing of a frozen body
+        states = [models.read(client).state | state for client, state in enumerate(states)]
     return Result(content, folder.metrics(), prototypes, states, folder.path)

@@ -18,7 +18,7 @@ from fedproto.runs.from_settings import FROM_PYTHON
 
 def list_input_shapes(federation: Federation) -> list[list[int]]:
     """Return the shape of one input of each client."""
-    return [list(member.train.x.shape[1:]) for member in federation.members]
+    return [list(member.input_shape) for member in federation.members]
 
 
 def hash_states(states: Sequence[Tree]) -> str:
@@ -59,6 +59,21 @@ def refuse_other_origins(path: Path, settings: Mapping[str, Any], data: Any, mod
                 f"{path} was started with the {setting} {settings.get(setting)!r}, not with "
                 f"{what}: leave {setting} out"
             )
+
+
+def hash_frozen(federation: Federation) -> str | None:
+    """Return one hash of all clients' frozen weights, which no checkpoint holds; None: no such."""
+    states = [member.frozen.state for member in federation.members if member.frozen is not None]
+    return hash_states(states) if states else None
+
+
+def refuse_other_bodies(folder: RunFolder, began_with: Any, now: str | None) -> None:
+    """Refuse a run that began with other frozen weights; both are hashes of all clients'."""
+    if began_with != now:
+        raise RunFolderError(
+            f"{folder.path} began with other weights in its models' frozen bodies: put back the "
+            "file or the modules that it began with, or start a new run"
+        )
 
 
 def refuse_other_arrays(folder: RunFolder, began_with: Any, now: str | None) -> None:

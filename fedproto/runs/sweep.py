@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -303,6 +304,23 @@ def run_sweep(
         folder = _find_folder(cell, out)
         results.append(None if folder is None else folder.result())
     return results
+
+
+def rank_by_validation(results: Sequence[dict[str, Any] | None]) -> list[int] | None:
+    """Return the positions of the results, the best by validation first, broken ones last.
+
+    Equal scores stay in order. None if a result has no validation, so that nothing but test rows
+    could rank it.
+    """
+    finished = [result for result in results if result is not None]
+    if not finished or any("validation" not in result for result in finished):
+        return None
+
+    def loss(position: int) -> float:
+        result = results[position]
+        return math.inf if result is None else -result["validation"]["score"]
+
+    return sorted(range(len(results)), key=loss)
 
 
 def _run_or_halve(

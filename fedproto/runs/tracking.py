@@ -7,11 +7,13 @@ for found in fedproto.stream(dataset="mnist5k", rounds=50):
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fedproto.core.rounds import RoundResult
 from fedproto.errors import need
-from fedproto.runs.experiment import OnRound
+from fedproto.runs.metric_contents import shown_metrics
 from fedproto.runs.result import Result
 
 
@@ -36,6 +38,7 @@ def scalars(found: RoundResult | Result) -> dict[str, float]:
 def _scalars_of_run(result: Result) -> dict[str, float]:
     numbers: dict[str, float] = {"round": result.data["rounds"]}
     numbers |= _mean_accuracies("final/accuracy", result.accuracy)
+    numbers |= _final_metrics(result.data.get("metrics", {}))
     if "validation" in result.data:
         numbers |= _mean_accuracies("final/validation", result.data["validation"]["accuracy"])
         numbers["final/best_round"] = result.data["best_round"]
@@ -44,19 +47,36 @@ def _scalars_of_run(result: Result) -> dict[str, float]:
     return numbers
 
 
+def _final_metrics(metrics: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return the means over clients and the worst clients' values of the metrics that have them."""
+    numbers = {}
+    for way, values in metrics.items():
+        for name in shown_metrics(values):
+            for statistic in ("mean", "worst"):
+                value = values[name][statistic]
+                if value is not None:
+                    suffix = "" if statistic == "mean" else "/worst"
+                    numbers[f"final/{name}/{way}{suffix}"] = value
+    return numbers
+
+
 def _mean_accuracies(prefix: str, accuracy: dict[str, dict[str, float]]) -> dict[str, float]:
     return {f"{prefix}/{name}": value["mean"] for name, value in accuracy.items()}
 
 
-def tensorboard(folder: str | Path) -> OnRound:
-    """Return an `on_round` that writes each round's numbers to a folder for TensorBoard."""
+def tensorboard(folder: str | Path) -> Callable[[RoundResult | Result], None]:
+    """Return an `on_round` that writes each round's numbers to a folder for TensorBoard.
+
+    Called with the `Result` at the end, it writes the metrics of the finished run.
+    """
     need("tensorboard", "'.[tensorboard]'", "tracking by TensorBoard")
     writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
 
-    def on_round(result: RoundResult) -> None:
-        for name, value in scalars(result).items():
-            if name != "round":
-                writer.add_scalar(name, value, result.round)
+    def on_round(found: RoundResult | Result) -> None:
+        numbers = scalars(found)
+        round = int(numbers.pop("round"))
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, round)
         writer.flush()  # so that a run can be watched, and nothing is lost if it is killed
 
     return on_round

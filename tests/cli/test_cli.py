@@ -616,10 +616,10 @@ DATA = {
 }
 PARTITIONS = {
     "more ways than classes": ("--ways 11", "ways is 11", "10 classes"),
-    "more shots than images": ("--shots 5000", "training images", "lower shots"),
+    "more shots than images": ("--shots 5000", "training rows", "lower shots"),
     "more shots than a number holds": (
         "--shots 99999999999999999999",
-        "class '0' has 142 training images",
+        "class '0' has 142 training rows",
     ),
     "partition that does not exist": (
         "--partition file:{inputs}/nowhere.json --clients 4",

@@ -64,7 +64,7 @@ def test_predict_says_what_the_classifier_says(client, among, run, files, digits
         f"{files / 'digits.npy'}[{number}]" for number in range(100)
     ]
     for way in ("prototype", "head"):
-        classifier = Classifier.of(run, client or 0, by=way, among=among)
+        classifier = Classifier.of(run, client, by=way, among=among)
         shares, names = classifier.predict_proba(digits), list(classifier.classes_)
         assert [each[way]["label"] for each in told] == classifier.predict(digits).tolist()
         for row, each in enumerate(told):
@@ -223,7 +223,7 @@ def test_predict_without_images_shows_how_unseen_classes_are_recognised(run):
         ]
         assert row[1] == "4" and row[2:5] == [f"{mean:.1%}" for mean in means]
         assert row[5] == f"{np.mean([each.auroc for each in some]):.3f}"
-    assert "rejecting 5% of known images was asked for" in answer.out
+    assert "rejecting 5% of known rows was asked for" in answer.out
 
 
 def test_predict_without_images_needs_a_run_folder(run, tmp_path):
@@ -258,7 +258,7 @@ def test_predict_without_images_names_the_clients_that_cannot_reject(runs):
     rows = {each.client: each.calibrated_on for each in measure_rejections(small, 0.05)}
     answer = succeed("predict", small)
     assert (
-        "4 of 4 clients cannot reject 0.05 of known images, which needs 19 held-out images"
+        "4 of 4 clients cannot reject 0.05 of known rows, which needs 19 held-out rows"
         in answer.err
     )
     assert ", ".join(f"{client} ({count})" for client, count in rows.items()) in answer.err

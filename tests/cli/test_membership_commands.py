@@ -51,12 +51,12 @@ def test_join_shows_a_table_and_leaves_a_run(run, tmp_path):
             f"{near:.1%}",
         ]
     assert "joined epoch    2" in answer.out and "round" not in answer.out
-    images = int(re.search(r"measured on (\d+) test images", answer.out)[1])
+    images = int(re.search(r"measured on (\d+) test rows", answer.out)[1])
     for epoch in told["epochs"]:
         correct = epoch["joined"]["head"] * images
         assert correct == pytest.approx(round(correct))
     assert f"one image is worth {100 / images:.2g} points" in answer.out
-    assert "15 training images in 2 epochs are about 4 steps of training" in answer.out
+    assert "15 training rows in 2 epochs are about 4 steps of training" in answer.out
     target = tmp_path / "new"
     remedy = f"fold it in with: fedproto members {run} --add {target}"
     assert answer.out.splitlines()[-1] == f"written to {target}; {remedy}"

@@ -9,6 +9,8 @@ from helpers.sites import SITES, write_sites
 from helpers.trained_runs import cells, fail, succeed
 
 import fedproto
+from fedproto.core.files import read_tensors
+from fedproto.runs.prototype_files import PROTOTYPES_FORMAT
 
 NUMBERED = ["Gdańsk", "Köln", "Ulm"]  # in the order of their character codes
 
@@ -52,6 +54,9 @@ def test_names_go_through_every_command(folder: Path) -> None:
     assert clients_of(run) == numbered
     table = (folder / "table.txt").read_text(encoding="utf-8")
     assert all(f"\n {name} " in table for name in NUMBERED)
+
+    _, header = read_tensors(run / "prototypes.safetensors", PROTOTYPES_FORMAT)
+    assert header["clients"] == NUMBERED
 
     # predict: the same client by name and by number
     patients = folder / "patients.csv"

@@ -530,3 +530,29 @@ def test_cifar10_has_the_papers_lambda_and_released_its_fresh_layers() -> None:
     assert only({"dataset": "cifar10", "lam": 2}).algorithm.options["lam"] == 2
     released = only({"dataset": "cifar10", "profile": "released", "model": "resnet18"})
     assert released.model[0].options["fresh"] == "conv1,bn1,fc"
+
+
+# --- how texts of one's own are trained
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"dataset": "text:a.jsonl"}, ("adam", 0.003)),
+        ({"dataset": "text:a.jsonl", "lr": 0.1}, ("adam", 0.1)),
+        ({"dataset": "text:a.jsonl", "optimiser": "sgd"}, ("sgd", 0.01)),
+        ({"dataset": "text:a.jsonl", "optimiser": "adamw"}, ("adamw", 0.01)),
+        ({"dataset": "text:a.jsonl", "partition": "iid"}, ("sgd", 0.01)),
+        ({"dataset": "text:a.jsonl", "ways": 2}, ("sgd", 0.01)),
+        ({"dataset": "csv:a.csv"}, ("sgd", 0.01)),
+        ({"dataset": "mnist5k"}, ("sgd", 0.01)),
+    ],
+    ids=str,
+)
+def test_texts_left_to_fedproto_are_trained_with_adam(
+    settings: dict[str, Any], expected: tuple[str, float]
+) -> None:
+    (config,) = configure(settings)
+    assert (config.optimiser, config.lr) == expected
+    (from_set,) = configure({}, settings)
+    assert (from_set.optimiser, from_set.lr) == expected

@@ -102,10 +102,10 @@ def test_bytes_from_python_are_scaled_as_images_are():
         ((X.astype(str), Y), "client 1 must have numeric inputs"),
         ((X.astype(object), Y), "client 1 must have numeric inputs"),
         ((X[:, 0], Y), "with one row per sample, not float64 of shape (30,)"),
-        ((X[:0], Y[:0]), "client 1 has no training image"),
+        ((X[:0], Y[:0]), "client 1 has no training row"),
         (
             (X[:2], Y[:2]),
-            "client 1 has no test image",
+            "client 1 has no test row",
         ),  # one image a class: nothing can be held out
     ],
 )

@@ -14,6 +14,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from helpers.command_line import fedproto
 from helpers.data_files import (
@@ -43,7 +44,8 @@ SECTIONS = dict(
     re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs" / "data.md").read_text(), re.M | re.S)
 )
 MIRROR = "http://files.example.org/cifar"
-MODULES = {"hub": "datasets", "flower": "flwr_datasets", "dicom": "pydicom"}  # what an extra brings
+#: What an extra brings.
+MODULES = {"hub": "datasets", "flower": "flwr_datasets", "dicom": "pydicom", "tables": "pandas"}
 SCREEN = 45  # lines
 
 
@@ -234,7 +236,21 @@ def own_csv(path):
     path.write_text("id,acid,kind\n" + "\n".join(rows) + "\n")
 
 
+def own_parquet(path):
+    own_csv(Path("visits.csv"))
+    pd.read_csv("visits.csv").to_parquet(path)
+
+
+def own_excel(path):
+    own_csv(Path("visits.csv"))
+    pd.read_csv("visits.csv").to_excel(path, sheet_name="2024")
+
+
 def own_text(path):
+    if path.name == "letters.csv":
+        rows = [f"dear sir {n % 5},{'ab'[n % 2]},{'east' if n % 3 else 'west'}" for n in range(60)]
+        path.write_text("\n".join(["body,topic,office", *rows]) + "\n")
+        return
     lines = [
         {"text": f"a {'good' if n % 2 else 'bad'} film {n}", "label": n % 2} for n in range(60)
     ]
@@ -250,6 +266,8 @@ OWN = {
     "hf": own_hf,
     "pfllib": own_pfllib,
     "csv": own_csv,
+    "parquet": own_parquet,
+    "excel": own_excel,
     "text": own_text,
 }
 
@@ -303,6 +321,13 @@ def test_every_command_of_the_guide_does_what_it_says(title, publish, monkeypatc
             assert (
                 json.loads((tmp_path / f"run {number}" / "result.json").read_text())["rounds"] == 1
             )
+
+
+def test_the_python_of_the_guide_runs():
+    blocks = re.findall(r"^```python\n(.*?)^```", "\n".join(SECTIONS.values()), re.M | re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "data.md", "exec"), {})
 
 
 @pytest.mark.parametrize("title", SECTIONS)

@@ -1,10 +1,13 @@
 """Sentences about data: what is refused, and what its owner is told."""
 
+import warnings
+
 import numpy as np
 import pytest
 from helpers.data_files import write
 from helpers.sources import build, refusal
 
+import fedproto
 from fedproto.data import Split
 from fedproto.data.shared.data_notices import describe_splits, list_names
 
@@ -167,6 +170,35 @@ def test_duplicates_are_counted_as_by_pairs_of_rows():
     assert 0 < pairs < 15
     (notice,) = describe_splits("here", ("a", "b"), train, test)
     assert notice.startswith(f"here: {pairs} of 15 test rows equal a training row")
+
+
+# --- classes of one client alone
+
+
+def lonely(clients, **options):
+    """Return the warnings of a run with these labels per client."""
+    data = {}
+    for number, (name, labels) in enumerate(clients.items()):
+        x = np.random.default_rng(number).normal(size=(4 * len(labels), 3))
+        data[name] = (x, np.repeat(labels, 4))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fedproto.run(dataset=data, rounds=1, device="cpu", engine="reference", **options)
+    return [str(each.message) for each in caught if "alone" in str(each.message)]
+
+
+def test_a_class_that_one_client_alone_has_is_said():
+    assert lonely({"Ulm": ["flu", "cold"], "Bonn": ["flu", "cold"]}) == []
+    assert lonely({"Ulm": ["flu", "cold"]}) == [], "one client alone has everything alone"
+    assert lonely({"Ulm": ["flu"], "Bonn": ["flu", "cold"]}) == [
+        "class 'cold' has training rows with client Bonn alone, so its prototype is that client's "
+        "alone"
+    ]
+    assert lonely({"Ulm": ["flu"], "Bonn": ["cold"]}) == [
+        "2 classes have training rows with one client alone ('flu', 'cold'): the prototype of each "
+        "is that client's alone"
+    ]
+    assert lonely({"Ulm": ["flu"], "Bonn": ["flu", "cold"]}, algorithm="local") == []
 
 
 def test_long_lists_are_cut():

@@ -21,6 +21,7 @@ from fedproto.data.shared.images import (
 )
 from fedproto.errors import DataError, MissingExtra
 from fedproto.inference.input_files import read_inputs
+from tests.helpers.data_files import encode_image
 from tests.helpers.image_files import PILLOW_KINDS, random_pixels, write_dicom, write_image
 from tests.helpers.sources import build, refusal
 
@@ -82,6 +83,19 @@ def test_eight_bits_survive_sixteen(value):
     assert (_change_bits(_change_bits(byte, 16), 8) == byte).all()
     deep = np.array([[value]], np.uint16)
     assert abs(int(_change_bits(deep, 8)[0, 0]) - value / 257) <= 0.5
+
+
+def test_sixteen_bits_are_kept_in_tables_of_the_hub(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    pixels = [random_pixels(6, 6, 16, seed) for seed in range(4)]
+    columns = {"image": [encode_image(each) for each in pixels], "label": ["a", "a", "b", "b"]}
+    table = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
+    for part in ("train", "test"):
+        table.to_parquet(tmp_path / "own" / f"{part}-00000-of-00001.parquet")
+    source = build(f"hf:{tmp_path}/own")
+    assert source.scale == 65535
+    assert (source.test.x[:] == np.stack(pixels)).all()
 
 
 # --- TIFF

@@ -165,7 +165,7 @@ def test_thirty_images_of_two_classes_are_enough_for_the_defaults(form, tmp_path
         portions = assemble.divide([source] * 20, Part("nway"), seed)
         assert all(len(np.unique(source.train.y[portion.train])) == 2 for portion in portions)
     with pytest.raises(
-        ConfigError, match="class '0' has 30 training images, but 100 are wanted: lower shots"
+        ConfigError, match="class '0' has 30 training rows, but 100 are wanted: lower shots"
     ):
         assemble.divide([source] * 20, Part("nway", {"shots": 5, "stdev": 0}), 0)
 
@@ -733,5 +733,5 @@ def test_flowers_refusals_are_one_sentence():
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="makes 4 clients of this data set, but clients is 3"):
         flower("NaturalIdPartitioner", a_pool(3))
-    with pytest.raises(ConfigError, match="needs a data set that says whose each image is"):
+    with pytest.raises(ConfigError, match="needs a data set that says whose each row is"):
         flower("NaturalIdPartitioner", a_pool()._replace(train_writer=None))

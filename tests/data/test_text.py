@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
 from fedproto.data import DataFolders
+from fedproto.data.shared.feature_encoding import from_json, to_json
 from fedproto.engines.vectorised import layer_support
 from fedproto.engines.vectorised.engine import VectorisedEngine
 from fedproto.errors import ConfigError, DataError
+from fedproto.inference.input_files import read_inputs
 from fedproto.models import Fit
 from fedproto.runs.experiment import Experiment
 
@@ -310,7 +313,8 @@ def test_engines_agree(folder, data, model, algorithm):
     first, second = [run.execute() for run in runs]
     for mine, theirs in zip(first.states, second.states, strict=True):
         assert max(float((mine[name] - theirs[name]).abs().max()) for name in mine) < 1e-8
-    assert first.clients == second.clients
+    for mine, theirs in zip(first.clients, second.clients, strict=True):
+        assert mine | {"metrics": 0} == theirs | {"metrics": 0}  # metrics are compared elsewhere
 
 
 def test_texts_come_out_the_same_by_the_layers_of_a_gpu(folder, monkeypatch):
@@ -408,3 +412,54 @@ def test_a_hidden_folder_is_no_class(tmp_path):
         "bad",
         "good",
     )
+
+
+# --- columns by name
+
+
+NAMED = "body,kind,site,text\n" + "it barks,dog,Ulm,-\nit purrs,cat,Bonn,-\n" * 5
+
+
+def test_the_columns_of_text_label_and_client_can_be_named(tmp_path):
+    path = write(tmp_path / "own.csv", NAMED)
+    source = build(f"text:{path}", text="body", label="kind", client="site")
+    assert source.classes == ("cat", "dog") and set(source.train.writer) == {"Ulm", "Bonn"}
+    assert set(source.encoding.words) == {"it", "barks", "purrs"}
+    again = from_json(json.loads(json.dumps(to_json(source.encoding))), "here")
+    assert again == source.encoding and again.column == "body"
+    new = write(tmp_path / "new.csv", "body\nit barks\n")
+    (only,) = read_inputs(new, replace(source.preprocessing, encoding=again))
+    assert only.x.tolist() == source.encoding(["it barks"])[0].tolist()
+    with pytest.raises(DataError, match="has no 'body': it has text"):
+        list(read_inputs(write(tmp_path / "new.csv", "text\nit barks\n"), source.preprocessing))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"text": "bodies"}, "unknown column of"),
+        ({"client": "sites"}, "unknown column of"),
+        ({"text": "kind", "label": "kind"}, "must be different columns, not kind, kind"),
+        ({"text": "body"}, "name the column with label=COLUMN"),
+    ],
+)
+def test_columns_that_are_not_there_or_named_twice_are_refused(tmp_path, options, words):
+    assert words in refusal(f"text:{write(tmp_path / 'own.csv', NAMED)}", **options)
+
+
+def test_a_folder_of_texts_has_no_columns_to_name(tmp_path):
+    for name in ("a/1.txt", "a/2.txt", "b/1.txt", "b/2.txt"):
+        write(tmp_path / name, "it barks")
+    assert "text names column 'body', but" in refusal(f"text:{tmp_path}", text="body")
+
+
+def test_texts_with_the_index_that_pandas_writes_and_in_another_encoding(tmp_path):
+    path = write(tmp_path / "own.csv", f",text,label\n{ROWS_OF_KOELN}".encode("latin-1"))
+    source = build(f"text:{path}", text_encoding="latin-1")
+    assert "köln" in source.encoding.words and source.encoding.text_encoding == "latin-1"
+    new = write(tmp_path / "new.txt", "Köln".encode("latin-1"))
+    (only,) = read_inputs(new, source.preprocessing)
+    assert only.notices == []
+
+
+ROWS_OF_KOELN = "".join(f"{row},in Köln,{'ab'[row % 2]}\n" for row in range(10))

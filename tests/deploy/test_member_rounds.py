@@ -24,9 +24,9 @@ from fedproto.core.files import read_tensors, write_tensors
 from fedproto.deploy.member import evaluate_member, train_round
 from fedproto.deploy.member_checkpoint import STATE_FILE as MEMBER_FILE
 from fedproto.deploy.member_checkpoint import STATE_FORMAT, MemberCheckpoint
-from fedproto.deploy.messages import (
-    Message,
-)
+from fedproto.deploy.member_record import MemberRecord, read_told_metrics
+from fedproto.deploy.messages import Message
+from fedproto.deploy.status import make_rows
 from fedproto.errors import FedProtoError, RunFolderError, TrainingError
 
 
@@ -55,6 +55,9 @@ def test_evaluation_does_not_change_the_file(after_two_rounds: Any) -> None:
     before = state_file_of(deployment).read_bytes()
     told = evaluate_member(state.make_request("a", all_classes=True), deployment.members["a"])
     assert told.arrays == {} and {"accuracy.head", "accuracy.prototype"} <= set(told.header)
+    metrics = read_told_metrics(told.header)
+    assert list(metrics) == ["head", "prototype"]
+    assert {"balanced_accuracy", "macro_f1", "brier", "ece"} <= set(metrics["head"])
     assert state_file_of(deployment).read_bytes() == before
 
 
@@ -65,7 +68,7 @@ def test_a_member_can_keep_its_accuracy_to_itself(after_two_rounds: Any) -> None
         evaluate_member(state.make_request("a"), quiet),
         train_round(state.make_request("a"), quiet),
     ):
-        assert not [key for key in reply.header if key.startswith("accuracy")]
+        assert not [key for key in reply.header if key.startswith(("accuracy", "metric"))]
 
 
 def test_an_older_round_is_refused(after_two_rounds: Any) -> None:
@@ -229,3 +232,28 @@ def test_training_that_diverges_is_reported_and_not_saved(make_deployment: Any) 
     with pytest.raises(TrainingError, match="not finite"):
         train_round(wild, deployment.members["a"])
     assert not state_file_of(deployment).exists()
+
+
+def test_a_server_takes_only_metrics_that_can_be() -> None:
+    header = {
+        "metric.auroc.head": 0.75,
+        "metric.brier.head": 1.5,
+        "metric.ece.head": float("nan"),
+        "metric.macro_f1.head": 1.01,
+        "metric.balanced_accuracy.head": "1.0",
+        "metric.accuracy.head": 0.5,
+        "metric.auroc.someone": 0.5,
+        "metric.auroc.prototype": -0.1,
+    }
+    record = MemberRecord(0)
+    record.note_accuracy(Message(header, {}))
+    assert record.metrics == {"head": {"auroc": 0.75, "brier": 1.5}}
+    record.note_accuracy(Message({}, {}))
+    assert record.metrics == {"head": {"auroc": 0.75, "brier": 1.5}}
+
+
+def test_a_status_shows_metrics_and_files_without_them() -> None:
+    record = vars(MemberRecord(0, metrics={"head": {"auroc": 0.75, "balanced_accuracy": 0.5}}))
+    older = {key: value for key, value in vars(MemberRecord(1)).items() if key != "metrics"}
+    first, second = make_rows({"members": {"a": record, "b": older}})
+    assert first[5] == "balanced 50.0%, AUROC 75.0%" and second[5] == ""

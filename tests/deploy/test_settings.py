@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fedproto.deploy.member import train_round
+from fedproto.deploy.member_data import load_source
 from fedproto.deploy.settings import (
     read_member,
     split_run_config,
@@ -106,3 +107,31 @@ def test_the_run_config_is_split_and_checked() -> None:
     ):
         with pytest.raises(ConfigError, match=says):
             split_run_config(bad, "here")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a.csv", "(label=kind)"),
+        ("a.csv", '(label=kind, missing="-9,n/a")'),
+        ("a (new), b.csv", "(label=kind)"),
+    ],
+)
+def test_data_paths_with_options_are_relative_to_the_members_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: str
+) -> None:
+    folder = tmp_path / "member"
+    folder.mkdir()
+    (folder / name).write_text("size,kind\n1,x\n2,x\n3,y\n4,y\n")
+    quoted = f'"csv:{name}"' if "," in name else f"csv:{name}"
+    text = f'name = "a"\ndata = \'{quoted}{options}\'\nstate = "mine"\n'
+    (folder / "a.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    own = read_member(folder / "a.toml")
+    source = load_source(own)
+    assert source.classes == ("x", "y") and source.name == f"csv:{folder / name}"
+
+
+def test_data_that_is_not_beside_the_members_file_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(MEMBER.replace("npz:a.npz", "csv:gone.csv(label=kind)"))
+    assert read_member(tmp_path / "a.toml").data == "csv:gone.csv(label=kind)"

@@ -55,21 +55,23 @@ def parse_numbers(figure: Figure) -> list[dict[str, str]]:
 
 
 class PageParser(HTMLParser):
-    """The rows of a page's tables, and all its tags with their attributes."""
+    """The rows of a page's tables, by table, and all its tags with their attributes."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
-        self.rows: list[list[str]] = []
+        self.tables: list[list[list[str]]] = []
         self.tags: list[tuple[str, dict[str, str]]] = []
         self.in_cell = False
         self.feed(page.read_text())
 
     def handle_starttag(self, tag: str, attributes: list) -> None:
         self.tags.append((tag, dict(attributes)))
+        if tag == "table":
+            self.tables.append([])
         if tag == "tr":
-            self.rows.append([])
+            self.tables[-1].append([])
         if tag in ("td", "th"):
-            self.rows[-1].append("")
+            self.tables[-1][-1].append("")
             self.in_cell = True
 
     def handle_endtag(self, tag: str) -> None:
@@ -78,12 +80,12 @@ class PageParser(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.in_cell:
-            self.rows[-1][-1] += data
+            self.tables[-1][-1][-1] += data
 
 
 def read_table(page: Path) -> dict[str, dict[str, str]]:
-    """The rows of a page's table by their first cell, each by the names of its columns."""
-    header, *rows = PageParser(page).rows
+    """The rows of a page's first table by their first cell, each by the names of its columns."""
+    header, *rows = PageParser(page).tables[0]
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 

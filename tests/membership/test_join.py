@@ -524,12 +524,12 @@ def test_classes_gives_shots_of_each():
     ("options", "message"),
     [
         ({"names": "cat,cow"}, "unknown class 'cow'.* accepted: cat, dog, owl"),
-        ({"shots": 6}, "class 'dog' has 5 training images, but 6 are wanted"),
+        ({"shots": 6}, "class 'dog' has 5 training rows, but 6 are wanted"),
         (
             {"clients": 3, "names": "dog", "shots": 2},
-            "class 'dog' has 5 training images, but 6 are wanted",
+            "class 'dog' has 5 training rows, but 6 are wanted",
         ),
-        ({"names": "dog", "test_shots": 3}, "class 'dog' has 2 test images, but 3 are wanted"),
+        ({"names": "dog", "test_shots": 3}, "class 'dog' has 2 test rows, but 3 are wanted"),
         ({"shots": 0}, "shots must be a whole number of at least 1"),
     ],
 )

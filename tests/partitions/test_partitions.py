@@ -128,10 +128,10 @@ def test_test_shots_are_drawn_by_the_seed():
 def test_too_few_test_images_are_an_error_with_class_and_numbers(name):
     request = a_request()
     there = dict(zip(request.names, np.bincount(request.test), strict=True))
-    with pytest.raises(ConfigError, match="test images, but 60 are wanted") as caught:
+    with pytest.raises(ConfigError, match="test rows, but 60 are wanted") as caught:
         divide(name, request, test_shots=60)
     assert any(
-        f"class {label!r} has {count} test images" in str(caught.value)
+        f"class {label!r} has {count} test rows" in str(caught.value)
         for label, count in there.items()
     )
 
@@ -251,7 +251,7 @@ def test_nway_spreads_the_data_sets_own_shots_by_less_than_they_are():
 
 def test_nway_with_too_few_images_names_class_and_numbers():
     request = a_request(clients=3, names=("cat",), train=np.zeros(10, int), test=np.zeros(2, int))
-    with pytest.raises(ConfigError, match="class 'cat' has 10 training images, but 12 are wanted"):
+    with pytest.raises(ConfigError, match="class 'cat' has 10 training rows, but 12 are wanted"):
         divide("nway", request, ways=1, shots=4, stdev=0)
 
 
@@ -377,7 +377,7 @@ def test_iid_sizes_differ_by_at_most_one(clients, seed):
 
 
 def test_iid_with_more_clients_than_images_is_refused():
-    with pytest.raises(ConfigError, match="601 clients cannot share 600 training images"):
+    with pytest.raises(ConfigError, match="601 clients cannot share 600 training rows"):
         divide("iid", a_request(601))
 
 
@@ -417,9 +417,7 @@ def test_dirichlet_draws_the_images_of_a_class():
 
 
 def test_dirichlet_that_cannot_be_fulfilled_says_so():
-    with pytest.raises(
-        ConfigError, match="no split of 600 images that gives each of 4 clients 151"
-    ):
+    with pytest.raises(ConfigError, match="no split of 600 rows that gives each of 4 clients 151"):
         divide("dirichlet", a_request(4), smallest=151)
 
 
@@ -439,7 +437,7 @@ def test_natural_gives_a_client_exactly_its_writers_rows(clients, seed):
 
 
 def test_natural_tests_on_the_writers_own_images_of_classes_it_trains():
-    # Writer 0 trains class 0 alone, so its test image of class 1 says nothing about it.
+    # Writer 0 trains class 0 alone, so its test row of class 1 says nothing about it.
     request = a_request(
         clients=2,
         train=np.array([0, 0, 1, 0]),
@@ -487,9 +485,7 @@ def test_natural_tests_on_everybodys_images_where_a_writers_own_are_of_other_cla
 
 
 def test_natural_without_writers_is_refused():
-    with pytest.raises(
-        ConfigError, match="natural needs a data set that says who wrote each image"
-    ):
+    with pytest.raises(ConfigError, match="natural needs a data set that says who wrote each row"):
         divide("natural", a_request(train_writer=None))
 
 
@@ -592,7 +588,7 @@ def lose_a_client(content):
     [
         (change_a_row, False, "was changed after it was written"),
         (use_a_row_twice, True, r"gives training row \d+ to more than one client"),
-        (claim_a_class, True, r"client 0 claims class '\d' but has no training image of it"),
+        (claim_a_class, True, r"client 0 claims class '\d' but has no training row of it"),
         (
             name_a_row_out_of_range,
             True,
@@ -628,14 +624,14 @@ def test_file_refuses_other_files(tmp_path, text):
     ("options", "words"),
     [
         ({"ways": 11}, "ways is 11, but there are only 10 classes"),
-        ({"partition": "natural"}, "natural needs a data set that says who wrote each image"),
+        ({"partition": "natural"}, "natural needs a data set that says who wrote each row"),
         (
             {"ways": 10, "shots": 100, "stdev": 0},
-            r"class '\d' has \d+ training images, but 300 are wanted",
+            r"class '\d' has \d+ training rows, but 300 are wanted",
         ),
         (
             {"partition": "iid", "test_shots": 90},
-            r"class '\d' has \d+ test images, but 90 are wanted",
+            r"class '\d' has \d+ test rows, but 90 are wanted",
         ),
         ({"stdev": 0.9}, "stdev is 0.9, but uniform noise is in whole numbers"),
         ({"partition": "file"}, "partition 'file' needs a path"),

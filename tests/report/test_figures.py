@@ -133,7 +133,7 @@ def test_an_older_run_is_drawn_without_what_it_did_not_record(runs: Path, tmp_pa
         del line["loss_std"]
         run.add_metrics(line)
     (counts,) = draw_section(draw_classes, run.path).figures
-    assert counts.caption == "Filled: the client has training images of the class."
+    assert counts.caption == "Filled: the client has training rows of the class."
     *_, loss = draw_section(draw_curves, run.path).figures
     assert loss.name == "loss-supervised"
     assert "bands" not in loss.caption

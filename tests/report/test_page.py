@@ -8,6 +8,7 @@ from html import unescape
 from pathlib import Path
 
 import numpy as np
+import pytest
 from helpers.reports import (
     PageParser,
     make_run,
@@ -22,6 +23,7 @@ from fedproto.report.configuration import common_settings, own_settings
 from fedproto.report.groups import group_runs
 from fedproto.report.ownership import RECORD
 from fedproto.report.read import read_runs
+from fedproto.report.read_metrics import read_metrics
 from fedproto.runs.folder import RunFolder
 
 HOSTILE_NAME = '<script>alert("1")</script>|`$x$`'
@@ -52,6 +54,11 @@ def test_a_report_is_a_page_a_markdown_file_and_a_folder_of_figures(page: Path) 
         "classes-1",
         "prototypes-1",
         "traffic",
+        "calibration",
+        "confusion-1",
+        "confusion-2",
+        "confusion-3",
+        "confusion-4",
     }
     markdown = page.with_suffix(".md").read_text()
     for name in figures:
@@ -107,8 +114,47 @@ def test_the_markdown_has_the_same_table(page: Path) -> None:
         if line.startswith("| "):
             cells = line.strip("|").split(" | ")
             rows.append([cell.strip().replace("; ", "") for cell in cells])
-    header, _, *others = rows
-    assert [header, *others] == PageParser(page).rows
+    for table in PageParser(page).tables:
+        header, _, *others = rows[: len(table) + 1]
+        del rows[: len(table) + 1]
+        assert [header, *others] == table
+    assert not rows
+
+
+def test_the_table_of_metrics_has_the_numbers_of_a_run(single_page: Path, runs: Path) -> None:
+    header, *rows = PageParser(single_page).tables[1]
+    assert [row[1] for row in rows] == ["head", "prototype", "majority class"]
+    result = read_result(runs / "fedproto-0")
+    auroc = result["metrics"]["prototype"]["auroc"]
+    shown = dict(zip(header, rows[1], strict=True))
+    assert shown["AUROC, %"] == f"{100 * auroc['mean']:.2f} ± {100 * auroc['std']:.2f}"
+    worst = result["metrics"]["prototype"]["accuracy"]["worst"]
+    assert shown["worst client's accuracy, %"] == f"{100 * worst:.2f}"
+    counts = result["metrics"]["head"]["confusion"]
+    numbers = read_numbers(single_page, "confusion-1")
+    classes = result["metrics"]["head"]["classes"]
+    for name, row, line in zip(classes, counts, numbers, strict=True):
+        assert line["true class"] == name
+        assert [int(line[f"as {other}"]) for other in classes] == row
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"confusion": [[1]]},
+        {"confusion": "none"},
+        {"calibration": [{"rows": 1}]},
+        {"sensitivity": {"0": "high"}},
+        {"accuracy": {"mean": 1.0, "worst_client": 0}},
+    ],
+)
+def test_damaged_metrics_are_named(damage: dict, runs: Path) -> None:
+    result = read_result(runs / "local")
+    result["metrics"]["head"] |= damage
+    with pytest.raises((KeyError, TypeError, ValueError)):  # `read_run` makes a sentence of them
+        read_metrics(result, result["classes"])
+    del result["metrics"]
+    assert read_metrics(result, result["classes"]) is None
 
 
 # --- nothing is loaded, nothing is unescaped
@@ -185,5 +231,13 @@ def test_a_method_without_prototypes_has_no_map_of_them(runs: Path, tmp_path: Pa
     assert "No method here has prototypes, so there is no map of them." in text
     assert "Nothing was sent" in text
     figures = find_figures(tmp_path / "report-figures")
-    assert figures == {"accuracy", "accuracy-own", "loss-supervised", "clients-1", "classes-1"}
-    assert "prototype, %" not in PageParser(page).rows[0]
+    assert figures == {
+        "accuracy",
+        "accuracy-own",
+        "loss-supervised",
+        "clients-1",
+        "classes-1",
+        "calibration",
+        "confusion-1",
+    }
+    assert "prototype, %" not in PageParser(page).tables[0][0]

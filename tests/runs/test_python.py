@@ -67,6 +67,25 @@ def test_a_run_of_arrays_and_modules_is_resumed_to_the_bit(engine, tmp_path):
     assert_same_result(resumed, whole)
 
 
+@pytest.mark.parametrize(
+    ("data", "other"),
+    [
+        ((X, Y), (X[::-1].copy(), Y)),
+        ({"Ulm": CLIENTS[0], "Köln": CLIENTS[1]}, {"Ulm": CLIENTS[0], "Köln": (X[:40], Y[:40])}),
+    ],
+    ids=["a pair", "named clients"],
+)
+def test_other_kinds_of_python_data_are_resumed_too(data, other, tmp_path):
+    settings = SETTINGS | {"model": "mlp(hidden=8,width=4)", "clients": 2}
+    whole = fedproto.run(dataset=data, **settings)
+    rounds = fedproto.stream(dataset=data, out=tmp_path / "run", **settings)
+    next(rounds)
+    rounds.close()
+    with pytest.raises(RunFolderError, match="other"):
+        fedproto.resume(tmp_path / "run", dataset=other)
+    assert_same_result(fedproto.resume(tmp_path / "run", dataset=data), whole)
+
+
 def test_a_finished_run_is_read_and_needs_neither_arrays_nor_modules(finished):
     read = fedproto.resume(finished.folder)
     assert_same_result(read, finished)

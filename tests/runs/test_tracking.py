@@ -256,6 +256,9 @@ def test_scalars_of_a_round_and_of_a_result():
         final["round"] == 5
         and final["final/accuracy/prototype"] == result.accuracy["prototype"]["mean"]
     )
+    auroc = result.data["metrics"]["head"]["auroc"]
+    assert final["final/auroc/head"] == auroc["mean"]
+    assert final["final/auroc/head/worst"] == auroc["worst"]
     assert final["final/bytes_up"] == sum(line["bytes_up"] for line in result.metrics)
     assert all(
         type(value) in (int, float)
@@ -307,7 +310,7 @@ def test_the_tensorboard_example_with_a_writer_that_remembers(monkeypatch, tmp_p
     monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("tensorboard"))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stub)
     run_example(monkeypatch, "with_tensorboard.py", tmp_path / "board", 5)
-    assert written.count("flushed") == 5
+    assert written.count("flushed") == 6  # once per round, and for the result
     numbers = [each for each in written if each != "flushed"]
     assert {folder for folder, *_ in numbers} == {str(tmp_path / "board")}
     assert [step for _, name, _, step in numbers if name == "loss/supervised"] == [1, 2, 3, 4, 5]

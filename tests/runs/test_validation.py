@@ -15,6 +15,8 @@ from helpers.tiny import SETTINGS, experiment, finished
 from fedproto.config.settings import configure
 from fedproto.errors import ConfigError, DataError
 from fedproto.runs.experiment import Experiment, execute
+from fedproto.runs.sweep import rank_by_validation
+from fedproto.runs.tracking import scalars
 
 #: Learns fast, then gets worse on the few validation rows: the best round is not the last.
 VALIDATED = {"validation": 0.3, "eval_every": 1, "rounds": 6, "shots": 8, "lr": 0.3}
@@ -111,6 +113,18 @@ def test_other_accuracies_may_choose():
     scores = [line["validation"]["head_own"]["mean"] for line in by_head.metrics]
     assert by_head.data["best_round"] == 1 + int(np.argmax(scores))
     assert finished("fedavg", **VALIDATED)[1].data["validation"]["select_by"] == "head"
+
+
+@pytest.mark.parametrize("engine", ["reference", "vectorised"])
+def test_a_metric_may_choose(engine):
+    settings = VALIDATED | {"select_by": "balanced_accuracy", "engine": engine}
+    run, result = finished("fedproto", **settings)
+    scores = [line["validation"]["balanced_accuracy"]["mean"] for line in result.metrics]
+    assert result.data["best_round"] == 1 + int(np.argmax(scores))
+    assert result.data["validation"]["score"] == max(scores)
+    (measured,) = run.engine.measure([run.progress.server], "validation")
+    by_hand = [client.ways["prototype"].values["balanced_accuracy"] for client in measured.values()]
+    assert np.mean(by_hand) == pytest.approx(max(scores))
 
 
 @pytest.mark.parametrize("patience", [1, 2])
@@ -262,3 +276,55 @@ def test_a_missing_best_state_is_refused(stored, tmp_path):
     result = fedproto("resume", killed)
     assert result.code != 0
     assert "best" in result.err and "starts from round 1" in result.err
+
+
+# --- what a user reads
+
+
+def test_the_terminal_says_which_number_is_which(tmp_path):
+    flags = "--dataset digits --clients 3 --rounds 4 --eval-every 1 --validation 0.3 --patience 3"
+    result = fedproto("run", *flags.split(), "--select-by", "head", "--out", tmp_path / "run")
+    assert result.code == 0, result.err
+    assert "validation accuracy by head" in result.out
+    assert "was chosen by head on validation rows" in result.out
+    assert "on test rows, which were looked at once" in result.out
+
+
+def test_the_report_says_which_number_is_which(stored, tmp_path):
+    path, _ = stored
+    result = fedproto("report", path, "--out", tmp_path / "report.html")
+    assert result.code == 0, result.err
+    page = (tmp_path / "report.html").read_text()
+    assert "on test rows after the best round" in page
+    assert "was chosen by prototype on validation rows" in page
+    assert "on validation rows in runs that have some" in page
+
+
+def test_a_sweep_is_ranked_by_validation(tmp_path):
+    settings = {key: value for key, value in STORED.items() if key != "lr"}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    text = "\n".join([*lines, "[sweep]", "lr = [0.0001, 0.05]", ""])
+    (tmp_path / "sweep.toml").write_text(text)
+    result = fedproto("sweep", tmp_path / "sweep.toml", "--out", tmp_path / "runs")
+    assert result.code == 0, result.err
+    assert "ranked by accuracy on validation rows" in result.out
+    rows = [line.split() for line in result.out.splitlines() if line.strip().startswith("0.")]
+    assert [row[0] for row in rows] == ["0.05", "0.0001"]  # not the order of the file
+    scores = [float(row[1]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_results_without_validation_are_not_ranked():
+    def scored(score):
+        return {"validation": {"score": score}}
+
+    assert rank_by_validation([scored(0.1), None, scored(0.5), scored(0.1)]) == [2, 0, 3, 1]
+    assert rank_by_validation([scored(0.1), {}]) is None
+    assert rank_by_validation([None]) is None
+
+
+def test_tracking_has_the_validation_accuracies():
+    _, result = finished("fedproto", **VALIDATED)
+    numbers = scalars(result)
+    assert numbers["final/best_round"] == result.data["best_round"]
+    assert numbers["final/validation/prototype"] == result.data["validation"]["score"]

@@ -11,6 +11,7 @@ from fedproto.report.figures.curves import draw_curves
 from fedproto.report.figures.figure import Section
 from fedproto.report.figures.members import draw_member_changes
 from fedproto.report.figures.prototypes import draw_prototypes
+from fedproto.report.figures.quality import draw_quality
 from fedproto.report.figures.traffic import draw_traffic
 from fedproto.report.groups import Group
 
@@ -20,6 +21,7 @@ def draw_sections(groups: Sequence[Group]) -> list[Section]:
     with figure_style():
         sections = [
             draw_curves(groups),
+            draw_quality(groups),
             draw_clients(groups),
             draw_classes(groups),
             draw_prototypes(groups),

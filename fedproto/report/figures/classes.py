@@ -1,4 +1,4 @@
-"""Heat maps of which client has how many training images of which class."""
+"""Heat maps of which client has how many training rows of which class."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def _draw_map(group: Group, number: int, several: bool) -> Figure:
     if len(group.runs) > 1:
         title += f", seed {run.seed}"
     axes.set(title=shorten(title), xlabel="class", ylabel="client")
-    caption = "Filled: the client has training images of the class."
+    caption = "Filled: the client has training rows of the class."
     if has_counts:
         caption = (
-            "Colour: number of training images of the class that the client has; nothing where "
+            "Colour: number of training rows of the class that the client has; nothing where "
             "it has none."
         )
     classes_per_client = [len(client.classes) for client in run.clients]
@@ -80,7 +80,7 @@ def _draw_map(group: Group, number: int, several: bool) -> Figure:
 
 
 def _count_images(run: Run) -> np.ndarray:
-    """Return the training images (clients, classes), or 1 where only their existence is known."""
+    """Return the training rows (clients, classes), or 1 where only their existence is known."""
     column_of_class = {name: number for number, name in enumerate(run.classes)}
     shape = (len(run.clients), len(run.classes))
     counts = np.zeros(shape, int)
@@ -109,7 +109,7 @@ def _draw_counts(run: Run, counts: np.ndarray, has_counts: bool) -> tuple[Canvas
         canvas.colorbar(
             image,
             ax=axes,
-            label="training images",
+            label="training rows",
             location="bottom",
             shrink=0.9,
             aspect=40,

@@ -98,7 +98,9 @@ def _draw_accuracy(groups: Sequence[Group], name: str, title: str, own: bool) ->
         )
         entries.append((line, series.label))
         final_means.append(f"{series.label} {series.final_mean:.1%}")
-    axes.set(title=title, xlabel="round", ylabel="accuracy, %")
+    has_validation = any(group.first.validation is not None for group in groups)
+    ylabel = "validation accuracy, %" if has_validation else "accuracy, %"
+    axes.set(title=title, xlabel="round", ylabel=ylabel)
     show_percent(axes)
     add_series_legend(canvas, entries)
     return finish_figure(
@@ -116,7 +118,9 @@ def _accuracy_caption(groups: Sequence[Group], all_series: Sequence[Series]) -> 
     seeds = mention_seeds(groups)
     caption = f"Lines: mean over clients{seeds}; bands: ± one standard deviation over clients"
     if any(series.is_by_prototype for series in all_series):
-        return f"{caption}; dashed: by the nearest prototype."
+        caption = f"{caption}; dashed: by the nearest prototype"
+    if any(group.first.validation is not None for group in groups):
+        caption = f"{caption}; on validation rows in runs that have some, otherwise on test rows"
     return f"{caption}."
 
 

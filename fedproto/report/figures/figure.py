@@ -14,6 +14,7 @@ from fedproto.plots.labels import shorten
 from fedproto.plots.marks import add_legend
 from fedproto.plots.style import INK, INK_ON_DARK, make_panels, save_png, save_svg
 from fedproto.report.cells import write_csv
+from fedproto.report.summary import Table
 
 #: Letters stay readable on a phone, and two figures fit side by side on a desktop.
 WIDTH_INCHES = 4.4
@@ -51,6 +52,7 @@ class Section:
     heading: str
     figures: list[Figure]
     notes: list[str] = field(default_factory=list)
+    table: Table | None = None
 
 
 def make_panel(height: float, legend_rows: int = 0) -> tuple[Canvas, Axes]:
