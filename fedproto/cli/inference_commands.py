@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 
 from fedproto.cli.flags import PluginDir, TrustPlugins
 from fedproto.cli.output import print_json_lines, print_table, say
 from fedproto.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from fedproto.inference.input_files import Input
-    from fedproto.inference.judgement import Judgement
+    from fedproto.inference.labelled_inputs import LabelledInput
     from fedproto.inference.open_set import Rejection
+    from fedproto.inference.predictions import Predictor
     from fedproto.inference.trained_client import TrainedClient
 
 #: Clients that one sentence names.
 MAX_NAMED_CLIENTS = 50
+#: Metrics beside the accuracy that a scored prediction shows, and their titles.
+SCORES = {
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro-F1",
+    "auroc": "AUROC",
+    "ece": "calibration error",
+}
 #: The fraction of known inputs that may be rejected where the user names none.
 DEFAULT_REJECT = 0.05
 
@@ -44,7 +52,10 @@ def predict(
     ] = None,
     client: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="client whose model classifies: name or number [0]"),
+        typer.Option(
+            metavar="NAME",
+            help="client whose model classifies: name or number [the most experienced]",
+        ),
     ] = None,
     by: Annotated[
         Literal["prototype", "head", "both"],
@@ -60,16 +71,36 @@ def predict(
             help='answer "none of these", rejecting this fraction of known inputs', min=0, max=1
         ),
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="write the answers to this .csv or .parquet file", show_default=False),
+    ] = None,
+    id_column: Annotated[
+        str | None,
+        typer.Option("--id", metavar="COLUMN", help="column with the ids of rows [their places]"),
+    ] = None,
+    label_column: Annotated[
+        str | None,
+        typer.Option("--label", metavar="COLUMN", help="column with the true classes [found]"),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="one line of JSON per input")] = False,
     trust_plugins: TrustPlugins = False,
     plugin_dir: PluginDir = None,
 ) -> None:
-    """Classify inputs; without any, show how well each client recognises unseen classes."""
+    """Classify inputs; without any, show how well each client recognises unseen classes.
+
+    Inputs whose true class is stated are scored. A file that cannot be read is skipped, and the
+    exit code is 1.
+    """
+    from fedproto.inference.predictions import Predictor, check_answer_path, write_answers
+
     if not inputs:
         _refuse_without_inputs(run)
         wanted = DEFAULT_REJECT if reject is None else reject
         _show_rejections(run, client, wanted, json)
         return
+    if out is not None:
+        check_answer_path(out)
     trained = _read_trained(run, client)
     ways: list[Way]
     if by != "both":
@@ -78,16 +109,73 @@ def predict(
         ways = ["head"]
     else:
         ways = ["prototype", "head"]
-    read = _read_inputs(inputs, trained)
-    answers: list[dict[str, Any]] = [{"input": each.name} for each in read]
-    for way in ways:
-        found = _classify(trained, way, among, reject, top, read)
-        for answer, of_this_way in zip(answers, found, strict=True):
-            answer[way] = of_this_way
+    predictor = Predictor(trained, ways, among, reject, top)
+    skipped = _classify_files(predictor, inputs, label_column, id_column)
+    if out is not None:
+        write_answers(out, predictor.answers, ways)
+        say(f"{len(predictor.answers):,} answers were written to {out}", stderr=json)
     if json:
-        print_json_lines(answers)
-    else:
-        _print_answers(answers, ways)
+        print_json_lines(predictor.answers)
+    elif out is None:
+        _print_answers(predictor.answers, ways)
+    if client is None and not json:
+        _name_classifier(trained)
+    _print_scores(predictor, stderr=json)
+    if skipped:
+        files = "1 file" if skipped == 1 else f"{skipped:,} files"
+        were = "was" if skipped == 1 else "were"
+        say(f"{files} could not be read and {were} skipped", stderr=True)
+        raise typer.Exit(1)
+
+
+def _classify_files(
+    predictor: Predictor, paths: list[Path], label_column: str | None, id_column: str | None
+) -> int:
+    """Classify all files, say what was done to them, and return how many cannot be read.
+
+    Refused if none can.
+    """
+    from fedproto.cli.progress import file_bar
+    from fedproto.inference.labelled_inputs import find_input_files, read_labelled_file
+    from fedproto.inference.predictions import INPUTS_PER_CHUNK
+
+    files = find_input_files(paths, predictor.classes)
+    pending: list[LabelledInput] = []
+    label_columns: set[str] = set()
+    errors: list[DataError] = []
+    with file_bar(Console(stderr=True), len(files)) as advance:
+        for file in files:
+            try:
+                read = read_labelled_file(
+                    file,
+                    predictor.trained.preprocessing,
+                    predictor.classes,
+                    label_column=label_column,
+                    id_column=id_column,
+                )
+            except DataError as error:
+                if len(files) == 1:
+                    raise
+                errors.append(error)
+                say(f"skipped: {error}", stderr=True)
+                advance()
+                continue
+            for each in read.inputs:
+                for notice in each.input.notices:
+                    say(notice, stderr=True)
+            pending += read.inputs
+            if read.label_column is not None:
+                label_columns.add(read.label_column)
+            if len(pending) >= INPUTS_PER_CHUNK:
+                predictor.add(pending)
+                pending = []
+            advance()
+    predictor.add(pending)
+    if not predictor.answers:
+        raise DataError(f"none of the {len(files):,} files can be read: {errors[0]}")
+    for column in sorted(label_columns):
+        say(f"the true classes are those in column {column!r}", stderr=True)
+    return len(errors)
 
 
 def _read_trained(run: Path, client: str | None) -> TrainedClient:
@@ -106,7 +194,7 @@ def _read_trained(run: Path, client: str | None) -> TrainedClient:
         return _refuse_other_client(load_trained_member(read_settings(run)), client, run)
     if (run / MANIFEST).exists():
         return _refuse_other_client(read_exported(run), client, run)
-    return load_client(run, 0 if client is None else client)
+    return load_client(run, client)
 
 
 def _refuse_other_client(trained: TrainedClient, client: str | None, run: Path) -> TrainedClient:
@@ -119,64 +207,6 @@ def _refuse_other_client(trained: TrainedClient, client: str | None, run: Path) 
     if client is not None and names and normalise_name(client) not in names:
         raise ConfigError(f"{run} holds {name_client(trained)} and no other: leave --client out")
     return trained
-
-
-def _read_inputs(paths: list[Path], trained: TrainedClient) -> list[Input]:
-    """Read all inputs, and say what was done to them."""
-    from fedproto.inference.input_files import read_inputs
-
-    read: list[Input] = []
-    for path in paths:
-        read.extend(read_inputs(path, trained.preprocessing))
-    for each in read:
-        for notice in each.notices:
-            say(notice, stderr=True)
-    return read
-
-
-def _classify(
-    trained: TrainedClient,
-    way: Way,
-    among: Among,
-    reject: float | None,
-    top: int,
-    inputs: list[Input],
-) -> list[dict[str, Any]]:
-    """Return the answer of one way to classify for each input."""
-    import numpy as np
-
-    from fedproto.inference.judgement import judge_inputs
-
-    x = trained.preprocessing.normalise(np.stack([each.x for each in inputs]))
-    class_names, found = judge_inputs(trained, x, way, among, reject)
-    is_finite = np.isfinite(found.distances).all(1)
-    if not is_finite.all():
-        first = inputs[int(np.argmin(is_finite))]
-        raise DataError(f"{first.name} is out of range: the model's output for it is not finite")
-    answers = []
-    for row, label in enumerate(found.labels):
-        candidates = _list_candidates(found, row, way, class_names, trained.own, top)
-        answers.append({"label": str(label), "candidates": candidates})
-    return answers
-
-
-def _list_candidates(
-    found: Judgement, row: int, way: Way, class_names: Sequence[str], own: Any, top: int
-) -> list[dict[str, Any]]:
-    """Return the `top` most probable classes of one input."""
-    import numpy as np
-
-    probabilities = found.probabilities[row]
-    best_first = np.argsort(-probabilities, kind="stable")  # the first of equals, as `predict`
-    candidates = []
-    for column in best_first[:top]:
-        name = class_names[column]
-        candidate: dict[str, Any] = {"class": name, "own": name in own}
-        if way == "prototype":
-            candidate["distance"] = float(found.distances[row, column])
-        candidate["probability"] = float(probabilities[column])
-        candidates.append(candidate)
-    return candidates
 
 
 def _print_answers(answers: list[dict[str, Any]], ways: list[Way]) -> None:
@@ -192,6 +222,37 @@ def _print_answers(answers: list[dict[str, Any]], ways: list[Way]) -> None:
     print_table(["input", *(f"by {way}" for way in ways)], rows)
     if has_unseen:
         say("* the client has never seen this class itself")
+
+
+def _name_classifier(trained: TrainedClient) -> None:
+    """Say which client of a run answers where the user named none."""
+    from fedproto.inference.judgement import name_client
+
+    if "run" in trained.about:
+        say(
+            f"{name_client(trained)} answers, which knows the most classes "
+            f"({len(trained.own)} of {len(trained.classes)}); --client names another"
+        )
+
+
+def _print_scores(predictor: Predictor, *, stderr: bool) -> None:
+    """Print how good the answers are, if true classes are stated, and what probabilities mean."""
+    measured_ways = predictor.measure()
+    for way, measured in measured_ways.items():
+        values = measured.values
+        described = [f"accuracy {values['accuracy']:.1%}"]
+        for name, title in SCORES.items():
+            if math.isfinite(values[name]):
+                described.append(f"{title} {values[name]:.3f}")
+        say(f"by {way}, {measured.rows:,} inputs: {', '.join(described)}", stderr=stderr)
+    if predictor.unknown_labels:
+        say(
+            f"{predictor.unknown_labels:,} inputs state a class that is not one of the "
+            "federation's, and are not scored",
+            stderr=True,
+        )
+    if measured_ways and not predictor.is_calibrated:
+        say("probabilities are not calibrated: train with --validation 0.2", stderr=stderr)
 
 
 def _describe_answer(answer: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,6 +43,14 @@ def progress_bar(
                 _print(console, f"{unit} {result.round}: {note}", "yellow")
 
         yield show
+
+
+@contextmanager
+def file_bar(console: Console, files: int) -> Iterator[Callable[[], None]]:
+    """Yield a function that is called after each file and moves a bar over them."""
+    with _bar(console, "files, left") as bar:
+        task = bar.add_task("classifying", total=files)
+        yield lambda: bar.advance(task)
 
 
 @contextmanager

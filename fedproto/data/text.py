@@ -217,7 +217,7 @@ def read_texts(path: Path, words: Words) -> Iterator[tuple[str, str]]:
         with open_text(path, words.text_encoding) as file:
             yield file.read(), str(path)
         return
-    for line, row in _read_rows(path, words.text_encoding):
+    for line, row in read_document_rows(path, words.text_encoding):
         column = _find_text(row, words.column)
         if column is None:
             found = ", ".join(row) or "nothing"
@@ -243,7 +243,7 @@ def _read_documents(path: Path, named: DocumentColumns, text_encoding: str) -> l
     if path.is_dir():
         _refuse_columns(path, named)
         return _read_class_folders(path, text_encoding)
-    return _to_documents(path, _read_rows(path, text_encoding), named)
+    return _to_documents(path, read_document_rows(path, text_encoding), named)
 
 
 def _refuse_columns(path: Path, named: DocumentColumns) -> None:
@@ -266,7 +266,7 @@ def _read_class_folders(path: Path, text_encoding: str) -> list[Document]:
     return documents
 
 
-def _read_rows(path: Path, text_encoding: str) -> Iterator[tuple[int, Row]]:
+def read_document_rows(path: Path, text_encoding: str) -> Iterator[tuple[int, Row]]:
     """Yield the rows of a table or of JSON lines, each with its line number."""
     if path.name.lower().endswith(JSON_LINES_ENDINGS):
         return _read_json_lines(path, text_encoding)

@@ -77,7 +77,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def of(
         cls,
         run: str | Path | Result,
-        client: int | str = 0,
+        client: int | str | None = None,
         *,
         module: nn.Module | None = None,
         by: By | None = None,
@@ -87,7 +87,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
         Args:
             run: what `fedproto.run` returned, or a run folder; the data is not needed.
-            client: its name, such as `"Ulm"`, or its number.
+            client: its name, such as `"Ulm"`, or its number; None: the one that knows the most
+                classes, and of these has the most training rows.
             module: the client's architecture, for the folder of a run that was started from Python
                 with modules of its own; its weights come from the run folder.
             by: "prototype" or "head"; None: by prototypes if there are any.
@@ -266,7 +267,7 @@ def _to_array(x: Any, trained: TrainedClient) -> np.ndarray:
 
 
 def _find_trained(
-    run: str | Path | Result, client: int | str, module: nn.Module | None
+    run: str | Path | Result, client: int | str | None, module: nn.Module | None
 ) -> TrainedClient:
     """Return a client of a result in memory, or of a run folder."""
     if not isinstance(run, Result):

@@ -174,14 +174,17 @@ class TrainedClient(ClassScorer):
 # --- from a run folder
 
 
-def load_client(run: Path, client: int | str = 0, module: nn.Module | None = None) -> TrainedClient:
+def load_client(
+    run: Path, client: int | str | None = None, module: nn.Module | None = None
+) -> TrainedClient:
     """Return a client of a finished run, as it is evaluated; the run's data is not needed.
 
-    `client` is its name, such as "Ulm", or its number. `module` is the client's architecture, if
-    it was passed from Python when the run was started.
+    `client` is its name, such as "Ulm", or its number; None: the one with the most classes, and of
+    these the most training rows. `module` is the client's architecture, if it was passed from
+    Python when the run was started.
     """
     models = ClientModels.open(RunFolder.open(run))
-    stored = models.read(client)
+    stored = models.read(models.find_most_experienced() if client is None else client)
     with torch_settings(
         models.threads, models.precision
     ):  # distances to the bit of those in training
@@ -261,14 +264,17 @@ def _restore_module(
 # --- from a client at hand, with its data
 
 
-def take_client(result: Result, client: int | str) -> TrainedClient:
+def take_client(result: Result, client: int | str | None = None) -> TrainedClient:
     """Return a client of a finished run that is still in memory, with its data.
 
-    `client` is its name, such as "Ulm", or its number.
+    `client` is as for `load_client`.
     """
     trained = result.trained
     assert trained is not None, "the result was not read from a folder"
     federation = trained.federation
+    if client is None:
+        experience = [(len(each.classes), len(each.train)) for each in federation.members]
+        client = experience.index(max(experience))
     names = [member.name for member in federation.members]
     member = federation.members[find_client(names, client)]
     about = {

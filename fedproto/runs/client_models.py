@@ -91,6 +91,7 @@ def _describe_client(
         "model": member.model,
         "is_from_python": experiment.config.model == (FROM_PYTHON,),
         "own_classes": [names[label] for label in member.classes],
+        "train": len(member.train),
         "preprocessing": {
             "shape": list(preprocessing.shape),
             "mean": [float(value) for value in preprocessing.mean],

@@ -99,6 +99,14 @@ class ClientModels:
     def __len__(self) -> int:
         return len(self.clients)
 
+    def find_most_experienced(self) -> int:
+        """Return the client with the most classes, of these the most training rows, the first."""
+        experience = []
+        for client in range(len(self)):
+            entry = self._check_entry(client)
+            experience.append((len(entry["own_classes"]), entry["train"]))
+        return experience.index(max(experience))
+
     def find(self, client: int | str) -> int:
         """Return the number of the client with this name or number."""
         return find_client(self.names, client, f" in {self.folder.path}")
@@ -342,6 +350,7 @@ _CLIENT = {
     "model": _TEXT,
     "is_from_python": _FLAG,
     "own_classes": _NAMES,
+    "train": _COUNT,
     "preprocessing": _OBJECT,
     "accuracy": _OBJECT,
     "shard": Entry(_is_whole_number(0, MAX_SHARDS - 1), "the number of a shard"),

@@ -64,7 +64,7 @@ def test_predict_says_what_the_classifier_says(client, among, run, files, digits
         f"{files / 'digits.npy'}[{number}]" for number in range(100)
     ]
     for way in ("prototype", "head"):
-        classifier = Classifier.of(run, client or 0, by=way, among=among)
+        classifier = Classifier.of(run, client, by=way, among=among)
         shares, names = classifier.predict_proba(digits), list(classifier.classes_)
         assert [each[way]["label"] for each in told] == classifier.predict(digits).tolist()
         for row, each in enumerate(told):
