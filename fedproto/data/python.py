@@ -13,6 +13,7 @@ def python(
     *,
     label: str | None = None,
     client: str | None = None,
+    group: str | None = None,
     ignore: tuple[str, ...] = (),
     keep: tuple[str, ...] = (),
     missing: tuple[str, ...] = (),
@@ -25,8 +26,9 @@ def python(
 ) -> Source:
     """Data that is passed to `fedproto.run(dataset=...)`, so it has no name here.
 
-    `label`, `client`, `ignore`, `keep` and `missing` are those of `csv`, for a DataFrame; `image`
-    and `text` name columns of a Hugging Face Dataset; the others are those of `npz`, for arrays.
+    `label`, `client`, `group`, `ignore`, `keep` and `missing` are those of `csv`, for a DataFrame;
+    `image` and `text` name columns of a Hugging Face Dataset; the others are those of `npz`, for
+    arrays.
     """
     raise DataError(
         "dataset python stands for data that is passed from Python: pass it again, as in "

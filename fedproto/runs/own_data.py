@@ -17,7 +17,7 @@ from fedproto.partitions.file import count_clients as count_clients_in_file
 from fedproto.runs.assemble import hash_labels
 
 #: Rows of the smallest class that a client gets on average where `clients` is left open.
-ROWS_PER_CLASS_AND_CLIENT = 20
+ROWS_PER_CLASS_AND_CLIENT = 100
 #: The fewest clients of data that does not name its own.
 MIN_CLIENTS = 2
 
@@ -64,7 +64,7 @@ def count_clients(source: Source, partition: Part) -> int:
     """Return the number of clients of a user's own data where the settings name none.
 
     These are all clients that the data names or that a stored partition has. Other data is divided
-    among 2 to 20 clients, such that a client has about 20 training rows of the smallest class.
+    among 2 to 20 clients, such that a client has about 100 training rows of the smallest class.
     """
     base, _, path = partition.name.partition(":")
     if base == "file":

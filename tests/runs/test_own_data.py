@@ -95,11 +95,11 @@ def test_the_data_sets_of_the_package_keep_the_paper_s_setting() -> None:
 
 def test_several_tables_each_keep_their_own_number_of_clients(tmp_path: Path) -> None:
     first = write_table(tmp_path / "a.csv", sites=True)
-    second = write_table(tmp_path / "b.csv", 200)
+    second = write_table(tmp_path / "b.csv", 1000)
     out = tmp_path / "run"
     result = fedproto.run(dataset=f"{first},{second}", out=out, **QUICK)
     rows = [client["train"] for client in result.clients]
-    assert (sum(rows[:3]), rows[3:]) == (96, [40, 40, 40, 40])
+    assert (sum(rows[:3]), rows[3:]) == (96, [200, 200, 200, 200])
     settings = stored(out)
     assert settings["clients"] == 7
     assert settings["partition"]["name"] == "auto"  # natural for one of them, iid for the other
@@ -161,14 +161,14 @@ def source_of(rows_by_class: list[int], writers: np.ndarray | None = None) -> So
 @pytest.mark.parametrize(
     ("rows_by_class", "clients"),
     [
-        ([1000, 1000], 20),
-        ([500, 100], 5),
-        ([119, 200], 5),
+        ([5000, 5000], 20),
+        ([2500, 500], 5),
+        ([599, 1000], 5),
         ([357, 12], 2),
         ([1, 1], 2),
         ([1], 1),
-        ([399] * 10, 19),
-        ([400] * 10, 20),
+        ([1999, 3000], 19),
+        ([2000, 3000], 20),
     ],
 )
 def test_small_tables_are_not_shredded(rows_by_class: list[int], clients: int) -> None:
