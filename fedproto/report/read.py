@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from fedproto.config.config_file import flatten_tables, read_tables, require_rec
 from fedproto.core.best_round import METRICS_TO_SELECT_BY
 from fedproto.core.files import check_version, read_tensors
 from fedproto.errors import ConfigError, RunFolderError
+from fedproto.membership.gain import Gain
 from fedproto.membership.membership import Membership
 from fedproto.report.read_metrics import RunMetrics, read_metrics
-from fedproto.runs.folder import RunFolder, configs_below
+from fedproto.runs.folder import JOIN, RunFolder, configs_below
 from fedproto.runs.metric_contents import explain_majority, list_failures
 from fedproto.runs.prototype_files import MEMBERS, PROTOTYPES, PROTOTYPES_FORMAT
 
@@ -110,6 +111,7 @@ class Run:
     prototypes: Prototypes | None
     membership: Membership | None  # None if nobody joined or left after training
     validation: Validation | None = None  # None if no validation rows chose the best round
+    gain: Gain | None = None  # of a newcomer, against training alone
 
 
 # --- finding runs
@@ -172,7 +174,23 @@ def read_run(path: Path) -> Run:
     with _damage_named(path / "result.json"):
         run = _to_run(path, toml, config, result, rounds)
     _refuse_contradiction(run, result.get("rounds"))
-    return run
+    return replace(run, gain=_read_gain(folder))
+
+
+def _read_gain(folder: RunFolder) -> Gain | None:
+    """Return what joining gained a newcomer, or None if the run is not a newcomer's."""
+    path = folder.path / JOIN
+    if not path.exists():
+        return None
+    content = folder.read_json(JOIN)
+    with _damage_named(path):
+        stated = content["gain"]
+        return Gain(
+            difference=float(stated["difference"]),
+            low=float(stated["low"]),
+            high=float(stated["high"]),
+            rows=int(stated["rows"]),
+        )
 
 
 @contextmanager

@@ -97,6 +97,7 @@ def explain_table(groups: Sequence[Group]) -> list[str]:
     when = "on test rows after the best round" if has_validation else "after the last round"
     notes = [f"Accuracies are in %, mean over clients ± standard deviation over clients, {when}."]
     notes += _describe_validation(groups)
+    notes += _describe_gains(groups)
     if any(len(group.runs) > 1 for group in groups):
         notes.append(
             "Runs that differ in nothing but the seed share a row: everything in it is the mean "
@@ -122,6 +123,17 @@ def _describe_validation(groups: Sequence[Group]) -> list[str]:
                 f"was chosen by {best.select_by} on validation rows, {best.score:.2%}; the test "
                 "rows were looked at once, at the end."
             )
+    return sentences
+
+
+def _describe_gains(groups: Sequence[Group]) -> list[str]:
+    """Return a sentence for each newcomer: what joining gained it against training alone."""
+    sentences = []
+    for group in groups:
+        for run in group.runs:
+            if run.gain is None:
+                continue
+            sentences.append(f"{group.label} with seed {run.seed}: {run.gain.describe()}.")
     return sentences
 
 
