@@ -1,5 +1,6 @@
 """docs/your-data.md, followed literally from an empty folder; what the page shows is what comes."""
 
+import csv
 import json
 import re
 import shlex
@@ -30,10 +31,14 @@ def test_the_page_is_followed_from_an_empty_folder(
             assert answer.code == 0, answer.err
             printed = answer.out
 
-    # The last command classified the five new rows by the model of the hospital it named.
-    assert "Ulm" in printed or len(printed.splitlines()) >= 5
+    # The last command classified and scored the new visits.
+    assert "by prototype, 29 inputs: accuracy" in printed
+    with Path("predictions.csv").open(encoding="utf-8") as file:
+        answers = list(csv.DictReader(file))
+    assert [answer["id"] for answer in answers] == [f"V{number:04}" for number in range(540, 569)]
     result = json.loads(Path("runs/visits/result.json").read_text())
     assert [client["name"] for client in result["clients"]] == ["Aachen", "Köln", "Ulm"]
     assert result["accuracy"]["prototype"]["mean"] > 0.9
     assert result["rows"]["test"]["used"] == result["rows"]["test"]["there"]
+    assert set(result["baselines"]) >= {"majority", "local", "pooled"}
     assert Path("report.html").exists()
