@@ -156,8 +156,8 @@ GOVERNED = {
 }
 #: Clients of the data sets that come with the package, as in the paper.
 DEFAULT_CLIENTS = 20
-#: The learning rate of Adam for texts of one's own.
-TEXT_LR = 0.003
+#: How texts of one's own are trained; with more rounds, word vectors learn the texts by heart.
+TEXT_TRAINING: dict[str, Any] = {"lr": 0.001, "rounds": 20}
 DEFAULTS: dict[str, Any] = {
     "dataset": "mnist5k",
     "algorithm": "fedproto",
@@ -270,8 +270,9 @@ def _choose_training(chosen: dict[str, list[Part]], settings: Mapping[str, Any])
     if is_named or not is_own or not is_text:
         return {}
     training: dict[str, Any] = {"optimiser": "adam"}
-    if {"lr", "run.lr"}.isdisjoint(settings):
-        training["lr"] = TEXT_LR
+    for name, value in TEXT_TRAINING.items():
+        if {name, f"run.{name}"}.isdisjoint(settings):
+            training[name] = value
     return training
 
 

@@ -538,21 +538,22 @@ def test_cifar10_has_the_papers_lambda_and_released_its_fresh_layers() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"dataset": "text:a.jsonl"}, ("adam", 0.003)),
-        ({"dataset": "text:a.jsonl", "lr": 0.1}, ("adam", 0.1)),
-        ({"dataset": "text:a.jsonl", "optimiser": "sgd"}, ("sgd", 0.01)),
-        ({"dataset": "text:a.jsonl", "optimiser": "adamw"}, ("adamw", 0.01)),
-        ({"dataset": "text:a.jsonl", "partition": "iid"}, ("sgd", 0.01)),
-        ({"dataset": "text:a.jsonl", "ways": 2}, ("sgd", 0.01)),
-        ({"dataset": "csv:a.csv"}, ("sgd", 0.01)),
-        ({"dataset": "mnist5k"}, ("sgd", 0.01)),
+        ({"dataset": "text:a.jsonl"}, ("adam", 0.001, 20)),
+        ({"dataset": "text:a.jsonl", "lr": 0.1}, ("adam", 0.1, 20)),
+        ({"dataset": "text:a.jsonl", "rounds": 3}, ("adam", 0.001, 3)),
+        ({"dataset": "text:a.jsonl", "optimiser": "sgd"}, ("sgd", 0.01, 100)),
+        ({"dataset": "text:a.jsonl", "optimiser": "adamw"}, ("adamw", 0.01, 100)),
+        ({"dataset": "text:a.jsonl", "partition": "iid"}, ("sgd", 0.01, 100)),
+        ({"dataset": "text:a.jsonl", "ways": 2}, ("sgd", 0.01, 100)),
+        ({"dataset": "csv:a.csv"}, ("sgd", 0.01, 100)),
+        ({"dataset": "mnist5k"}, ("sgd", 0.01, 100)),
     ],
     ids=str,
 )
 def test_texts_left_to_fedproto_are_trained_with_adam(
-    settings: dict[str, Any], expected: tuple[str, float]
+    settings: dict[str, Any], expected: tuple[str, float, int]
 ) -> None:
     (config,) = configure(settings)
-    assert (config.optimiser, config.lr) == expected
+    assert (config.optimiser, config.lr, config.rounds) == expected
     (from_set,) = configure({}, settings)
-    assert (from_set.optimiser, from_set.lr) == expected
+    assert (from_set.optimiser, from_set.lr, from_set.rounds) == expected
