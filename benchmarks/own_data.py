@@ -272,6 +272,11 @@ def compare(own: OwnData, folder: Path) -> dict[str, float]:
     return accuracies
 
 
+def percent(fraction: float | None) -> str:
+    """Return a fraction in percent, or a dash where it was not measured."""
+    return "–" if fraction is None else f"{100 * fraction:.1f}"
+
+
 def describe(found: dict[str, dict[str, Any]]) -> str:
     """Return the page results/own-data.md."""
     lines = [
@@ -286,7 +291,8 @@ def describe(found: dict[str, dict[str, Any]]) -> str:
         "The last three columns are the same model with the same settings: every client alone, all",
         "rows in one place, and FedAvg. Where FedProto is behind, they say why: it shares",
         "prototypes, not weights, so each client's body learns from its own rows only. Where all",
-        "clients have all classes and one architecture, as here, FedAvg is the better choice.",
+        "clients have all classes and one architecture, as here, averaging weights may gain more.",
+        "One seed each; a dash is a figure that was not measured.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         f"|{'---|' * len(COLUMNS)}",
@@ -294,19 +300,32 @@ def describe(found: dict[str, dict[str, Any]]) -> str:
     for name, one in found.items():
         rows = one["rows"]
         used = f"{rows['train']['used']:,} of {rows['train']['there']:,}, {rows['test']['used']:,}"
-        lines.append(
-            f"| {name} | {used} | {one['classes']} | {one['clients']} | {one['model']} "
-            f"| {100 * one['accuracy']['head']:.1f} | {100 * one['accuracy']['prototype']:.1f} "
-            f"| {100 * one['baseline']['accuracy']:.1f} ({one['baseline']['model']}) "
-            f"| {one['points']:+.1f} | {100 * one['same model']['alone']:.1f} "
-            f"| {100 * one['same model']['pooled']:.1f} | {100 * one['same model']['FedAvg']:.1f} |"
-        )
+        same_model = one["same model"]
+        baseline = one["baseline"]
+        cells = [
+            name,
+            used,
+            str(one["classes"]),
+            str(one["clients"]),
+            one["model"],
+            percent(one["accuracy"]["head"]),
+            percent(one["accuracy"]["prototype"]),
+            f"{percent(baseline['accuracy'])} ({baseline['model']})",
+            f"{one['points']:+.1f}",
+            percent(same_model["alone"]),
+            percent(same_model["pooled"]),
+            percent(same_model["FedAvg"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def main(debian: str, *names: str) -> None:
-    """Run all data sets, or those that are named, and write the results."""
+    """Run all data sets, or those that are named, and write the results beside the others'."""
+    stored = RESULTS / "own-data.json"
     found: dict[str, dict[str, Any]] = {}
+    if stored.exists():
+        found = json.loads(stored.read_text())
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for own in write_all(folder, Path(debian)):
@@ -320,10 +339,8 @@ def main(debian: str, *names: str) -> None:
             one["is_within"] = one["points"] >= -TOLERANCE
             one["same model"] = compare(own, folder)
             found[own.name] = one
-            print(json.dumps({own.name: one}))
-    if not names:
-        (RESULTS / "own-data.json").write_text(json.dumps(found, indent=2) + "\n")
-        (RESULTS / "own-data.md").write_text(describe(found))
+            stored.write_text(json.dumps(found, indent=2) + "\n")
+            (RESULTS / "own-data.md").write_text(describe(found))
 
 
 if __name__ == "__main__":

@@ -123,13 +123,29 @@ def name_failure(error: BaseException) -> str:
 
 #: How alike two names are (difflib's ratio) if one may be meant by the other: `mes` and `mse` are.
 NEAR = 0.65
+#: The least letters of a part of a name that may stand for it, as `Dirichlet` in longer names.
+MIN_PART = 3
+
+
+def find_near(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that may be meant by another one, or None if none is near.
+
+    Near is what is alike whatever the case or, if nothing is, what holds the name as a part.
+    """
+    spelling = {each.casefold(): each for each in known}
+    wanted = name.casefold()
+    near = difflib.get_close_matches(wanted, spelling, n=1, cutoff=NEAR)
+    if not near and len(wanted) >= MIN_PART:
+        holding = [each for each in spelling if wanted in each]
+        near = difflib.get_close_matches(wanted, holding, n=1, cutoff=0)
+    return spelling[near[0]] if near else None
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
     """`unknown algorithm 'fedprot': did you mean 'fedproto'? (accepted: ...)`"""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
-    hint = f": did you mean {near[0]!r}?" if near else ","
+    near = find_near(name, known)
+    hint = "," if near is None else f": did you mean {near!r}?"
     return ConfigError(f"unknown {what} {name!r}{hint} accepted: {', '.join(known) or 'none'}")
 
 

@@ -366,7 +366,8 @@ def export(
     run: Run,
     to: Annotated[Path, typer.Option(help="a new or empty folder")],
     client: Annotated[
-        str | None, typer.Option(metavar="NAME", help="name or number of the client [0]")
+        str | None,
+        typer.Option(metavar="NAME", help="name or number of the client [the most experienced]"),
     ] = None,
     onnx: Annotated[
         bool, typer.Option(help="write model.onnx, too (needs pip install '.[onnx]')")
@@ -381,6 +382,7 @@ def export(
     from fedproto.data.shared.feature_encoding import ENCODING
     from fedproto.inference.export.manifest import MANIFEST
     from fedproto.inference.export.write import explain_missing_thresholds, export_client
+    from fedproto.inference.judgement import name_client
 
     trained = _read_trained(run, client)
     export_client(trained, to, onnx)
@@ -390,4 +392,4 @@ def export(
     encoding = trained.preprocessing.encoding
     if encoding is not None:
         say(f"{to / ENCODING} {encoding.disclosure}: read it before you hand it on", stderr=True)
-    say(f"written to {to}")
+    say(f"{name_client(trained)} written to {to}")

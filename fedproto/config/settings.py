@@ -157,7 +157,7 @@ GOVERNED = {
 #: Clients of the data sets that come with the package, as in the paper.
 DEFAULT_CLIENTS = 20
 #: How texts of one's own are trained; with more rounds, word vectors learn the texts by heart.
-TEXT_TRAINING: dict[str, Any] = {"lr": 0.001, "rounds": 20}
+TEXT_TRAINING: dict[str, Any] = {"optimiser": "adam", "lr": 0.001, "rounds": 20}
 DEFAULTS: dict[str, Any] = {
     "dataset": "mnist5k",
     "algorithm": "fedproto",
@@ -269,11 +269,8 @@ def _choose_training(chosen: dict[str, list[Part]], settings: Mapping[str, Any])
     is_named = not {"optimiser", "run.optimiser"}.isdisjoint(settings)
     if is_named or not is_own or not is_text:
         return {}
-    training: dict[str, Any] = {"optimiser": "adam"}
-    for name, value in TEXT_TRAINING.items():
-        if {name, f"run.{name}"}.isdisjoint(settings):
-            training[name] = value
-    return training
+    given = {key.removeprefix("run.") for key in settings}
+    return {name: value for name, value in TEXT_TRAINING.items() if name not in given}
 
 
 # --- which key belongs to what

@@ -6,12 +6,11 @@ normalised like those of classes, and whoever shows them escapes them.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 from fedproto.core.class_names import find_flaw, is_plain, normalise_name
-from fedproto.errors import ConfigError, DataError, shown
+from fedproto.errors import ConfigError, DataError, find_near, shown
 
 #: Names that one sentence lists.
 MAX_LISTED_NAMES = 20
@@ -121,6 +120,6 @@ def _describe(names: Sequence[str], wanted: str) -> str:
     """Return which clients there are, with the one that may have been meant first."""
     if are_numbers(names):
         return f"there are clients 0 to {len(names) - 1}"
-    near = difflib.get_close_matches(normalise_name(wanted), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = find_near(normalise_name(wanted), names)
+    hint = "" if near is None else f"did you mean {near!r}? "
     return f"{hint}there are {list_names(names)}"

@@ -72,7 +72,7 @@ class Result:
     def export(
         self,
         to: str | Path,
-        client: int | str = 0,
+        client: int | str | None = None,
         *,
         module: nn.Module | None = None,
         onnx: bool = True,
@@ -84,7 +84,8 @@ class Result:
 
         Args:
             to: a new or empty folder.
-            client: its name, such as `"Ulm"`, or its number.
+            client: its name, such as `"Ulm"`, or its number; None: the one that knows the most
+                classes, and of these has the most training rows.
             module: the client's module, for a result that was read from a folder.
             onnx: write model.onnx, too.
         """

@@ -81,7 +81,17 @@ def test_a_file_that_no_command_gets_is_only_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("digit", "digits"), ("mnst", "mnist"), ("cvs", "csv"), ("iris", None), ("heart", None)],
+    [
+        ("digit", "digits"),
+        ("mnst", "mnist"),
+        ("cvs", "csv"),
+        ("MNIST", "mnist"),
+        ("far", "cifar10"),
+        ("fa", None),
+        ("", None),
+        ("iris", None),
+        ("heart", None),
+    ],
 )
 def test_only_near_names_are_suggested(name: str, near: str | None) -> None:
     message = str(unknown("dataset", name, ["digits", "mnist", "csv", "text", "cifar10", "hf"]))

@@ -173,9 +173,16 @@ def test_images_of_a_folder_are_read_once_used_and_no_sooner(tmp_path):
             Image.fromarray(np.full((3, 3), number, np.uint8)).save(
                 tmp_path / name / f"{number}.png"
             )
-    (tmp_path / "a" / "2.png").write_text("broken")
-    source = build(f"folder:{tmp_path}", size=3, grey=True)  # with both, no file is opened
+    damaged = tmp_path / "a" / "2.png"
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[: whole.index(b"IDAT") + 6])  # its header is fine
+    source = build(f"folder:{tmp_path}", size=3, grey=True)
     assert len(source.train.y) == 6
+    with pytest.raises(DataError, match=r"a/2\.png is damaged"):
+        [split.x[:] for split in (source.train, source.test)]
+    damaged.write_bytes(whole)
+    for split in (source.train, source.test):
+        assert split.x[:].shape == (len(split.y), 3, 3)
 
 
 # --- partitions: the quick forms give what the plain ones give

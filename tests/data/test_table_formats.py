@@ -244,6 +244,16 @@ def test_frames_written_and_read_back_are_one_source(tmp_path, rows):
         assert same_source(first, other)
 
 
+def test_a_column_that_is_empty_in_all_training_rows_may_hold_texts_in_others(tmp_path):
+    lines = ["town,size,label,set"]
+    lines += [f",{row / 2},{'xy'[row % 2]},train" for row in range(6)]
+    lines += [f"Ulm,{row / 2},{'xy'[row % 2]},test" for row in range(4)]
+    (tmp_path / "own.csv").write_text("\n".join(lines))
+    source = build(f"csv:{tmp_path / 'own.csv'}", split="set")
+    assert source.train.x[:, 0].tolist() == [1] * 6
+    assert source.test.x[:, 0].tolist() == [0] * 4, "a text that no training row holds"
+
+
 def test_a_named_index_is_a_column(tmp_path):
     frame = mixed_frame().drop(columns="visits").set_index("site")
     as_csv = build(written(frame, tmp_path, "csv"), label="kind", client="site")

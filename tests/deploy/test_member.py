@@ -410,7 +410,7 @@ def test_a_class_name_that_nobody_listed_does_not_leave(
 
 def test_only_its_owner_can_read_a_members_files(tmp_path: Path) -> None:
     rows = [
-        f"{number},{'red' if number % 3 else 'blue'},{'xy'[number % 2]}" for number in range(30)
+        f"{number / 2},{'red' if number % 3 else 'blue'},{'xy'[number % 2]}" for number in range(30)
     ]
     (tmp_path / "t.csv").write_text("\n".join(["size,colour,label", *rows]))
     table = MemberSettings(

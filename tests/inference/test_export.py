@@ -287,7 +287,9 @@ def test_export_says_that_a_client_cannot_reject(tmp_path):
     fedproto.run(**settings, model="mlp(hidden=16,width=8)", out=tmp_path / "run")
     answer = command("export", tmp_path / "run", "--to", tmp_path / "member", "--no-onnx")
     assert answer.code == 0
-    assert "client 0 has" in answer.err and "states no threshold" in answer.err
+    most_experienced = Classifier.of(tmp_path / "run").trained.about["client"]
+    assert f"client {most_experienced} has" in answer.err and "states no threshold" in answer.err
+    assert answer.out == f"client {most_experienced} written to {tmp_path / 'member'}\n"
     np.save(tmp_path / "x.npy", np.full((1, 8, 8), 10**6))
     refused = command("predict", tmp_path / "member", tmp_path / "x.npy", "--reject", "0.05")
     assert refused.code == 2 and refused.out == "" and "needs 19" in refused.err

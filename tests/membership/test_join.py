@@ -437,7 +437,7 @@ def test_missing_classes_and_images_are_refused(run, tmp_path):
     refused(ConfigError, "unknown class 'ten'", tmp_path / "new", run, "digits", classes="1,ten")
     refused(
         ConfigError,
-        "images, but 1000 are wanted: lower shots",
+        "training rows, but 1000 are wanted: lower shots",
         tmp_path / "new",
         run,
         "digits",

@@ -364,7 +364,8 @@ def test_a_newcomer_never_continues_with_another_body(
                 join(finished, "digits", weights=body, shots=5, epochs=2, out=out, **options)
         return out
 
-    first, second = (killed_join(tmp_path / name) for name in ("first", "second"))
+    # A newcomer has the name of its folder.
+    first, second = (killed_join(tmp_path / name / "new") for name in ("first", "second"))
     whole = resumed(first)
     before = body.read_bytes()
     save_file({name: value + 1 for name, value in named.items()}, body)
@@ -515,6 +516,7 @@ def test_what_data_sets_fill_in_differently_stays_open(tmp_path: Path) -> None:
     settings = SMALL | {
         "dataset": f"digits*2,npz:{tmp_path / 'data.npz'}*2",
         "clients": 4,
+        "partition": "nway",
         "dim": 5,
     }
     experiment = Experiment.prepare(

@@ -20,9 +20,10 @@ def find_order(where: str, shape: tuple[int, ...], given: OrderOption) -> Order:
     """Return where the channels of images of this shape (without the rows) are.
 
     `auto` finds the axis, the first or the last, of 1, 3 or 4 entries. If both could be it, the one
-    that leaves square images is taken. Arrays with other numbers of axes, and those in which
-    neither could be it, are `first`. Raises DataError if the shape does not tell, and ConfigError
-    if an order is given for inputs that have no axis of channels; `where` begins the sentence.
+    that leaves square images is taken. Arrays with other numbers of axes, those in which neither
+    could be it, and those that hold no value are `first`. Raises DataError if the shape does not
+    tell, and ConfigError if an order is given for inputs that have no axis of channels; `where`
+    begins the sentence.
     """
     if given != "auto":
         if len(shape) != 3:
@@ -32,7 +33,7 @@ def find_order(where: str, shape: tuple[int, ...], given: OrderOption) -> Order:
                 "channels)"
             )
         return given
-    if len(shape) != 3:
+    if len(shape) != 3 or 0 in shape:
         return "first"
     first, middle, last = shape
     if last not in USUAL_CHANNELS:

@@ -144,9 +144,15 @@ def _fit_columns(
 def _fit_column(
     table: Table, name: str, texts: np.ndarray, train_rows: np.ndarray, is_kept: bool
 ) -> Number | Category:
-    """Return how a column becomes inputs, or raise DataError if it should not be one."""
+    """Return how a column becomes inputs, or raise DataError if it should not be one.
+
+    Its training rows tell whether it holds numbers or texts, and all rows where those are empty.
+    """
     train_texts = texts[train_rows]
     numbers = parse_numbers(train_texts)
+    is_empty = (train_texts == "").all()
+    if is_empty and parse_numbers(texts) is None:
+        return Category(name, ("",))
     if numbers is not None:
         if not is_kept:
             refuse_telling_column(table.name, name, texts, train_texts)
