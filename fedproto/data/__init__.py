@@ -20,7 +20,7 @@ from fedproto.core import rng
 from fedproto.core.class_names import merge_names, normalise_name
 from fedproto.core.row_splits import draw_held_out, find_shared_group
 from fedproto.data.shared.channel_order import Order, OrderOption, find_order
-from fedproto.data.shared.data_notices import describe_splits
+from fedproto.data.shared.data_notices import describe_duplicates
 from fedproto.data.shared.dicom import Window
 from fedproto.data.shared.feature_encoding import Encoding
 from fedproto.data.shared.lazy_array import LazyArray
@@ -394,7 +394,7 @@ def from_arrays(
         **options,
     )
     # Only now: `Source` has checked the splits. The dataclass is frozen for everybody else.
-    found = describe_splits(name, source.classes, source.train, source.test)
+    found = describe_duplicates(name, source.train, source.test)
     object.__setattr__(source, "notices", (*source.notices, *found))
     return source
 

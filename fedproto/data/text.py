@@ -11,7 +11,7 @@ import numpy as np
 from fedproto.config.options import Bounds, File, PositiveInt
 from fedproto.core.files import parse_json
 from fedproto.data import DataFolders, Source, Split, default_shots, list_folders
-from fedproto.data.shared.data_notices import describe_splits
+from fedproto.data.shared.data_notices import describe_duplicates
 from fedproto.data.shared.delimited import (
     LEFT_OUT,
     TABLE_ENDINGS,
@@ -196,7 +196,7 @@ def _to_source(name: str, documents: list[Document], labels: Labels, words: Word
         shots=default_shots(train.y),
         encoding=words,
         validation=validation,
-        notices=tuple(describe_splits(name, labels.names, train, test)),
+        notices=tuple(describe_duplicates(name, train, test)),
     )
 
 

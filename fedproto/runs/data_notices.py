@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
 from fedproto.core.federation import Federation
+from fedproto.data import Source
 from fedproto.data.shared.data_notices import list_names
+
+
+def describe_single_rows(sources: Sequence[Source]) -> list[str]:
+    """Return a notice on the classes with one training row in all sources, if there are any."""
+    counts: Counter[str] = Counter()
+    for source in dict.fromkeys(sources):
+        rows_by_class = np.bincount(source.train.y, minlength=len(source.classes)).tolist()
+        counts.update(dict(zip(source.classes, rows_by_class, strict=True)))
+    names = [name for name, rows in counts.items() if rows == 1]
+    if not names:
+        return []
+    if len(names) > 1:
+        return [f"{len(names)} classes have a single training row each: {list_names(names)}"]
+    return [f"class {names[0]!r} has a single training row"]
 
 
 def describe_lonely_classes(federation: Federation) -> list[str]:

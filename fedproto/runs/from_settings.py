@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedproto.config import plugins
-from fedproto.config.choices import AUTO, PYTHON, resolve_auto
+from fedproto.config.choices import AUTO, PYTHON, has_own_data, resolve_auto
 from fedproto.config.options import Part, options_of
 from fedproto.config.settings import Config
 from fedproto.core.client_names import client_name, refuse_equal_names
@@ -27,6 +27,7 @@ from fedproto.errors import ConfigError
 from fedproto.partitions import ClientRows
 from fedproto.runs.assemble import assemble, deal, divide, options_from_data
 from fedproto.runs.chosen_metrics import choose_metrics
+from fedproto.runs.data_notices import describe_single_rows
 from fedproto.runs.devices import device_of, torch_settings
 from fedproto.runs.frozen_bodies import freeze_bodies
 from fedproto.runs.own_data import load_source, settle_clients, settle_partition
@@ -113,8 +114,17 @@ def build_federation(
             federation = freeze_bodies(federation)
     from_data = options_from_data(sources, config.partition)
     metrics = choose_metrics(config.metric, federation.classes)
-    row_counts = count_rows(sources, rows)
-    return replace(federation, from_data=from_data, metrics=metrics, rows=row_counts), config
+    notices = federation.notices
+    if has_own_data(config.dataset):
+        notices = (*notices, *describe_single_rows(sources))
+    federation = replace(
+        federation,
+        from_data=from_data,
+        metrics=metrics,
+        rows=count_rows(sources, rows),
+        notices=notices,
+    )
+    return federation, config
 
 
 def start_progress(config: Config, federation: Federation, algorithm: Algorithm) -> Progress:

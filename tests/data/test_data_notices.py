@@ -8,8 +8,10 @@ from helpers.data_files import write
 from helpers.sources import build, refusal
 
 import fedproto
+from fedproto.config.settings import configure
 from fedproto.data import Split
-from fedproto.data.shared.data_notices import describe_splits, list_names
+from fedproto.data.shared.data_notices import describe_duplicates, list_names
+from fedproto.runs.experiment import Experiment
 
 
 def table(path, **columns):
@@ -134,6 +136,12 @@ def test_numbers_that_are_no_ids_are_inputs(tmp_path, name, numbers):
 # --- duplicates and single rows
 
 
+def notices_of(dataset, data=None, **settings):
+    """Return what a run says before it trains."""
+    settings = {"dataset": dataset, "device": "cpu", "engine": "reference", **settings}
+    return Experiment.prepare(configure(settings)[0], data=data).notices
+
+
 def test_test_rows_that_are_training_rows_are_counted(tmp_path):
     write(tmp_path / "train.csv", "a,b,label\n1,2,x\n1,3,x\n2,2,y\n3,3,y\n")
     write(tmp_path / "test.csv", "a,b,label\n1,2,x\n1,2,y\n2,2,y\n9,9,x\n")
@@ -146,12 +154,29 @@ def test_test_rows_that_are_training_rows_are_counted(tmp_path):
 
 def test_classes_of_a_single_training_row_are_named(tmp_path):
     write(tmp_path / "train.csv", "a,label\n1,x\n2,x\n3,y\n4,z\n")
-    write(tmp_path / "test.csv", "a,label\n7,x\n")
-    (notice,) = build(f"csv:{tmp_path}").notices
-    assert notice == f"csv:{tmp_path}: 2 classes have a single training row: 'y', 'z'"
+    write(tmp_path / "test.csv", "a,label\n7,x\n8,y\n9,z\n")
+    assert notices_of(f"csv:{tmp_path}", clients=1) == [
+        "2 classes have a single training row each: 'y', 'z'"
+    ]
     write(tmp_path / "train.csv", "a,label\n1,x\n2,x\n3,y\n")
-    (notice,) = build(f"csv:{tmp_path}").notices
-    assert notice == f"csv:{tmp_path}: class 'y' has a single training row"
+    write(tmp_path / "test.csv", "a,label\n7,x\n8,y\n")
+    assert notices_of(f"csv:{tmp_path}", clients=1) == ["class 'y' has a single training row"]
+
+
+def test_single_training_rows_of_many_clients_are_one_sentence():
+    """A class of which each of two clients has one row has two."""
+    clients = []
+    for labels in (["a", "a", "b", "c"], ["a", "a", "b", "d"], ["a", "e", "b", "b"]):
+        x = np.random.default_rng(len(clients)).normal(size=(8, 3))
+        clients.append((x[:4], np.array(labels), x[4:], np.array(labels)))
+    single = [notice for notice in notices_of("python", clients) if "single" in notice]
+    assert single == ["3 classes have a single training row each: 'c', 'd', 'e'"]
+
+
+def test_data_sets_of_ours_are_not_spoken_of():
+    """One shot and classes of one client alone are the protocol there."""
+    few = {"ways": 1, "shots": 1, "stdev": 0, "clients": 3}
+    assert notices_of("digits", **few) == []
 
 
 def test_duplicates_are_counted_as_by_pairs_of_rows():
@@ -168,7 +193,7 @@ def test_duplicates_are_counted_as_by_pairs_of_rows():
             (x == other).all() and y == label for other, label in zip(train.x, train.y, strict=True)
         )
     assert 0 < pairs < 15
-    (notice,) = describe_splits("here", ("a", "b"), train, test)
+    (notice,) = describe_duplicates("here", train, test)
     assert notice.startswith(f"here: {pairs} of 15 test rows equal a training row")
 
 

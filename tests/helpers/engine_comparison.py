@@ -59,15 +59,27 @@ def largest_difference(a, b):
     return largest
 
 
-def flatten(values):
-    """Return the metrics of a way to predict without nesting: `sensitivity.NAME`."""
-    flat = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": each for key, each in value.items()}
-        else:
-            flat[name] = value
-    return flat
+def assert_close(found, expected, where=""):
+    """Compare metrics, however nested: numbers with a tolerance, everything else exactly."""
+    assert type(found) is type(expected), where
+    if isinstance(found, dict):
+        assert found.keys() == expected.keys(), where
+        for name, value in found.items():
+            assert_close(value, expected[name], f"{where} {name}")
+    elif isinstance(found, list):
+        for number, (value, other) in enumerate(zip(found, expected, strict=True)):
+            assert_close(value, other, f"{where} {number}")
+    elif isinstance(found, float):
+        assert found == pytest.approx(expected, rel=0, abs=1e-6, nan_ok=True), where
+    else:
+        assert found == expected, where
+
+
+def assert_same_clients(clients, other_clients):
+    """Compare the clients of two results: metrics with a tolerance, everything else exactly."""
+    for client, other in zip(clients, other_clients, strict=True):
+        assert client | {"metrics": 0} == other | {"metrics": 0}
+        assert_close(client["metrics"], other["metrics"])
 
 
 def assert_equal(first, second, tolerance=1e-8):
@@ -87,11 +99,7 @@ def assert_equal(first, second, tolerance=1e-8):
             assert line[name] == pytest.approx(other_line[name], rel=0, abs=tolerance)
         not_exact = {"loss": 0, "loss_std": 0, "seconds": 0}
         assert line | not_exact == other_line | not_exact
-    for client, other_client in zip(result.clients, other_result.clients, strict=True):
-        assert client | {"metrics": 0} == other_client | {"metrics": 0}
-        for way, values in client["metrics"].items():
-            other_values = flatten(other_client["metrics"][way])
-            assert flatten(values) == pytest.approx(other_values, rel=0, abs=1e-6), way
+    assert_same_clients(result.clients, other_result.clients)
 
 
 def assert_engines_agree(algorithm, tolerance=1e-8, **settings):

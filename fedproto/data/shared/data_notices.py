@@ -13,17 +13,11 @@ if TYPE_CHECKING:
 MAX_LISTED = 3  # names in a sentence
 
 
-def describe_splits(where: str, classes: Sequence[str], train: Split, test: Split) -> list[str]:
-    """Return what is odd about a training set and its test set.
+def describe_duplicates(where: str, train: Split, test: Split) -> list[str]:
+    """Return a notice with the number of test rows that equal a training row, label included.
 
-    That is test rows that are training rows, too, and classes with a single training row. Inputs
-    that are left on disk are not compared.
+    Inputs that are left on disk are not compared.
     """
-    return [*_describe_duplicates(where, train, test), *_describe_single(where, classes, train)]
-
-
-def _describe_duplicates(where: str, train: Split, test: Split) -> list[str]:
-    """Return a notice with the number of test rows that equal a training row, label included."""
     if not _is_in_memory(train) or not _is_in_memory(test):
         return []
     train_rows = set(_list_rows(train))
@@ -46,17 +40,6 @@ def _list_rows(split: Split) -> list[bytes]:
     labels = split.y.astype(np.int64)
     pairs = zip(inputs, labels, strict=True)
     return [row.tobytes() + label.tobytes() for row, label in pairs]
-
-
-def _describe_single(where: str, classes: Sequence[str], train: Split) -> list[str]:
-    """Return a notice that names the classes with a single training row."""
-    counts = np.bincount(train.y, minlength=len(classes))
-    names = [classes[label] for label in np.flatnonzero(counts == 1).tolist()]
-    if not names:
-        return []
-    if len(names) == 1:
-        return [f"{where}: class {names[0]!r} has a single training row"]
-    return [f"{where}: {len(names)} classes have a single training row: {list_names(names)}"]
 
 
 def list_names(names: Sequence[str]) -> str:

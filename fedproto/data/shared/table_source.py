@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedproto.data import Source, Split, default_shots
-from fedproto.data.shared.data_notices import describe_splits
+from fedproto.data.shared.data_notices import describe_duplicates
 from fedproto.data.shared.feature_encoding import (
     USUAL_NOTATION,
     Category,
@@ -82,7 +82,7 @@ def from_table(name: str, table: Table, options: TableOptions) -> Source:
         shots=default_shots(train.y),
         encoding=columns,
         validation=validation,
-        notices=(*table.notices, *describe_splits(name, labels.names, train, test)),
+        notices=(*table.notices, *describe_duplicates(name, train, test)),
     )
 
 
