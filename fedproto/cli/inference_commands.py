@@ -213,7 +213,7 @@ def _print_answers(answers: list[dict[str, Any]], ways: list[Way]) -> None:
     rows = []
     has_unseen = False
     for answer in answers:
-        cells = [answer["input"]]
+        cells = [answer.get("id", answer["input"])]
         for way in ways:
             cells.append(_describe_answer(answer[way]))
             candidates = answer[way]["candidates"]
@@ -230,7 +230,7 @@ def _name_classifier(trained: TrainedClient) -> None:
 
     if "run" in trained.about:
         say(
-            f"{name_client(trained)} answers, which knows the most classes "
+            f"{name_client(trained)} answers: nobody knows more classes "
             f"({len(trained.own)} of {len(trained.classes)}); --client names another"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from fedproto.core.files import write_atomically
 from fedproto.core.measurement import Measurement, measure_predictions
-from fedproto.errors import ConfigError, DataError
+from fedproto.errors import ConfigError, DataError, need
 from fedproto.inference.judgement import Judgement, judge_inputs
 from fedproto.inference.labelled_inputs import LabelledInput
 from fedproto.inference.trained_client import TrainedClient
@@ -158,7 +159,7 @@ def check_answer_path(path: Path) -> None:
     if not path.parent.is_dir():
         raise ConfigError(f"--out {path}: the folder {path.parent} does not exist")
     if path.suffix.lower() == ".parquet":
-        _import_pyarrow()
+        need("pyarrow", "'.[tables]'", f"--out {path}, a Parquet file,")
 
 
 def write_answers(path: Path, answers: Sequence[dict[str, Any]], ways: Sequence[Way]) -> None:
@@ -169,7 +170,8 @@ def write_answers(path: Path, answers: Sequence[dict[str, Any]], ways: Sequence[
     """
     columns = _make_columns(answers, ways)
     if path.suffix.lower() == ".parquet":
-        pyarrow, parquet = _import_pyarrow()
+        pyarrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
         buffer = io.BytesIO()
         parquet.write_table(pyarrow.table(columns), buffer)
         write_atomically(path, buffer.getvalue())
@@ -194,14 +196,3 @@ def _make_columns(answers: Sequence[dict[str, Any]], ways: Sequence[Way]) -> dic
         if way == "prototype":
             columns["prototype_distance"] = [candidate["distance"] for candidate in best]
     return columns
-
-
-def _import_pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow  # type: ignore[import-untyped]
-        import pyarrow.parquet  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ConfigError(
-            "Parquet needs the package pyarrow: pip install 'fedproto[tables]'"
-        ) from error
-    return pyarrow, pyarrow.parquet

@@ -38,7 +38,7 @@ def write(
     finished_runs, left_out = read_runs(paths)
     for sentence in left_out:
         notice(sentence)
-    need("matplotlib", "'fedproto[plots]'", "a report")
+    need("matplotlib", "'.[plots]'", "a report")
     from fedproto.report.figures import draw_sections
     from fedproto.report.markdown import render_markdown
     from fedproto.report.page import make_report, render_html

@@ -66,7 +66,7 @@ def make(
     finished_only = open_reporter is None
     names = _list_specs(target)
     if any(name.startswith("fig-") for name in names):
-        need("matplotlib", "'fedproto[plots]'", "a figure")
+        need("matplotlib", "'.[plots]'", "a figure")
     specs = [read_spec(name, request) for name in names]
     plans = [plan(spec, finished_only) for spec in specs]
     for name in names:

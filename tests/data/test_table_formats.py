@@ -317,7 +317,7 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch, kind, package)
     name = written(mixed_frame(), tmp_path, kind)
     monkeypatch.setitem(sys.modules, package, None)
     said = refusal(name)
-    assert f"needs the package {package!r}: pip install 'fedproto[tables]'" in said
+    assert f"needs the package {package!r}: pip install '.[tables]'" in said
 
 
 def test_nested_values_are_refused(tmp_path):

@@ -197,7 +197,7 @@ def test_predict_scores_class_folders_and_skips_what_is_no_image(tmp_path) -> No
     assert len(rows) == 8
     correct = np.mean([row["head"] == row["class"] for row in rows])
     assert f"by head, 8 inputs: accuracy {correct:.1%}" in answer.out
-    assert "knows the most classes (2 of 2)" in answer.out
+    assert "nobody knows more classes (2 of 2)" in answer.out
 
 
 def test_the_client_that_knows_most_answers_by_default(tmp_path) -> None:

@@ -33,7 +33,7 @@ def test_without_matplotlib_the_command_says_how_to_get_it(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    advice = "a report needs the package 'matplotlib': pip install 'fedproto[plots]'"
+    advice = "a report needs the package 'matplotlib': pip install '.[plots]'"
     assert refuse(runs / "local").endswith(advice)
 
 

@@ -75,8 +75,8 @@ def read_dicom(file: str | Path | BinaryIO, name: str, window: Window | None) ->
 
 
 def _import_pydicom(name: str) -> ModuleType:
-    pydicom = need("pydicom", "'fedproto[dicom]'", f"{name} is a DICOM file, which")
-    need("pydicom.pixels", "'fedproto[dicom]'", f"{name} is a DICOM file, which")
+    pydicom = need("pydicom", "'.[dicom]'", f"{name} is a DICOM file, which")
+    need("pydicom.pixels", "'.[dicom]'", f"{name} is a DICOM file, which")
     return pydicom
 
 

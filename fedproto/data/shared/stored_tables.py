@@ -17,7 +17,7 @@ from fedproto.errors import DataError, need, unknown
 
 PARQUET_ENDINGS = (".parquet", ".pq")
 EXCEL_ENDINGS = (".xlsx", ".xlsm")
-EXTRA = "'fedproto[tables]'"
+EXTRA = "'.[tables]'"
 #: Rows of a DataFrame that are written as text at a time.
 ROWS_PER_CHUNK = 10_000
 #: Values of a cell that no column of a CSV can hold.

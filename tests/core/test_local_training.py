@@ -1,0 +1,104 @@
+"""A client's batches and what is made of them, by draws and sums that are stated here."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.tiny import build, experiment
+
+from fedproto.core import dropout, local_training, rng
+from fedproto.core.dropout import Dropped
+from fedproto.core.local_training import TrainedStep, crop_and_flip, embed
+from fedproto.core.types import Batch, Step, Task, Upload
+from fedproto.runs.experiment import _training_of
+
+SEED = 5
+ROUND = 3
+
+
+@pytest.fixture(scope="module")
+def run():
+    """A client with 2 x 3 rows in batches of 4: 2 steps per epoch, the last one partial."""
+    settings = {"ways": 2, "shots": 3, "stdev": 0, "clients": 2, "batch": 4, "seed": SEED}
+    return experiment("local", **settings)
+
+
+def batches_of(run, epochs, slow=False, **changes):
+    member = replace(run.federation.members[1], **changes)
+    training = _training_of(run.config)
+    found = list(local_training._batches(member, training, ROUND, epochs, slow))
+    return member, found
+
+
+def key(purpose: str, epoch: int) -> torch.Tensor:
+    return rng.key(SEED, purpose, ROUND, 1, epoch)
+
+
+def test_each_epoch_is_shuffled_by_the_stream_of_its_round_client_and_number(run) -> None:
+    member, found = batches_of(run, range(2, 4))
+    assert [len(batch.y) for batch, _ in found] == [4, 2, 4, 2]
+    for place, epoch in enumerate((2, 3)):
+        rows = member.train.rows[rng.permutation(key("shuffle", epoch), 6)]
+        x = torch.cat([batch.x for batch, _ in found[2 * place : 2 * place + 2]])
+        y = torch.cat([batch.y for batch, _ in found[2 * place : 2 * place + 2]])
+        assert torch.equal(x, member.train.x[rows])
+        assert torch.equal(y, member.train.y[rows])
+
+
+def test_images_are_cropped_by_a_stream_of_their_own(run) -> None:
+    border = torch.zeros(1, dtype=torch.float64)
+    member, found = batches_of(run, range(1), border=border)
+    rows = member.train.rows[rng.permutation(key("shuffle", 0), 6)]
+    draws = rng.uniform(key("augment", 0), 18).reshape(6, 3)
+    expected = crop_and_flip(member.train.x[rows], border, draws)
+    assert torch.equal(torch.cat([batch.x for batch, _ in found]), expected)
+
+
+def test_dropout_is_drawn_from_a_stream_of_its_own(run) -> None:
+    layer = Dropped("keep", shape=(3,), p=0.5)
+    member, found = batches_of(run, range(1), dropped=(layer,))
+    expected = dropout.draw(member.dropped, key("dropout", 0), 6)
+    for name, kept in expected.items():
+        assert torch.equal(torch.cat([keep[name] for _, keep in found]), kept)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 1), (2, 2), (3, 3)])
+def test_a_slow_client_does_half_its_steps_over_all_epochs(run, epochs, steps) -> None:
+    _, found = batches_of(run, range(epochs), slow=True)
+    assert len(found) == steps == math.ceil(epochs * 2 / 2)
+
+
+def test_the_loss_of_a_round_is_the_mean_over_samples_not_over_steps() -> None:
+    trained = []
+    for rows, loss in ((4, 1.0), (2, 4.0)):
+        batch = Batch(torch.zeros(0), torch.zeros(rows).long(), torch.ones(rows))
+        step = Step({}, torch.zeros(0), torch.zeros(0), batch, {})
+        trained.append(TrainedStep(step, {"supervised": torch.tensor(loss)}))
+    found = local_training._mean_loss(trained)
+    assert float(found["supervised"]) == pytest.approx((4 * 1 + 2 * 4) / 6)
+
+
+def test_an_embedding_is_what_the_module_makes_of_the_rows_in_eval_mode(run) -> None:
+    member = run.federation.members[0]
+    features, y = embed(member.module, member.initial, member.test)
+    module = member.module.eval()
+    state = dict(module.state_dict()) | member.initial
+    x = member.test.x[member.test.rows]
+    expected, _ = torch.func.functional_call(module, state, (x,))
+    assert torch.allclose(features, expected)
+    assert torch.equal(y, member.test.y[member.test.rows])
+
+
+def test_given_prototypes_stay_and_others_are_averaged() -> None:
+    """Class 0 was given as 7, class 1 is 3 from 2 samples, class 2 has neither."""
+    algorithm = build("fedproto", fixed=True)
+    server = algorithm.init({"w": torch.zeros(1)}, Task(3, 1, 1, 0))
+    server["prototypes"] = torch.tensor([[7.0], [0.0], [0.0]])
+    server["known"] = torch.tensor([1.0, 0.0, 0.0])
+    server["given"] = torch.tensor([1.0, 0.0, 0.0])
+    sums = {"prototypes": torch.tensor([[[2.0], [6.0], [0.0]]])}
+    uploads = Upload(sums, {"weight": torch.tensor([[2.0, 2.0, 0.0]])})
+    new = algorithm.aggregate(server, uploads)
+    assert new["prototypes"].flatten().tolist() == [7.0, 3.0, 0.0]
+    assert new["known"].tolist() == [1.0, 1.0, 0.0]
