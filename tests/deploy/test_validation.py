@@ -359,3 +359,32 @@ def test_a_reply_with_one_changed_field_is_refused_or_counts_as_stated(
         each.close_round()
     assert trees_equal(state.server, other.server) and state.classes == other.classes
     assert all(torch.isfinite(value).all() for value in state.server.values())
+
+
+# --- exact limits
+
+
+def test_a_class_name_may_have_as_many_characters_as_the_limit_says(tmp_path: Path) -> None:
+    state = small_state(tmp_path, new_classes=True)
+    asked = state.expect_replies(frozenset("abc"))
+    long_name = "w" * 200
+    state.accept_reply("a", make_reply("a", spoken=("x", long_name)), asked)
+    with pytest.raises(Refused, match="it names the class 'www.*more than 200 characters"):
+        state.accept_reply("b", make_reply("b", spoken=("x", long_name + "w")), asked)
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ([], "it does not name its classes"),
+        ([1], "it does not name its classes"),
+        (["x", "x"], "it names a class twice"),
+        (["x", "w"], "it has the class 'w', which is not a class of this federation, and new"),
+    ],
+    ids=str,
+)
+def test_a_refusal_says_what_is_wrong_with_the_names(names, sentence, tmp_path: Path) -> None:
+    state = small_state(tmp_path)
+    asked = state.expect_replies(frozenset("abc"))
+    with pytest.raises(Refused, match=f"^{sentence}"):
+        state.accept_reply("a", with_classes(names)(make_reply("a")), asked)
