@@ -369,7 +369,7 @@ def test_a_class_name_may_have_as_many_characters_as_the_limit_says(tmp_path: Pa
     asked = state.expect_replies(frozenset("abc"))
     long_name = "w" * 200
     state.accept_reply("a", make_reply("a", spoken=("x", long_name)), asked)
-    with pytest.raises(Refused, match="it names the class 'www.*more than 200 characters"):
+    with pytest.raises(Refused, match=r"it names the class 'www.*more than 200 characters"):
         state.accept_reply("b", make_reply("b", spoken=("x", long_name + "w")), asked)
 
 
