@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from fedproto.membership.join import Epoch
-    from fedproto.runs.experiment import OnRound
+    from fedproto.runs.execution import OnRound
 
 
 def join(
@@ -65,7 +65,7 @@ def join(
     from fedproto.cli.progress import progress_bar
     from fedproto.config.settings import read_assignment
     from fedproto.membership.join import notices, prepare, proceed
-    from fedproto.runs.experiment import Interrupted
+    from fedproto.runs.execution import Interrupted
     from fedproto.runs.folder import RunFolder
 
     target = out or Path("runs") / "newcomer"

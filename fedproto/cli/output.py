@@ -66,7 +66,7 @@ def execute(experiment: Experiment, folder: RunFolder, resumable: Path) -> dict[
     several runs that includes it), and exits with code 130.
     """
     from fedproto.cli.progress import progress_bar
-    from fedproto.runs.experiment import Interrupted
+    from fedproto.runs.execution import Interrupted
 
     name = experiment.algorithm.name
     rounds = experiment.config.rounds

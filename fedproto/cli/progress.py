@@ -20,7 +20,7 @@ from rich.progress import (
 from fedproto.core.rounds import RoundResult
 from fedproto.errors import FedProtoError
 from fedproto.runs.announcements import describe_round
-from fedproto.runs.experiment import OnRound
+from fedproto.runs.execution import OnRound
 from fedproto.runs.sweep import Cell, batches
 
 

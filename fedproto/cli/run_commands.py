@@ -223,7 +223,8 @@ def _drop_replaced(stored: dict[str, Any], flags: dict[str, str]) -> dict[str, A
 def _run_configs(configs: Sequence[Config], out: Path | None) -> None:
     """Run configurations that differ in their algorithm one after the other; print the results."""
     from fedproto.engines.distributed.torchrun import follows
-    from fedproto.runs.experiment import Experiment, follow, hold_all
+    from fedproto.runs.execution import follow, hold_all
+    from fedproto.runs.experiment import Experiment
     from fedproto.runs.folder import RunFolder
     from fedproto.runs.row_counts import describe_rows
 
@@ -311,7 +312,8 @@ def resume(
         say(f"{run} has finished all its {rounds} rounds: its result is in result.json")
         return
     from fedproto.engines.distributed.torchrun import follows
-    from fedproto.runs.experiment import follow, hold_all, reopen
+    from fedproto.runs.execution import follow, hold_all
+    from fedproto.runs.experiment import reopen
     from fedproto.runs.row_counts import describe_rows
 
     if follows():

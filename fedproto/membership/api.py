@@ -13,7 +13,7 @@ from fedproto.membership import extend as extension
 from fedproto.membership.contribution import Contribution
 from fedproto.membership.membership import Membership
 from fedproto.runs.announcements import announce_rounds
-from fedproto.runs.experiment import OnRound
+from fedproto.runs.execution import OnRound
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import read_prototypes, write_prototypes
 from fedproto.runs.result import Result

@@ -31,7 +31,8 @@ from fedproto.membership.contribution import Contribution
 from fedproto.membership.gain import Gain, measure_gain
 from fedproto.partitions.natural import name_writer
 from fedproto.runs.announcements import announce_rounds
-from fedproto.runs.experiment import Experiment, OnRound, hold_all
+from fedproto.runs.execution import OnRound, hold_all
+from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import JOIN, RunFolder
 from fedproto.runs.prototype_files import UPLOAD, read_prototypes
 from fedproto.runs.result import Result

@@ -18,7 +18,7 @@ from fedproto.reproduce.probes import probe_models
 from fedproto.reproduce.table_page import render_page
 from fedproto.reproduce.tables import gather
 from fedproto.reproduce.verdict_page import render_verdicts
-from fedproto.runs.experiment import OnRound
+from fedproto.runs.execution import OnRound
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.sweep import Cell, run_sweep
 

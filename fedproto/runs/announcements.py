@@ -10,7 +10,7 @@ import logging
 import sys
 
 from fedproto.core.rounds import RoundResult
-from fedproto.runs.experiment import OnRound
+from fedproto.runs.execution import OnRound
 
 LOGGER = logging.getLogger("fedproto")
 LOGGER.addHandler(logging.NullHandler())  # nothing is printed unless the user's program asks for it

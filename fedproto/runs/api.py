@@ -21,7 +21,8 @@ from fedproto.data.shared.python_data import PythonData, is_per_client
 from fedproto.engines.distributed.torchrun import follows
 from fedproto.errors import ConfigError
 from fedproto.runs.announcements import announce_rounds
-from fedproto.runs.experiment import Experiment, OnRound, during_rounds, follow, proceed
+from fedproto.runs.execution import OnRound, during_rounds, follow, proceed
+from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.keywords import RunKeywords
 from fedproto.runs.result import Result

@@ -1,10 +1,8 @@
-"""From a configuration to a finished run: prepare, execute round by round, and resume."""
+"""From a configuration to an experiment that is ready to run, and back from a run folder."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,43 +16,33 @@ from fedproto.core.best_round import BestRound, refuse_idle_settings
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member
-from fedproto.core.interrupts import finish_round_on_interrupt
 from fedproto.core.local_training import Training
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.metrics import ACCURACIES
 from fedproto.core.optimisers import Optimiser, RateSchedule
-from fedproto.core.rounds import FederationRun, RoundResult, run_rounds
+from fedproto.core.rounds import FederationRun, RoundResult
 from fedproto.core.sampling import Schedule
 from fedproto.core.server import Progress
 from fedproto.core.tensors import find_mismatch, flatten_groups, split_groups
 from fedproto.core.types import Algorithm, Tree
 from fedproto.data import Source
 from fedproto.engines.selection import build_engine, resolve
-from fedproto.errors import DivergedError, LostProcessError, RunFolderError
+from fedproto.errors import RunFolderError
 from fedproto.runs import start_checks
-from fedproto.runs.baselines import RunFederation, refuse_baselines, train_baselines
+from fedproto.runs.baselines import refuse_baselines
 from fedproto.runs.best_state import BestState
 from fedproto.runs.client_models import write_client_models
 from fedproto.runs.data_notices import describe_lonely_classes
-from fedproto.runs.devices import torch_settings
-from fedproto.runs.folder import DIVERGED, RESULT, RunFolder
+from fedproto.runs.execution import OnRound, execute
+from fedproto.runs.folder import RESULT, RunFolder
 from fedproto.runs.from_settings import FROM_PYTHON, build_federation, start_progress
 from fedproto.runs.own_draws import describe_own_draws
 from fedproto.runs.prototype_files import PROTOTYPES, START, write_prototypes
 from fedproto.runs.result import Result, TrainedFederation
 from fedproto.runs.result_contents import describe_run
 
-OnRound = Callable[[RoundResult], None]
-
 #: Settings that `auto` leaves open until the federation is known.
 RESOLVED_SETTINGS = ("engine", "device", "compile", "workers", "stack")
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, once the round is finished and, unless `checkpoint_every` is 0, a checkpoint written.
-
-    Its cause is a LostProcessError where processes of the run ended before that could be done.
-    """
 
 
 @dataclass
@@ -100,7 +88,7 @@ class Experiment:
         algorithm = plugins.build("algorithm", config.algorithm)
         loaded = {} if loaded is None else loaded
         federation, config = build_federation(config, algorithm, data, modules, loaded, names)
-        return cls._share_engine([config], algorithm, [federation])[0]
+        return cls.share_engine([config], algorithm, [federation])[0]
 
     @classmethod
     def prepare_together(
@@ -118,10 +106,10 @@ class Experiment:
             federation, complete = build_federation(config, algorithm, None, None, loaded)
             federations.append(federation)
             complete_configs.append(complete)
-        return cls._share_engine(complete_configs, algorithm, federations)
+        return cls.share_engine(complete_configs, algorithm, federations)
 
     @classmethod
-    def _share_engine(
+    def share_engine(
         cls, configs: Sequence[Config], algorithm: Algorithm, federations: Sequence[Federation]
     ) -> list[Experiment]:
         refuse_baselines(configs[0])
@@ -428,197 +416,3 @@ def reopen(
     experiment = Experiment.prepare(configure(settings)[0], data, modules, loaded)
     experiment.restore(folder)
     return experiment, folder
-
-
-# --- running
-
-
-def execute(
-    experiments: Sequence[Experiment],
-    folders: Sequence[RunFolder | None],
-    on_round: OnRound | None = None,
-) -> list[Result]:
-    """Run experiments that share an engine from their current round, the same for all, to the last.
-
-    Args:
-        experiments: those of one `Experiment.prepare_together`.
-        folders: the run folder of each, or None.
-        on_round: is called with the result of each round of each experiment.
-
-    Raises Interrupted after Ctrl-C or SIGTERM.
-    """
-    interrupted = threading.Event()
-    results: list[Any] = []
-    try:
-        with during_rounds(experiments[0].config, interrupted):
-            for step in proceed(experiments, folders, interrupted, on_round):
-                results = step
-    except LostProcessError as error:
-        if not interrupted.is_set():
-            raise
-        # The processes were told to end, too: this is neither an error nor a lack of memory.
-        raise Interrupted from error
-    if interrupted.is_set():  # too late to stop this run, but the caller may have more to do
-        raise Interrupted
-    return results
-
-
-def proceed(
-    experiments: Sequence[Experiment],
-    folders: Sequence[RunFolder | None],
-    interrupted: threading.Event,
-    on_round: OnRound | None = None,
-) -> Generator[list[Any]]:
-    """Run round by round: yield the `RoundResult` of each experiment, at the end each `Result`.
-
-    An interrupt, or a caller that closes the generator, leaves a checkpoint of the last round.
-    """
-    records = []
-    for experiment, folder in zip(experiments, folders, strict=True):
-        records.append(_RunRecord(experiment, folder))
-    algorithm = experiments[0].algorithm
-    engine = experiments[0].engine
-    federation_runs = [experiment.federation_run() for experiment in experiments]
-    with closing(engine), hold_all(folders), _divergence_recorded(records):
-        for record in records:
-            record.read_earlier_rounds()
-        for results in run_rounds(algorithm, engine, federation_runs):
-            for record, result in zip(records, results, strict=True):
-                if result is None:  # it is over already
-                    continue
-                record.add(result)
-                if on_round is not None:
-                    on_round(result)
-            with _checkpoint_if_left(records):
-                yield results
-                if interrupted.is_set():
-                    raise Interrupted
-        for record in records:
-            record.experiment.restore_best(record.folder)
-        if records[0].accuracies is None:
-            # With validation the test rows are looked at once, here. Without it, a run killed
-            # between its last checkpoint and its result has no round left.
-            servers = [experiment.progress.server for experiment in experiments]
-            for record, accuracies in zip(records, engine.evaluate(servers), strict=True):
-                record.accuracies = accuracies
-        servers = [experiment.progress.server for experiment in experiments]
-        finished = []
-        for record, measured in zip(records, engine.measure(servers), strict=True):
-            experiment = record.experiment
-            baselines = {}
-            if experiment.config.baselines:
-                run_alone = _alone_in_process(interrupted)
-                baselines = train_baselines(experiment.config, experiment.federation, run_alone)
-            finished.append(record.finish(measured, baselines))
-    yield finished
-
-
-@dataclass
-class _RunRecord:
-    """What is known of a run while it goes on: its lines of metrics and its latest accuracies."""
-
-    experiment: Experiment
-    folder: RunFolder | None
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    accuracies: Tree | None = None  # one value per client; None if the last round has none
-
-    def read_earlier_rounds(self) -> None:
-        progress = self.experiment.progress
-        if self.folder is not None:
-            self.lines = self.folder.keep_metrics(progress.round)
-        progress.look_back(self.lines)
-        if self.experiment.best_state is not None:
-            self.experiment.best_state.continue_after(self.lines)
-
-    def add(self, result: RoundResult) -> None:
-        self.accuracies = result.clients
-        self.lines.append(result.line())
-        if self.folder is not None:
-            self.experiment.write_round(self.folder, result)
-        else:
-            self.experiment.keep_best(None)
-
-    def finish(
-        self, measured: dict[int, MeasuredClient], baselines: dict[str, dict[str, Any]]
-    ) -> Result:
-        assert self.accuracies is not None
-        return self.experiment.finish(self.folder, self.lines, self.accuracies, measured, baselines)
-
-
-def _alone_in_process(interrupted: threading.Event) -> RunFederation:
-    """Return a function that runs one federation, which an interrupt ends after its round."""
-
-    def run(config: Config, algorithm: Algorithm, federation: Federation) -> Result:
-        (experiment,) = Experiment._share_engine([config], algorithm, [federation])
-        results: list[Any] = []
-        for step in proceed([experiment], [None], interrupted):
-            results = step
-        return results[0]
-
-    return run
-
-
-def follow(experiments: Sequence[Experiment]) -> None:
-    """Train a share of the clients on request, in a process that torchrun started as a worker."""
-    for experiment in experiments:
-        with torch_settings(experiment.config.threads, experiment.config.precision):
-            experiment.engine.serve()  # type: ignore[attr-defined]
-
-
-@contextmanager
-def hold_all(folders: Sequence[RunFolder | None]) -> Iterator[None]:
-    """Be the only writer of some run folders."""
-    with ExitStack() as stack:
-        for folder in folders:
-            if folder is not None:
-                stack.enter_context(folder.hold())
-        yield
-
-
-@contextmanager
-def during_rounds(config: Config, interrupted: threading.Event) -> Iterator[None]:
-    """Use the run's settings of torch, and finish the round on Ctrl-C or SIGTERM."""
-    with (
-        torch_settings(config.threads, config.precision),
-        finish_round_on_interrupt(interrupted),
-    ):
-        yield
-
-
-@contextmanager
-def _checkpoint_if_left(records: Sequence[_RunRecord]) -> Iterator[None]:
-    """Write checkpoints where the caller leaves the loop between two rounds."""
-    try:
-        yield
-    except BaseException:
-        for record in records:
-            if record.folder is not None:
-                record.experiment.write_checkpoint(record.folder)
-        raise
-
-
-@contextmanager
-def _divergence_recorded(records: Sequence[_RunRecord]) -> Iterator[None]:
-    """Leave diverged.json in the folder of a run that ends because its numbers are not finite.
-
-    Where several runs are trained together the error does not say which one it was; a sweep then
-    tries them alone.
-    """
-    for record in records:
-        if record.folder is not None:
-            (record.folder.path / DIVERGED).unlink(missing_ok=True)
-    try:
-        yield
-    except DivergedError as error:
-        config = records[0].experiment.config
-        folder = records[0].folder
-        if len(records) == 1 and folder is not None:
-            name = records[0].experiment.federation.members[error.client].name
-            content = {
-                "seed": config.seed,
-                "rounds": config.rounds,
-                "error": str(error),
-                "diverged": [{"client": error.client, "name": name, "round": error.round}],
-            }
-            folder.write_json(DIVERGED, content)
-        raise

@@ -14,7 +14,8 @@ from fedproto.data.shared.python_data import PythonData
 from fedproto.engines.distributed.torchrun import follows
 from fedproto.errors import ConfigError
 from fedproto.runs.announcements import announce_rounds
-from fedproto.runs.experiment import OnRound, follow, reopen
+from fedproto.runs.execution import OnRound, follow
+from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.result import Result
 from fedproto.runs.stored_clients import ClientModels

@@ -39,7 +39,8 @@ from fedproto.config.settings import Config, configure
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
 from fedproto.partitions.file import read_partition
 from fedproto.runs.devices import device_of
-from fedproto.runs.experiment import Experiment, OnRound, execute, hold_all
+from fedproto.runs.execution import OnRound, execute, hold_all
+from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.row_counts import describe_rows
 from fedproto.runs.sweep_data import SweepData

@@ -13,7 +13,7 @@ from fedproto.core.rounds import RoundResult
 from fedproto.engines.distributed.torchrun import refuse_torchrun
 from fedproto.errors import TrainingError
 from fedproto.runs.announcements import LOGGER, describe_round
-from fedproto.runs.experiment import OnRound
+from fedproto.runs.execution import OnRound
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.keywords import RunKeywords
 from fedproto.runs.result import Result

@@ -19,7 +19,8 @@ from helpers.tiny import SETTINGS
 from safetensors.torch import load_file
 
 from fedproto.core.interrupts import finish_round_on_interrupt, handle_sigterm
-from fedproto.runs.experiment import Experiment, Interrupted
+from fedproto.runs.execution import Interrupted
+from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.sweep import read_sweep, run_sweep
 

@@ -36,7 +36,7 @@ from fedproto.deploy.server_state import ServerState
 from fedproto.deploy.status import read_status
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.runs.api import _begin
-from fedproto.runs.experiment import proceed
+from fedproto.runs.execution import proceed
 
 
 @pytest.mark.parametrize(

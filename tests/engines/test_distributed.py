@@ -468,7 +468,7 @@ print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
 
 def test_an_interrupt_of_all_processes_finishes_the_round(tmp_path: Path) -> None:
     body = """
-from fedproto.runs.experiment import Interrupted
+from fedproto.runs.execution import Interrupted
 run = use_processes(experiment("fedavg", rounds=100000, checkpoint_every=100000), 2)
 try:
     run.execute(run.new_folder(folder / "run"), lambda result: print(result.round, flush=True))
@@ -490,7 +490,7 @@ def test_ranks_agree_on_the_size_of_their_stacks(tmp_path: Path) -> None:
     """Each looks at its own GPU's free memory; all use, and write down, the smallest size."""
     body = """
 from fedproto.engines.vectorised import memory
-from fedproto.runs.experiment import follow
+from fedproto.runs.execution import follow
 rank = int(os.environ["RANK"])
 memory.free_memory = lambda device: 2**40 if rank == 0 else 1
 run = experiment("fedavg", engine="vectorised", clients=6)

@@ -30,7 +30,7 @@ from fedproto.deploy.settings import (
 )
 from fedproto.errors import FedProtoError
 from fedproto.runs.api import _begin
-from fedproto.runs.experiment import proceed
+from fedproto.runs.execution import proceed
 
 HELD = {"a": "012", "b": "234", "c": "450", "d": "16"}
 

@@ -18,7 +18,8 @@ from helpers.command_line import fedproto as command
 import fedproto
 from fedproto.errors import ConfigError, DataError, MissingExtra, RunFolderError
 from fedproto.runs import tracking
-from fedproto.runs.experiment import Experiment, Interrupted
+from fedproto.runs.execution import Interrupted
+from fedproto.runs.experiment import Experiment
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = {

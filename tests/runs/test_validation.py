@@ -14,7 +14,8 @@ from helpers.tiny import SETTINGS, experiment, finished
 
 from fedproto.config.settings import configure
 from fedproto.errors import ConfigError, DataError
-from fedproto.runs.experiment import Experiment, execute
+from fedproto.runs.execution import execute
+from fedproto.runs.experiment import Experiment
 from fedproto.runs.sweep import rank_by_validation
 from fedproto.runs.tracking import scalars
 

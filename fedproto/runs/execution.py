@@ -1,0 +1,224 @@
+"""Runs experiments round by round, and writes their folders; Ctrl-C leaves a run to resume."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fedproto.config.settings import Config
+from fedproto.core.federation import Federation
+from fedproto.core.interrupts import finish_round_on_interrupt
+from fedproto.core.measurement import MeasuredClient
+from fedproto.core.rounds import RoundResult, run_rounds
+from fedproto.core.types import Algorithm, Tree
+from fedproto.errors import DivergedError, LostProcessError
+from fedproto.runs.baselines import RunFederation, train_baselines
+from fedproto.runs.devices import torch_settings
+from fedproto.runs.folder import DIVERGED, RunFolder
+from fedproto.runs.result import Result
+
+if TYPE_CHECKING:
+    from fedproto.runs.experiment import Experiment
+
+OnRound = Callable[[RoundResult], None]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, once the round is finished and, unless `checkpoint_every` is 0, a checkpoint written.
+
+    Its cause is a LostProcessError where processes of the run ended before that could be done.
+    """
+
+
+def execute(
+    experiments: Sequence[Experiment],
+    folders: Sequence[RunFolder | None],
+    on_round: OnRound | None = None,
+) -> list[Result]:
+    """Run experiments that share an engine from their current round, the same for all, to the last.
+
+    Args:
+        experiments: those of one `Experiment.prepare_together`.
+        folders: the run folder of each, or None.
+        on_round: is called with the result of each round of each experiment.
+
+    Raises Interrupted after Ctrl-C or SIGTERM.
+    """
+    interrupted = threading.Event()
+    results: list[Any] = []
+    try:
+        with during_rounds(experiments[0].config, interrupted):
+            for step in proceed(experiments, folders, interrupted, on_round):
+                results = step
+    except LostProcessError as error:
+        if not interrupted.is_set():
+            raise
+        # The processes were told to end, too: this is neither an error nor a lack of memory.
+        raise Interrupted from error
+    if interrupted.is_set():  # too late to stop this run, but the caller may have more to do
+        raise Interrupted
+    return results
+
+
+def proceed(
+    experiments: Sequence[Experiment],
+    folders: Sequence[RunFolder | None],
+    interrupted: threading.Event,
+    on_round: OnRound | None = None,
+) -> Generator[list[Any]]:
+    """Run round by round: yield the `RoundResult` of each experiment, at the end each `Result`.
+
+    An interrupt, or a caller that closes the generator, leaves a checkpoint of the last round.
+    """
+    records = []
+    for experiment, folder in zip(experiments, folders, strict=True):
+        records.append(_RunRecord(experiment, folder))
+    algorithm = experiments[0].algorithm
+    engine = experiments[0].engine
+    federation_runs = [experiment.federation_run() for experiment in experiments]
+    with closing(engine), hold_all(folders), _divergence_recorded(records):
+        for record in records:
+            record.read_earlier_rounds()
+        for results in run_rounds(algorithm, engine, federation_runs):
+            for record, result in zip(records, results, strict=True):
+                if result is None:  # it is over already
+                    continue
+                record.add(result)
+                if on_round is not None:
+                    on_round(result)
+            with _checkpoint_if_left(records):
+                yield results
+                if interrupted.is_set():
+                    raise Interrupted
+        for record in records:
+            record.experiment.restore_best(record.folder)
+        if records[0].accuracies is None:
+            # With validation the test rows are looked at once, here. Without it, a run killed
+            # between its last checkpoint and its result has no round left.
+            servers = [experiment.progress.server for experiment in experiments]
+            for record, accuracies in zip(records, engine.evaluate(servers), strict=True):
+                record.accuracies = accuracies
+        servers = [experiment.progress.server for experiment in experiments]
+        finished = []
+        for record, measured in zip(records, engine.measure(servers), strict=True):
+            experiment = record.experiment
+            baselines = {}
+            if experiment.config.baselines:
+                run_alone = _alone_in_process(experiments[0], interrupted)
+                baselines = train_baselines(experiment.config, experiment.federation, run_alone)
+            finished.append(record.finish(measured, baselines))
+    yield finished
+
+
+@dataclass
+class _RunRecord:
+    """What is known of a run while it goes on: its lines of metrics and its latest accuracies."""
+
+    experiment: Experiment
+    folder: RunFolder | None
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    accuracies: Tree | None = None  # one value per client; None if the last round has none
+
+    def read_earlier_rounds(self) -> None:
+        progress = self.experiment.progress
+        if self.folder is not None:
+            self.lines = self.folder.keep_metrics(progress.round)
+        progress.look_back(self.lines)
+        if self.experiment.best_state is not None:
+            self.experiment.best_state.continue_after(self.lines)
+
+    def add(self, result: RoundResult) -> None:
+        self.accuracies = result.clients
+        self.lines.append(result.line())
+        if self.folder is not None:
+            self.experiment.write_round(self.folder, result)
+        else:
+            self.experiment.keep_best(None)
+
+    def finish(
+        self, measured: dict[int, MeasuredClient], baselines: dict[str, dict[str, Any]]
+    ) -> Result:
+        assert self.accuracies is not None
+        return self.experiment.finish(self.folder, self.lines, self.accuracies, measured, baselines)
+
+
+def _alone_in_process(first: Experiment, interrupted: threading.Event) -> RunFederation:
+    """Return a function that runs one federation, which an interrupt ends after its round."""
+
+    def run(config: Config, algorithm: Algorithm, federation: Federation) -> Result:
+        (experiment,) = first.share_engine([config], algorithm, [federation])
+        results: list[Any] = []
+        for step in proceed([experiment], [None], interrupted):
+            results = step
+        return results[0]
+
+    return run
+
+
+def follow(experiments: Sequence[Experiment]) -> None:
+    """Train a share of the clients on request, in a process that torchrun started as a worker."""
+    for experiment in experiments:
+        with torch_settings(experiment.config.threads, experiment.config.precision):
+            experiment.engine.serve()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def hold_all(folders: Sequence[RunFolder | None]) -> Iterator[None]:
+    """Be the only writer of some run folders."""
+    with ExitStack() as stack:
+        for folder in folders:
+            if folder is not None:
+                stack.enter_context(folder.hold())
+        yield
+
+
+@contextmanager
+def during_rounds(config: Config, interrupted: threading.Event) -> Iterator[None]:
+    """Use the run's settings of torch, and finish the round on Ctrl-C or SIGTERM."""
+    with (
+        torch_settings(config.threads, config.precision),
+        finish_round_on_interrupt(interrupted),
+    ):
+        yield
+
+
+@contextmanager
+def _checkpoint_if_left(records: Sequence[_RunRecord]) -> Iterator[None]:
+    """Write checkpoints where the caller leaves the loop between two rounds."""
+    try:
+        yield
+    except BaseException:
+        for record in records:
+            if record.folder is not None:
+                record.experiment.write_checkpoint(record.folder)
+        raise
+
+
+@contextmanager
+def _divergence_recorded(records: Sequence[_RunRecord]) -> Iterator[None]:
+    """Leave diverged.json in the folder of a run that ends because its numbers are not finite.
+
+    Where several runs are trained together the error does not say which one it was; a sweep then
+    tries them alone.
+    """
+    for record in records:
+        if record.folder is not None:
+            (record.folder.path / DIVERGED).unlink(missing_ok=True)
+    try:
+        yield
+    except DivergedError as error:
+        config = records[0].experiment.config
+        folder = records[0].folder
+        if len(records) == 1 and folder is not None:
+            name = records[0].experiment.federation.members[error.client].name
+            content = {
+                "seed": config.seed,
+                "rounds": config.rounds,
+                "error": str(error),
+                "diverged": [{"client": error.client, "name": name, "round": error.round}],
+            }
+            folder.write_json(DIVERGED, content)
+        raise
