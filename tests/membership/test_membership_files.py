@@ -91,7 +91,17 @@ def test_an_algorithm_from_outside_is_refused_before_it_is_imported(tmp_path) ->
         ({"base": torch.zeros(2, 3).int()}, (), "its given prototypes are not finite numbers"),
         ({"base": torch.full((2, 3), torch.inf)}, (), "its given prototypes are not finite"),
     ],
-    ids=str,
+    ids=[
+        "no sums",
+        "another class",
+        "two axes",
+        "not finite",
+        "no base_known",
+        "base of another size",
+        "base_known of another size",
+        "base of whole numbers",
+        "base that is infinite",
+    ],
 )
 def test_changed_tensors_are_refused(tensors, without, sentence, tmp_path) -> None:
     with pytest.raises(DataError, match=sentence):
