@@ -10,7 +10,7 @@ from helpers.tiny import build, experiment
 from fedproto.core import dropout, local_training, rng
 from fedproto.core.dropout import Dropped
 from fedproto.core.local_training import TrainedStep, crop_and_flip, embed
-from fedproto.core.types import Batch, Step, Task, Upload
+from fedproto.core.types import Batch, Step, Task, Upload, nothing
 from fedproto.runs.experiment import _training_of
 
 SEED = 5
@@ -102,3 +102,49 @@ def test_given_prototypes_stay_and_others_are_averaged() -> None:
     new = algorithm.aggregate(server, uploads)
     assert new["prototypes"].flatten().tolist() == [7.0, 3.0, 0.0]
     assert new["known"].tolist() == [1.0, 1.0, 0.0]
+
+
+def test_the_epochs_of_all_phases_have_numbers_of_their_own(run, monkeypatch) -> None:
+    """FedRep trains the head for two epochs, then the body for three: 0 to 1, and 2 to 4."""
+    ranges = []
+    original = local_training._batches
+
+    def watch(member, training, round, epochs, slow):
+        ranges.append(epochs)
+        return original(member, training, round, epochs, slow)
+
+    monkeypatch.setattr(local_training, "_batches", watch)
+    member = run.federation.members[0]
+    algorithm = build("fedrep", head_epochs=2, body_epochs=3)
+    server = algorithm.init(member.initial, run.federation.task)
+    received = algorithm.send(server, torch.ones(len(run.federation.classes)))
+    training = _training_of(run.config)
+    outcome = local_training.train(member, algorithm, member.initial, received, training, ROUND)
+    assert ranges == [range(2), range(2, 5)]
+    ranges.clear()
+    nothing_first = replace(
+        algorithm, phases=(replace(algorithm.phases[0], trains=nothing), *algorithm.phases)
+    )
+    again = local_training.train(member, nothing_first, member.initial, received, training, ROUND)
+    assert ranges == [range(2), range(2, 5)]
+    assert float(again.loss["supervised"]) == float(outcome.loss["supervised"])
+
+
+def test_the_loss_of_a_round_is_that_of_all_phases(run) -> None:
+    member = run.federation.members[0]
+    algorithm = build("fedrep", head_epochs=1, body_epochs=1)
+    seen = []
+
+    def loss(step):
+        terms = algorithm.loss(step)
+        seen.append((float(terms["supervised"].detach()), len(step.batch.y)))
+        return terms
+
+    watched = replace(algorithm, loss=loss)
+    server = algorithm.init(member.initial, run.federation.task)
+    received = algorithm.send(server, torch.ones(len(run.federation.classes)))
+    training = _training_of(run.config)
+    outcome = local_training.train(member, watched, member.initial, received, training, ROUND)
+    assert len(seen) == 4
+    expected = sum(value * rows for value, rows in seen) / sum(rows for _, rows in seen)
+    assert float(outcome.loss["supervised"]) == pytest.approx(expected)

@@ -94,9 +94,10 @@ def fail(*arguments):
     raise ValueError("on purpose")
 
 
-def test_an_error_of_the_server_names_its_round_and_algorithm() -> None:
-    broken = replace(build("fedavg"), aggregate=fail)
-    with pytest.raises(TrainingError, match=r"^round 1, the server of fedavg.*on purpose"):
+@pytest.mark.parametrize("name", ["fedavg", "fesem"])  # one that is additive, and one that is not
+def test_an_error_of_the_server_names_its_round_and_algorithm(name) -> None:
+    broken = replace(build(name), aggregate=fail)
+    with pytest.raises(TrainingError, match=rf"^round 1, the server of {name}.*on purpose"):
         next(run_loop(broken))
 
 
@@ -105,9 +106,10 @@ def test_an_error_of_sending_names_its_round() -> None:
         next(run_loop(replace(build("fedavg"), send=fail)))
 
 
-def test_a_server_state_that_is_not_a_tree_names_the_function_that_returned_it() -> None:
-    wrong = replace(build("fedavg"), aggregate=lambda server, uploads: [1, 2])
-    with pytest.raises(TrainingError, match="aggregate"):
+@pytest.mark.parametrize("name", ["fedavg", "fesem"])
+def test_a_server_state_that_is_not_a_tree_names_the_function_that_returned_it(name) -> None:
+    wrong = replace(build(name), aggregate=lambda server, uploads: [1, 2])
+    with pytest.raises(TrainingError, match=r"\baggregate\b"):
         next(run_loop(wrong))
 
 
