@@ -92,7 +92,7 @@ def test_a_client_without_rows_of_a_part_is_left_out(engine: str) -> None:
         validation = Examples(test.x, test.y, test.rows[:rows])
         members.append(replace(member, validation=validation))
     federation = replace(source.federation, members=tuple(members))
-    (run,) = Experiment._share_engine([source.config], source.algorithm, [federation])
+    (run,) = Experiment.share_engine([source.config], source.algorithm, [federation])
     (measured,) = run.engine.measure([run.progress.server], "validation")
     assert [list(each.ways) for each in measured.values()] == [
         ["head", "head_own"],

@@ -357,7 +357,7 @@ def test_without_matplotlib_a_figure_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    message = r"a figure needs the package 'matplotlib': pip install 'fedproto\[plots\]'"
+    message = r"a figure needs the package 'matplotlib': pip install '\.\[plots\]'"
     with pytest.raises(MissingExtra, match=message):
         list(make.make("fig-shots", Request(), tmp_path, None, pytest.fail))
     assert not list(tmp_path.iterdir())
