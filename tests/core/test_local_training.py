@@ -7,9 +7,11 @@ import pytest
 import torch
 from helpers.tiny import build, experiment
 
+from fedproto.algorithms import supervised
 from fedproto.core import dropout, local_training, rng
 from fedproto.core.dropout import Dropped
 from fedproto.core.local_training import TrainedStep, crop_and_flip, embed
+from fedproto.core.prototypes import DISTANCES
 from fedproto.core.types import Batch, Step, Task, Upload, nothing
 from fedproto.runs.experiment import _training_of
 
@@ -94,6 +96,7 @@ def test_given_prototypes_stay_and_others_are_averaged() -> None:
     """Class 0 was given as 7, class 1 is 3 from 2 samples, class 2 has neither."""
     algorithm = build("fedproto", fixed=True)
     server = algorithm.init({"w": torch.zeros(1)}, Task(3, 1, 1, 0))
+    assert server["given"].tolist() == [0.0, 0.0, 0.0]
     server["prototypes"] = torch.tensor([[7.0], [0.0], [0.0]])
     server["known"] = torch.tensor([1.0, 0.0, 0.0])
     server["given"] = torch.tensor([1.0, 0.0, 0.0])
@@ -148,3 +151,21 @@ def test_the_loss_of_a_round_is_that_of_all_phases(run) -> None:
     assert len(seen) == 4
     expected = sum(value * rows for value, rows in seen) / sum(rows for _, rows in seen)
     assert float(outcome.loss["supervised"]) == pytest.approx(expected)
+
+
+def test_the_loss_of_a_single_sample_is_its_cross_entropy() -> None:
+    logits = torch.tensor([[1.0, 2.0, 0.5]])
+    batch = Batch(torch.zeros(0), torch.tensor([2]), torch.ones(1))
+    found = supervised(Step({}, torch.zeros(0), logits, batch, {}))
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([2]))
+    assert torch.allclose(found["supervised"], expected)
+
+
+@pytest.mark.parametrize("distance", ["l1", "l2"])
+def test_what_is_a_rounding_error_is_judged_for_each_pair_alone(distance) -> None:
+    """Beside an embedding of a million, a difference of a thousandth still has its gradient."""
+    features = torch.tensor([[1e6, 0.0], [1e-3, 0.0]], requires_grad=True)
+    prototypes = torch.tensor([[1e6, 0.0], [0.0, 0.0]])
+    DISTANCES[distance](features, prototypes).sum().backward()
+    assert features.grad[0].tolist() == [0.0, 0.0]
+    assert features.grad[1, 0] == pytest.approx(1.0)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from helpers.deployment import (
     SUMS,
     WEIGHT,
+    make_reply,
+    small_state,
     trees_equal,
     with_array,
 )
@@ -220,3 +223,21 @@ def test_a_liar_costs_honest_members_nothing(make_deployment: Any) -> None:
     )
     for name in "abc":
         assert lied.members[name].accuracy == honest.members[name].accuracy
+
+
+def test_a_reply_is_compared_with_what_absent_members_sent_before(tmp_path: Path) -> None:
+    """In round 2 only one member replies, a thousand times too large; the others are remembered."""
+    state = small_state(tmp_path)
+    asked = state.expect_replies(frozenset("abc"))
+    for name in "abc":
+        state.accept_reply(name, make_reply(name), asked)
+    assert state.refuse_outliers() == {}
+    state.close_round()
+    asked = state.expect_replies(frozenset("a"))
+    large = with_array(SUMS, lambda sums: sums * 1000)(make_reply("a", round=2))
+    state.accept_reply("a", large, asked)
+    reasons = state.refuse_outliers()
+    assert list(reasons) == ["a"]
+    assert state.replies == {}
+    assert state.members["a"].refused == 1
+    assert state.make_request("a").header["refused"] == reasons["a"]

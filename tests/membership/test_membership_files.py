@@ -42,6 +42,7 @@ def test_a_file_that_nobody_changed_is_read_in_the_order_of_the_numbers(tmp_path
     assert membership.classes == ("x", "y")
     assert membership.base is not None
     assert membership.prototypes().values.tolist() == [[1.5] * 3] * 2
+    assert membership.prototypes().weighting == "samples"
     reordered = load(tmp_path, {"members": {"a": 1, "b": 0}})
     assert list(reordered.members.items()) == [("b", 0), ("a", 1)]
 
