@@ -21,12 +21,12 @@ HERE = Path(__file__).parent
 PAGE = HERE / "MUTATIONS.md"
 REASONS = HERE / "mutations.toml"
 DETECTED = ("killed", "timeout", "segfault", "suspicious", "caught by type check")
-UNKNOWN_REASON = "not looked at yet"
+UNKNOWN_REASON = "not explained yet (tried with the fast tests only)"
 INTRODUCTION = """# Which small errors the tests notice
 
 `make mutants` changes the code in one small way at a time (with mutmut) and runs the fast tests
 that reach the changed function. A change is noticed if a test fails or never ends. A change that no
-test notices is listed below with the reason.
+test notices is listed below with the reason. Tests that train for longer are not part of the run.
 Made by `tests/mutants.py` from the folder `mutants` and the reasons in `tests/mutations.toml`.
 """
 
