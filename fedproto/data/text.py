@@ -208,21 +208,29 @@ def _read_words(file: Path, path: str) -> Words:
     return encoding
 
 
-def read_texts(path: Path, words: Words) -> Iterator[tuple[str, str]]:
-    """Yield the texts of one file, each with its place; labels are not needed.
+class FoundText(NamedTuple):
+    """A text that was read from a file."""
+
+    text: str
+    place: str
+    row: Row | None  # all columns of its row; None: the file has no columns
+
+
+def read_texts(path: Path, words: Words) -> Iterator[FoundText]:
+    """Yield the texts of one file; labels are not needed.
 
     In a table they are in the column that the encoding names.
     """
     if path.name.lower().endswith(PLAIN_TEXT_ENDINGS):
         with open_text(path, words.text_encoding) as file:
-            yield file.read(), str(path)
+            yield FoundText(file.read(), str(path), None)
         return
-    for line, row in read_document_rows(path, words.text_encoding):
+    for line, row in _read_rows(path, words.text_encoding):
         column = _find_text(row, words.column)
         if column is None:
             found = ", ".join(row) or "nothing"
             raise DataError(f"{path}, line {line} has no {words.column!r}: it has {found}")
-        yield row[column], f"{path}, line {line}"
+        yield FoundText(row[column], f"{path}, line {line}", row)
 
 
 # --- where the texts lie
@@ -243,7 +251,7 @@ def _read_documents(path: Path, named: DocumentColumns, text_encoding: str) -> l
     if path.is_dir():
         _refuse_columns(path, named)
         return _read_class_folders(path, text_encoding)
-    return _to_documents(path, read_document_rows(path, text_encoding), named)
+    return _to_documents(path, _read_rows(path, text_encoding), named)
 
 
 def _refuse_columns(path: Path, named: DocumentColumns) -> None:
@@ -266,7 +274,7 @@ def _read_class_folders(path: Path, text_encoding: str) -> list[Document]:
     return documents
 
 
-def read_document_rows(path: Path, text_encoding: str) -> Iterator[tuple[int, Row]]:
+def _read_rows(path: Path, text_encoding: str) -> Iterator[tuple[int, Row]]:
     """Yield the rows of a table or of JSON lines, each with its line number."""
     if path.name.lower().endswith(JSON_LINES_ENDINGS):
         return _read_json_lines(path, text_encoding)

@@ -5,7 +5,7 @@ Whatever had to be changed about an input, or is new to the client, is reported 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from fedproto.data.shared.feature_encoding import UNKNOWN, Columns, Words
 from fedproto.data.shared.images import Header, ImageFormat, read_header, read_pixels
 from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.data.shared.stored_tables import EXCEL_ENDINGS, PARQUET_ENDINGS
-from fedproto.data.shared.tables import Table
+from fedproto.data.shared.tables import MISSING_VALUES, Table
 from fedproto.data.text import PLAIN_TEXT_ENDINGS, ROW_FILE_ENDINGS, read_texts
 from fedproto.errors import DataError
 
@@ -33,6 +33,14 @@ class Input(NamedTuple):
     notices: list[str]
 
 
+class FileContents(NamedTuple):
+    """What was read from one file."""
+
+    inputs: list[Input]
+    #: The columns of a table or of rows of texts, one text per row; None: the file has none.
+    columns: dict[str, list[str]] | None = None
+
+
 def read_inputs(path: Path, preprocessing: Preprocessing) -> Iterator[Input]:
     """Yield the inputs of an image, a table, texts or an array file, or of a folder of such files.
 
@@ -42,29 +50,35 @@ def read_inputs(path: Path, preprocessing: Preprocessing) -> Iterator[Input]:
     """
     if not path.exists():
         raise DataError(f"{path} does not exist")
-    if path.is_dir():
-        for file in _list_files(path):
-            yield from read_inputs(file, preprocessing)
-    elif path.suffix.lower() in (".npy", ".npz"):
-        yield from _read_array(path, preprocessing)
-    elif isinstance(preprocessing.encoding, Columns):
+    if not path.is_dir():
+        yield from read_file(path, preprocessing).inputs
+        return
+    files = list_visible_files(path.iterdir())
+    if not files:
+        raise DataError(f"{path} holds no file to classify; folders inside it are not searched")
+    for file in files:
+        yield from read_file(file, preprocessing).inputs
+
+
+def read_file(
+    path: Path, preprocessing: Preprocessing, *, with_columns: bool = False
+) -> FileContents:
+    """Return the inputs of one file, as `read_inputs` yields them; if asked for, its columns."""
+    if path.suffix.lower() in (".npy", ".npz"):
+        return FileContents(list(_read_array(path, preprocessing)))
+    if isinstance(preprocessing.encoding, Columns):
         endings = (*TABLE_ENDINGS, *PARQUET_ENDINGS, *EXCEL_ENDINGS)
         _refuse_other_endings(path, "tables", endings)
-        yield from _read_table(path, preprocessing.encoding)
-    elif isinstance(preprocessing.encoding, Words):
+        return _read_table(path, preprocessing.encoding, with_columns)
+    if isinstance(preprocessing.encoding, Words):
         _refuse_other_endings(path, "texts", (*PLAIN_TEXT_ENDINGS, *ROW_FILE_ENDINGS))
-        yield from _read_texts(path, preprocessing.encoding)
-    else:
-        yield _read_image(path, preprocessing)
+        return _read_texts(path, preprocessing.encoding)
+    return FileContents([_read_image(path, preprocessing)])
 
 
-def _list_files(folder: Path) -> list[Path]:
-    """Return the visible files of a folder by name; refused if there are none."""
-    visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    files = [path for path in visible if path.is_file()]
-    if not files:
-        raise DataError(f"{folder} holds no file to classify; folders inside it are not searched")
-    return sorted(files)
+def list_visible_files(paths: Iterable[Path]) -> list[Path]:
+    """Return those of some paths that are files and not hidden, sorted."""
+    return sorted(path for path in paths if path.is_file() and not path.name.startswith("."))
 
 
 def _refuse_other_endings(path: Path, kind: str, endings: tuple[str, ...]) -> None:
@@ -119,13 +133,23 @@ def _is_single_input(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 # --- tables and texts
 
 
-def _read_table(path: Path, encoding: Columns) -> Iterator[Input]:
-    """Yield an input per row; columns that the client does not know are ignored."""
+def _read_table(path: Path, encoding: Columns, with_columns: bool) -> FileContents:
+    """Return an input per row; columns that the client does not know are not looked at."""
     wanted = [column.name for column in encoding.columns]
-    table = Table.read(path, only=wanted, notation=encoding.notation)
-    inputs, notices = _encode_table(table, encoding)
-    for row, x in enumerate(inputs):
-        yield Input(table.place(row), x, notices if row == 0 else [])
+    table = Table.read(path, only=wanted, notation=encoding.notation, keep_others=with_columns)
+    encoded, notices = _encode_table(table, encoding)
+    inputs = []
+    for row, x in enumerate(encoded):
+        inputs.append(Input(table.place(row), x, notices if row == 0 else []))
+    if not with_columns:
+        return FileContents(inputs)
+    columns = {name: values.tolist() for name, values in table.columns.items()}
+    (part,) = table.parts
+    marks = (*MISSING_VALUES, *encoding.notation.missing)
+    for name, values in part.others.items():
+        stripped = [value.strip() for value in values]
+        columns[name] = ["" if value in marks else value for value in stripped]
+    return FileContents(inputs, columns)
 
 
 def encode_frame(frame: Any, encoding: Columns) -> tuple[np.ndarray, list[str]]:
@@ -165,17 +189,28 @@ def _describe_new_texts(name: str, rows: np.ndarray, table: Table) -> str:
     return f"{place}: column {name!r} holds {text!r}, which no training row holds"
 
 
-def _read_texts(path: Path, encoding: Words) -> Iterator[Input]:
-    """Yield an input per text; a notice marks a text without any known word."""
+def _read_texts(path: Path, encoding: Words) -> FileContents:
+    """Return an input per text; a notice marks a text without any known word."""
     found = list(read_texts(path, encoding))
     if not found:
         raise DataError(f"{path} holds no text")
-    encoded = encoding([text for text, _ in found])
-    for (_, place), ids in zip(found, encoded, strict=True):
+    encoded = encoding([each.text for each in found])
+    inputs = []
+    for each, ids in zip(found, encoded, strict=True):
         notices = []
         if not (ids > UNKNOWN).any():
-            notices.append(f"{place} holds no word that the training texts hold")
-        yield Input(place, ids.astype(np.float32), notices)
+            notices.append(f"{each.place} holds no word that the training texts hold")
+        inputs.append(Input(each.place, ids.astype(np.float32), notices))
+    rows = [each.row for each in found if each.row is not None]
+    return FileContents(inputs, _join_rows(rows) if rows else None)
+
+
+def _join_rows(rows: Sequence[dict[str, str]]) -> dict[str, list[str]]:
+    """Return rows as columns; a row that lacks a column has an empty text there."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names.update(dict.fromkeys(row))
+    return {name: [row.get(name, "") for row in rows] for name in names}
 
 
 # --- images

@@ -6,7 +6,7 @@ column of a table or of texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +18,7 @@ from fedproto.data.shared.feature_encoding import Columns
 from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.data.shared.tables import LABEL_COLUMNS, find_column
 from fedproto.errors import DataError, unknown
-from fedproto.inference.input_files import Input, read_inputs
-from fedproto.inference.side_columns import read_side_columns
+from fedproto.inference.input_files import Input, list_visible_files, read_file
 
 
 class InputFile(NamedTuple):
@@ -64,22 +63,18 @@ def find_input_files(paths: Sequence[Path], classes: Sequence[str]) -> list[Inpu
 
 
 def _search_folder(folder: Path, classes: Sequence[str]) -> list[InputFile]:
-    found = [InputFile(path) for path in _list_visible_files(folder.iterdir())]
+    found = [InputFile(path) for path in list_visible_files(folder.iterdir())]
     folders = list_folders(folder)
     names = [normalise_name(inner.name) for inner in folders]
     if any(name in classes for name in names):
         for inner, name in zip(folders, names, strict=True):
-            found += [InputFile(path, name) for path in _list_visible_files(inner.rglob("*"))]
+            found += [InputFile(path, name) for path in list_visible_files(inner.rglob("*"))]
     if not found:
         raise DataError(
             f"{folder} holds no file to classify; folders inside it are searched only if they "
             "are called like classes"
         )
     return found
-
-
-def _list_visible_files(paths: Iterator[Path]) -> list[Path]:
-    return sorted(path for path in paths if path.is_file() and not path.name.startswith("."))
 
 
 # --- reading a file
@@ -105,10 +100,9 @@ def read_labelled_file(
 
     Raises DataError if the file cannot be read, and ConfigError if it lacks a column.
     """
-    inputs = list(read_inputs(file.path, preprocessing))
+    inputs, columns = read_file(file.path, preprocessing, with_columns=True)
     ids = [each.name for each in inputs]
     labels: list[str | None] = [file.label] * len(inputs)
-    columns = read_side_columns(file.path, preprocessing.encoding)
     if columns is None:
         for option, wanted in (("label", label_column), ("id", id_column)):
             if wanted is not None:

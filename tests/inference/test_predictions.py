@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 
 import fedproto
 from fedproto.data.shared.preprocessing import Preprocessing
+from fedproto.data.shared.tables import Table
 from fedproto.errors import ConfigError, DataError
 from fedproto.inference import predictions
 from fedproto.inference.labelled_inputs import InputFile, find_input_files, read_labelled_file
@@ -88,6 +89,36 @@ def test_the_only_column_of_class_names_is_found(wine) -> None:
 def test_a_column_gives_the_ids(wine) -> None:
     _, found = read(wine, id_column="bottle", label_column="grape")
     assert [each.id for each in found.inputs[:2]] == ["B000", "B001"]
+
+
+def test_a_column_that_is_no_input_may_hold_anything(wine, tmp_path) -> None:
+    """A long remark was refused: the other columns were read as if they were inputs."""
+    table = pd.read_csv(wine / "wine.csv").head(3)
+    table["remark"] = ["long " * 1000, "1.234,5", "NA"]
+    table["grape"] = ["grape 0", "NA", "grape 1"]
+    table.to_csv(tmp_path / "new.csv", index=False)
+    trained = load_client(wine / "run")
+    file = InputFile(tmp_path / "new.csv")
+    found = read_labelled_file(
+        file, trained.preprocessing, trained.classes, id_column="remark", label_column="grape"
+    )
+    assert [each.id for each in found.inputs] == [("long " * 1000).strip(), "1.234,5", ""]
+    assert [each.label for each in found.inputs] == ["grape 0", None, "grape 1"]
+
+
+def test_a_file_is_read_once(wine, monkeypatch) -> None:
+    opened = []
+    read = Table.read.__func__
+
+    def watch(cls, path, *arguments, **options):
+        opened.append(path)
+        return read(cls, path, *arguments, **options)
+
+    monkeypatch.setattr(Table, "read", classmethod(watch))
+    trained = load_client(wine / "run")
+    file = InputFile(wine / "wine.csv")
+    read_labelled_file(file, trained.preprocessing, trained.classes)
+    assert opened == [wine / "wine.csv"]
 
 
 @pytest.mark.parametrize("option", ["id_column", "label_column"])

@@ -97,6 +97,8 @@ class TablePart(NamedTuple):
     unit: str  # what a number of a row counts: a line or a row
     numbers: Sequence[int]  # of the rows
     has_index: bool  # whether a first column without a name was left out
+    #: Columns that are not wanted as inputs, as they are written, where a caller asks for them.
+    others: dict[str, list[str]]
 
 
 class Table(NamedTuple):
@@ -115,17 +117,22 @@ class Table(NamedTuple):
         notation: Notation = USUAL_NOTATION,
         sheet: str | None = None,
         endings: Sequence[str] = (".csv", ".csv.gz"),
+        keep_others: bool = False,
     ) -> Table:
         """Read all columns but those to `ignore`, or `only` these, as far as they are there.
 
         `path` is a file, or a folder with files as `find_parts` names them. `sheet` is that of an
-        Excel file. Raises DataError if a file has no rows, or if the test file lacks
-        a column of the training file.
+        Excel file. With `keep_others`, the parts keep their other columns, too, whatever these
+        hold. Raises DataError if a file has no rows, or if the test file lacks a column of the
+        training file.
         """
         parts = []
         for part_path in find_parts(path, endings):
             rows, unit = _open_rows(part_path, notation, sheet)
-            parts.append(_read_part(str(part_path), rows, unit, ignore, only, notation))
+            part = _read_part(
+                str(part_path), rows, unit, ignore, only, notation, keep_others=keep_others
+            )
+            parts.append(part)
         return cls.join(parts)
 
     @classmethod
@@ -224,6 +231,8 @@ def _read_part(
     ignore: Iterable[str],
     only: Sequence[str] | None,
     notation: Notation,
+    *,
+    keep_others: bool = False,
 ) -> TablePart:
     """Return the wanted columns of one file or DataFrame; refused if it has no rows."""
     _, header = next(rows)
@@ -235,6 +244,9 @@ def _read_part(
     for name in header:
         if name != LEFT_OUT and name not in ignored and (only is None or name in only):
             chunks[name] = [np.zeros(0, "U1")]
+    others: dict[str, list[str]] = {}
+    if keep_others:
+        others = {name: [] for name in header if name != LEFT_OUT and name not in chunks}
     numbers: list[int] = []
     for chunk in _in_chunks(rows):
         numbers.extend(number for number, _ in chunk)
@@ -242,12 +254,14 @@ def _read_part(
         for name, values in zip(header, values_by_column, strict=True):
             if name in chunks:
                 chunks[name].append(_to_text_array(f"{where}: column {name!r}", values, notation))
+            elif name in others:
+                others[name].extend(values)
     if not numbers:
         raise DataError(f"{where} holds no row below its header")
     columns = {}
     for name in list(chunks):
         columns[name] = np.concatenate(chunks.pop(name))  # `pop` frees the memory of the chunks
-    return TablePart(where, columns, unit, numbers, LEFT_OUT in header)
+    return TablePart(where, columns, unit, numbers, LEFT_OUT in header, others)
 
 
 def _in_chunks(rows: Rows) -> Iterator[list[tuple[int, list[str]]]]:
