@@ -6,16 +6,20 @@ m speakers (clients whose uploads arrived).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedproto.errors import ConfigError
 
 #: Named tensors, such as a model's parameters and buffers.
 Tree = dict[str, Tensor]
+#: Tensors by name, or trees of them by name: `{"model": {...}, "control": {...}}`. What a server
+#: keeps, what it sends, and what a client keeps beside its model have this form.
+State = dict[str, Any]
 
 
 class Batch(NamedTuple):
@@ -28,32 +32,86 @@ class Batch(NamedTuple):
     mask: Tensor
 
 
+def refuse_forward(params: Tree) -> tuple[Tensor, Tensor]:
+    """Raise TypeError: other models are run on the batch of a loss, and nowhere else."""
+    raise TypeError("step.forward can be called in a loss only")
+
+
 class Step(NamedTuple):
     """What a loss, an upload or a prediction is computed from.
 
-    A loss sees a batch; `upload` sees all training samples of the client, whose features and logits
-    are empty if the algorithm collects nothing. In `upload` and `predict` the batch has no x. In
-    training `received` has the client's own classes, in evaluation all classes.
+    A loss sees a batch; `upload` and `client_update` see all training samples of the client, whose
+    features and logits are empty if the algorithm collects nothing. Outside of a loss the batch has
+    no x. In training `received` has the client's own classes, in evaluation all classes.
     """
 
-    params: Tree  # the client's parameters and buffers
+    params: Tree  # the parameters and buffers that are trained, by their names in the model
     features: Tensor  # (b, d) embeddings h = f(φ; x)
     logits: Tensor  # (b, C)
     batch: Batch
-    received: Tree  # what the server sent
+    received: State  # what the server sent
+    state: State = {}  # what the client keeps beside its model; see `client_init`
+    #: forward(other parameters) -> features and logits of this batch, in training mode. Names that
+    #: are not given are the client's own. In a loss only.
+    forward: Callable[[Tree], tuple[Tensor, Tensor]] = refuse_forward
+    lr: Tensor = torch.tensor(0.0)  # () of this round
+    steps: Tensor = torch.tensor(0)  # () local steps done so far in this round
+    key: Tensor = torch.tensor(0)  # () of (seed, round, client); see core/rng.py
 
 
-class Upload(NamedTuple):
-    """A pair of sums. The server adds the pairs of all clients and only then divides.
+class Group(NamedTuple):
+    """A weighted sum, or those of several clients with a leading axis over them.
 
-    sums     weight × value, by name
-    weights  `weight`, whose shape is a prefix of that of every sum (one per client, per class or
-             per cluster); 0 where the client has no value. There may be further counts, such as
-             Eq. 6's number of holders.
+    The server adds the groups of all clients and only then divides.
     """
 
-    sums: Tree
-    weights: Tree
+    sums: Tree  # weight × value, by name
+    #: () one per client, (C,) one per class or (K,) one per cluster; 0 = the client has no value.
+    #: Its shape is a prefix of that of every sum and count.
+    weight: Tensor
+    counts: Tree = {}  # further counts, such as Eq. 6's number of holders
+
+
+#: What a client sends: groups by name, each with a weight of its own.
+Upload = dict[str, Group]
+
+
+@dataclass(frozen=True)
+class GroupLayout:
+    """What a group looks like, before anybody has sent one."""
+
+    shapes: Mapping[str, tuple[int, ...]]  # of the sums, without the axis of `rows`
+    per: Literal["client", "class", "cluster"] = "client"
+    rows: int = 0  # the length of the weight; 0: one per client
+    counts: tuple[str, ...] = ()
+    #: Whether the values are a new version of what the client received under the same names. Then
+    #: transforms work on the change, and so do asynchronous rounds.
+    relative: bool = False
+
+
+def per_client(values: Tree, relative: bool = True) -> dict[str, GroupLayout]:
+    """Return the layout of an upload that is one group, `model`, with one weight per client."""
+    if not values:
+        return {}
+    shapes = {name: tuple(value.shape) for name, value in values.items()}
+    return {"model": GroupLayout(shapes, relative=relative)}
+
+
+def per_class(
+    task: Task, counts: tuple[str, ...] = (), **shapes: tuple[int, ...]
+) -> dict[str, GroupLayout]:
+    """Return the layout of an upload that is one group, `prototypes`, with one weight per class.
+
+    shapes  of one class's values, by name
+    """
+    return {"prototypes": GroupLayout(shapes, "class", task.classes, counts)}
+
+
+class Recipient(NamedTuple):
+    """Whom a server sends something."""
+
+    number: Tensor  # () the client's number
+    classes: Tensor  # (C,) 1 for the classes it is sent something of
 
 
 class Task(NamedTuple):
@@ -75,68 +133,115 @@ def nothing(name: str) -> bool:
     return False
 
 
+def keep_nothing(params: Tree, task: Task) -> State:
+    """Return the state of a client that keeps nothing beside its model."""
+    return {}
+
+
+def keep_state(state: State, received: State) -> State:
+    """Return what a client keeps, as it is."""
+    return state
+
+
+def same_state(step: Step) -> State:
+    """Return what a client keeps, as it is after local training."""
+    return step.state
+
+
 @dataclass(frozen=True)
 class Phase:
     """A part of local training that changes only the parameters that `trains` names.
 
-    FedRep has two: the head, then the body.
+    FedRep has two: the head, then the body. Ditto's first one trains a tree of the client's state.
     """
 
     trains: Callable[[str], bool] = everything
-    epochs: int | None = None  # None: the run's `epochs`
+    epochs: int | None = None  # None: the run's `epochs`, or its `local_steps`
+    loss: Callable[[Step], Tree] | None = None  # None: the algorithm's
+    model: str = ""  # the tree of the client's state that is trained in place of its model
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """What travels, what the client minimises, and what the server makes of it.
 
-    `send`, `adopt`, `loss`, `upload` and `predict` are run for many clients at once by
+    All but `init`, `declare`, `aggregate` and `notes` are run for many clients at once by
     `torch.func.vmap`: they must not branch on the values of tensors. An algorithm in which one of
     them does, other than `send`, is left to the reference engine.
 
     name       as in `--algorithm`
     shared     which parameters and buffers travel, by name; none if only prototypes do
     init       (initial parameters, task) -> the server's state
-    send       (server's state, the client's classes as a 0/1 vector) -> what the client receives.
-               A key `known`, if present, marks which rows of the other tensors travel.
+    declare    (initial parameters, task) -> the layout of each group of an upload
+    send       (server's state, recipient) -> what the client receives. A key `known`, if present,
+               marks which rows of the other tensors beside it travel.
     adopt      (own parameters, received) -> the parameters the client trains from, and is
                evaluated with
     loss       step -> named terms, whose sum is minimised
     phases     the parts of local training, in order
     collects   which features `upload` sees, over all the client's samples: none, those of an
                eval-mode pass after training, or those that passed during the last epoch
-    upload     step -> the pair of sums this client sends
-    aggregate  (server's state, uploads) -> its new state. Uploads have a leading axis over the
+    upload     step -> the groups of sums this client sends
+    aggregate  (server's state, uploads) -> its new state. The groups have a leading axis over the
                clients of the round that sent one, with `remembers` over all that ever did
     predict    step -> named scores (b, C), larger is likelier
+
+    A client may keep trees of tensors beside its model (SCAFFOLD's control variates); they are
+    stacked, checkpointed and deployed like the model:
+
+    client_init    (initial parameters, task) -> what it keeps
+    client_start   (what it keeps, received) -> the same, at the start of a round
+    client_update  step, after local training -> what it keeps from now on; `step.state` is as
+                   local training left it, also for `upload`
+
     additive   aggregate(uploads) equals aggregate(their sum). Then uploads are summed before
                `aggregate` sees them, with a leading axis of 1; a median, a trimmed mean or clipping
                per client needs additive=False
     remembers  absent clients still count with their latest upload (this needs single uploads, so
                such an algorithm is never additive)
+    once       the groups that a client sends only until one has arrived. The server remembers them,
+               so such an algorithm is never additive
+    combinable whether `aggregate` only divides sums by weights, so that a combiner such as a median
+               may replace the sum
     mixed      the default models are the data set's mix of architectures
     notes      server's state -> sentences for the user to read after this round
+    metrics    server's state -> numbers for this round's line of metrics.jsonl
     """
 
     name: str
-    init: Callable[[Tree, Task], Tree]
-    adopt: Callable[[Tree, Tree], Tree]
+    init: Callable[[Tree, Task], State]
+    adopt: Callable[[Tree, State], Tree]
     loss: Callable[[Step], Tree]
     upload: Callable[[Step], Upload]
-    aggregate: Callable[[Tree, Upload], Tree]
+    aggregate: Callable[[State, Upload], State]
     predict: Callable[[Step], Tree]
-    send: Callable[[Tree, Tensor], Tree]
+    send: Callable[[State, Recipient], State]
+    declare: Callable[[Tree, Task], dict[str, GroupLayout]]
     shared: Callable[[str], bool] = nothing
     phases: tuple[Phase, ...] = (Phase(),)
     collects: Literal["nothing", "after", "during"] = "nothing"
+    client_init: Callable[[Tree, Task], State] = keep_nothing
+    client_start: Callable[[State, State], State] = keep_state
+    client_update: Callable[[Step], State] = same_state
     additive: bool = True
     remembers: bool = False
+    once: tuple[str, ...] = ()
+    combinable: bool = True
     mixed: bool = False
-    notes: Callable[[Tree], list[str]] = lambda server: []
+    notes: Callable[[State], list[str]] = lambda server: []
+    metrics: Callable[[State], dict[str, float]] = lambda server: {}
+    #: What travels of an upload, if that is not the upload itself; see core/transforms.py.
+    encode: Callable[[Upload, Step], Upload] | None = None
+    decode: Callable[[Upload, State], Upload] | None = None
 
     def __post_init__(self) -> None:
-        if self.additive and self.remembers:
+        if self.additive and (self.remembers or self.once):
             raise ConfigError(
                 f"algorithm {self.name} cannot be both additive and remembers: latest uploads "
                 "must be kept singly"
             )
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a client keeps anything beside its model."""
+        return self.client_init is not keep_nothing
