@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import io
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from fedproto.core.csv_cells import write_csv
 from fedproto.core.files import write_atomically
 from fedproto.core.measurement import Measurement, measure_predictions
 from fedproto.errors import ConfigError, DataError, need
@@ -166,7 +166,8 @@ def write_answers(path: Path, answers: Sequence[dict[str, Any]], ways: Sequence[
     """Write one row per input to a CSV or Parquet file, which is replaced if it is there.
 
     The columns are `id`, `class` (the true one, if any is stated) and, for each way, its answer,
-    its probability and, by prototype, the distance.
+    its probability and, by prototype, the distance. In a CSV file, a name that a spreadsheet would
+    take for a formula gets an apostrophe before it.
     """
     columns = _make_columns(answers, ways)
     if path.suffix.lower() == ".parquet":
@@ -176,11 +177,8 @@ def write_answers(path: Path, answers: Sequence[dict[str, Any]], ways: Sequence[
         parquet.write_table(pyarrow.table(columns), buffer)
         write_atomically(path, buffer.getvalue())
         return
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    write_atomically(path, text.getvalue().encode())
+    rows = zip(*columns.values(), strict=True)
+    write_atomically(path, write_csv([list(columns), *rows]).encode())
 
 
 def _make_columns(answers: Sequence[dict[str, Any]], ways: Sequence[Way]) -> dict[str, list[Any]]:
