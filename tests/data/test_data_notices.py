@@ -9,8 +9,9 @@ from helpers.sources import build, refusal
 
 import fedproto
 from fedproto.config.settings import configure
+from fedproto.core.class_names import list_names
 from fedproto.data import Split
-from fedproto.data.shared.data_notices import describe_duplicates, list_names
+from fedproto.data.shared.data_notices import describe_duplicates
 from fedproto.runs.experiment import Experiment
 
 
@@ -227,5 +228,7 @@ def test_a_class_that_one_client_alone_has_is_said():
 
 
 def test_long_lists_are_cut():
-    assert list_names(["a", "b", "c"]) == "'a', 'b', 'c'"
-    assert list_names(list("abcdef")) == "'a', 'b', 'c' and 3 more"
+    assert list_names(["a", "b", "c"], 3) == "a, b, c"
+    assert list_names(list("abcdef"), 3) == "a, b, c and 3 more"
+    (notice,) = lonely({"Ulm": list("abc"), "Bonn": list("def")})
+    assert "6 classes have training rows with one client alone ('a', 'b', 'c' and 3 more)" in notice

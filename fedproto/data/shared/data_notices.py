@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from fedproto.data import Split
-
-MAX_LISTED = 3  # names in a sentence
 
 
 def describe_duplicates(where: str, train: Split, test: Split) -> list[str]:
@@ -40,14 +37,3 @@ def _list_rows(split: Split) -> list[bytes]:
     labels = split.y.astype(np.int64)
     pairs = zip(inputs, labels, strict=True)
     return [row.tobytes() + label.tobytes() for row, label in pairs]
-
-
-def list_names(names: Sequence[str]) -> str:
-    """Return names as text, at most three and the number of the others.
-
-    >>> list_names(["a", "b", "c", "d", "e"])
-    "'a', 'b', 'c' and 2 more"
-    """
-    listed = ", ".join(repr(name) for name in names[:MAX_LISTED])
-    others = len(names) - MAX_LISTED
-    return f"{listed} and {others} more" if others > 0 else listed
