@@ -1,4 +1,4 @@
-"""Sources made of the arrays of each client, as `fedproto.run(data=...)` takes them."""
+"""Sources made of the arrays of each client, as `fedproto.run(dataset=...)` takes them."""
 
 from __future__ import annotations
 
