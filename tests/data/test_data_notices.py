@@ -1,5 +1,6 @@
 """Sentences about data: what is refused, and what its owner is told."""
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -196,6 +197,18 @@ def test_duplicates_are_counted_as_by_pairs_of_rows():
     assert 0 < pairs < 15
     (notice,) = describe_duplicates("here", train, test)
     assert notice.startswith(f"here: {pairs} of 15 test rows equal a training row")
+
+
+def test_rows_are_compared_without_a_copy_of_them():
+    x = np.random.default_rng(0).normal(size=(200, 5000))
+    train = Split(x[::2], np.zeros(100, np.int64))
+    test = Split(x[::4], np.zeros(50, np.int64))
+    tracemalloc.start()
+    (notice,) = describe_duplicates("here", train, test)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert notice.startswith("here: 50 of 50 test rows")
+    assert peak < train.x.nbytes / 10
 
 
 # --- classes of one client alone
