@@ -102,6 +102,13 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     return _convert_scalar(name, value, kind)
 
 
+def names_file(kind: Any) -> bool:
+    """Return whether a type is `File`, or `File` or nothing."""
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        return any(names_file(each) for each in typing.get_args(kind))
+    return any(isinstance(mark, FilePath) for mark in typing.get_args(kind))
+
+
 def _convert_path(name: str, value: Any, kind: type) -> str:
     """Return a path, given as text or as a Path, as absolute text."""
     text = str(value) if isinstance(value, os.PathLike) else value
