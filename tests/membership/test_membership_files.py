@@ -2,14 +2,17 @@
 
 import pytest
 import torch
+from helpers.uploads import prototype_upload
 
 from fedproto.core import files
-from fedproto.core.types import Upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.errors import DataError, FedProtoError
 from fedproto.membership.membership import Membership
 from fedproto.runs.prototype_files import PROTOTYPES_FORMAT
 
+#: The names of the tensors of the members' uploads.
+SUMS = "uploads.prototypes/sums/prototypes"
+WEIGHT = "uploads.prototypes/weight"
 HEADER = {
     "classes": ["x", "y"],
     "algorithm": "fedproto(weighting=samples)",
@@ -22,8 +25,8 @@ def make_tensors():
     """Return the tensors of two members with two classes of three values each."""
     latest = LatestUploads(2)
     for number in range(2):
-        sums = {"prototypes": torch.full((2, 3), number + 1.0)}
-        latest.store_one(number, Upload(sums, {"weight": torch.ones(2)}), round=1)
+        upload = prototype_upload(torch.full((2, 3), number + 1.0), torch.ones(2))
+        latest.store_one(number, upload, round=1)
     tensors = {"prototypes": torch.ones(2, 3), "known": torch.ones(2)} | latest.export()
     return tensors | {"base": torch.zeros(2, 3), "base_known": torch.ones(2)}
 
@@ -82,10 +85,10 @@ def test_an_algorithm_from_outside_is_refused_before_it_is_imported(tmp_path) ->
 @pytest.mark.parametrize(
     ("tensors", "without", "sentence"),
     [
-        ({}, ("sums.prototypes",), "is corrupted"),
-        ({"weights.weight": torch.ones(2, 3)}, (), "is corrupted"),
-        ({"sums.prototypes": torch.ones(2, 2)}, (), "is corrupted"),
-        ({"sums.prototypes": torch.full((2, 2, 3), torch.nan)}, (), "values that are not finite"),
+        ({}, (SUMS,), "is corrupted"),
+        ({WEIGHT: torch.ones(2, 3)}, (), "is corrupted"),
+        ({SUMS: torch.ones(2, 2)}, (), "is corrupted"),
+        ({SUMS: torch.full((2, 2, 3), torch.nan)}, (), "values that are not finite"),
         ({}, ("base_known",), "its given prototypes are not those of its classes"),
         ({"base": torch.zeros(2, 4)}, (), "its given prototypes are not those of its classes"),
         ({"base_known": torch.ones(3)}, (), "its given prototypes are not those of its classes"),
