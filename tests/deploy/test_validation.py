@@ -10,10 +10,12 @@ import pytest
 import torch
 from helpers.deployment import (
     HOLDERS,
+    MODEL_WEIGHT,
     ROWS,
     SUMS,
     WEIGHT,
     WRONG_REPLIES,
+    check_all,
     make_reply,
     set_value,
     small_state,
@@ -29,7 +31,6 @@ from fedproto.deploy.member import train_round
 from fedproto.deploy.messages import (
     Message,
 )
-from fedproto.deploy.validation import check_reply
 from fedproto.errors import Refused
 
 BAD_NAMES = {
@@ -133,12 +134,12 @@ def test_a_value_at_a_limit_is_accepted_and_one_beyond_is_refused(tmp_path: Path
     expected = state.expect_replies(frozenset("a"))
     arrays = {SUMS: np.full((2, 4), 16, np.float32), WEIGHT: np.full(2, 8, np.float32)}
     good = Message(make_reply("a").header, make_reply("a").arrays | arrays)
-    check_reply("a", good, expected)
+    check_all("a", good, expected)
     for name, array in ((SUMS, set_value((0, 0), 16.1)), (WEIGHT, set_value(0, 8.1))):
         with pytest.raises(Refused):
-            check_reply("a", with_array(name, array)(good), expected)
+            check_all("a", with_array(name, array)(good), expected)
     with pytest.raises(Refused, match="3 classes"):
-        check_reply("a", with_classes(["x", "y", "z"])(good), expected)
+        check_all("a", with_classes(["x", "y", "z"])(good), expected)
 
 
 @pytest.mark.parametrize("kind", ["f2", "f4", "f8", ">f4", "longdouble"])
@@ -251,25 +252,25 @@ def test_weights_are_checked_like_prototypes(by_weight: str, make_deployment: An
     state = deployment.state()
     good = train_round(state.make_request("a"), deployment.members["a"])
     expected = state.expect_replies(frozenset("a"))
-    check_reply("a", good, expected)
-    first = next(name for name in good.arrays if name.startswith("value."))
+    check_all("a", good, expected)
+    first = next(name for name in good.arrays if name.startswith("model/value."))
     wrong: dict[str, Callable[[np.ndarray], Any]] = {
         first: lambda v: v.reshape(-1),
-        WEIGHT: lambda v: v[None],
+        MODEL_WEIGHT: lambda v: v[None],
     }
     for name, change in wrong.items():
         with pytest.raises(Refused):
-            check_reply("a", with_array(name, change)(good), expected)
+            check_all("a", with_array(name, change)(good), expected)
     for value in (np.nan, np.inf, 1e30):
         with pytest.raises(Refused):
-            check_reply("a", with_array(first, set_value(..., value))(good), expected)
+            check_all("a", with_array(first, set_value(..., value))(good), expected)
         with pytest.raises(Refused):
-            check_reply("a", with_array(WEIGHT, set_value(..., value))(good), expected)
+            check_all("a", with_array(MODEL_WEIGHT, set_value(..., value))(good), expected)
     for value in (0, -1, 1e9):
         with pytest.raises(Refused):
-            check_reply("a", with_array(WEIGHT, set_value(..., value))(good), expected)
+            check_all("a", with_array(MODEL_WEIGHT, set_value(..., value))(good), expected)
     with pytest.raises(Refused):
-        check_reply(
+        check_all(
             "a",
             Message(good.header, {n: v for n, v in good.arrays.items() if n != first}),
             expected,
