@@ -12,7 +12,7 @@ from helpers.tiny import ALGORITHMS, build, experiment, send, step
 
 from fedproto.core import rng
 from fedproto.core.local_training import train
-from fedproto.core.tensors import flatten_upload, stack_uploads, sum_uploads
+from fedproto.core.tensors import flatten_state, flatten_upload, stack_uploads, sum_uploads
 from fedproto.core.types import Group, Task
 from fedproto.errors import ConfigError
 
@@ -40,9 +40,10 @@ def start(name, **options):
 def uploads_of(algorithm, server, *clients):
     """The stacked uploads of clients given as (params, number of samples)."""
     received = send(algorithm, server, torch.ones(2))
+    kept = algorithm.client_init(PARAMS, TASK)
     return stack_uploads(
         [
-            algorithm.upload(step(params, received, X[:count], Y[:count]))
+            algorithm.upload(step(params, received, X[:count], Y[:count], state=kept))
             for params, count in clients
         ]
     )
@@ -55,7 +56,9 @@ def prototypes(rows, known=(1.0, 1.0)):
     }
 
 
-@pytest.mark.parametrize("name", ["local", "fedavg", "fedper", "fedrep", "fesem"])
+@pytest.mark.parametrize(
+    "name", ["local", "fedavg", "fedper", "fedrep", "fesem", "lg-fedavg", "fedavgm", "fedadam"]
+)
 def test_plain_methods_minimise_the_cross_entropy(name):
     terms = build(name).loss(step(PARAMS, {}, X, Y))
     assert terms.keys() == {"supervised"}
@@ -362,7 +365,8 @@ def test_fesem_waits_with_seeding_until_enough_clients_speak():
 
 def test_options_that_are_not_given_have_the_values_of_the_documentation():
     defaults = {}
-    for name in ("fedprox", "fesem", "fedper", "fedrep", "fedproto"):
+    names = ("fedprox", "fesem", "fedper", "fedrep", "fedproto", "lg_fedavg", "feddistill")
+    for name in (*names, "fedavgm", "fedadam"):
         module = importlib.import_module(f"fedproto.algorithms.{name}")
         parameters = inspect.signature(getattr(module, name)).parameters.values()
         defaults[name] = {parameter.name: parameter.default for parameter in parameters}
@@ -380,10 +384,14 @@ def test_options_that_are_not_given_have_the_values_of_the_documentation():
             "absent": "remember",
             "fixed": False,
         },
+        "lg_fedavg": {"personal": "body"},
+        "feddistill": {"gamma": 1.0, "distil": "mse"},
+        "fedavgm": {"server_lr": 1.0, "server_momentum": 0.9},
+        "fedadam": {"server_lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
     }
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "lg-fedavg"])
 def test_a_personal_layer_that_the_model_lacks_is_refused(name):
     sentence = "personal layer 'tail' is not in the model, whose layers are ['body', 'head']"
     with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
@@ -399,22 +407,28 @@ def test_an_algorithm_has_the_name_by_which_it_is_chosen(name):
 
 
 def first_step(name, extra=0, **options):
-    """A step of the tiny model with what the server would have sent after one round."""
+    """What a step of the tiny model needs, with what the server would have sent after one round.
+
+    It is the algorithm, what is received, what the client keeps, inputs and classes.
+    """
     algorithm, server = start(name, **options)
     if server:
         server = algorithm.aggregate(server, uploads_of(algorithm, server, *[(OTHER, 3)] * 3))
     received = send(algorithm, server, torch.ones(2))
     x = torch.cat([X, torch.full((extra, 2), 7.0, dtype=X.dtype)])
     y = torch.cat([Y, torch.ones(extra, dtype=torch.int64)])
-    return algorithm, received, x, y
+    kept = algorithm.client_init(PARAMS, TASK)
+    kept = {name: {key: value + 0.3 for key, value in tree.items()} for name, tree in kept.items()}
+    return algorithm, received, kept, x, y
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_gradient_of_the_loss_is_its_finite_difference(name):
-    algorithm, received, x, y = first_step(name)
+    algorithm, received, kept, x, y = first_step(name)
 
     def loss(w, v):
-        return sum(algorithm.loss(step({"body.w": w, "head.v": v}, received, x, y)).values())
+        params = {"body.w": w, "head.v": v}
+        return sum(algorithm.loss(step(params, received, x, y, state=kept)).values())
 
     leaves = tuple((value + 0.1).requires_grad_() for value in PARAMS.values())
     assert torch.autograd.gradcheck(loss, leaves)
@@ -423,7 +437,7 @@ def test_the_gradient_of_the_loss_is_its_finite_difference(name):
 @pytest.mark.parametrize("regularise", ["sample", "class"])
 @pytest.mark.parametrize("distance", [*BY_HAND, "cosine"])
 def test_the_gradient_of_every_fedproto_loss_is_its_finite_difference(distance, regularise):
-    algorithm, received, x, y = first_step("fedproto", distance=distance, regularise=regularise)
+    algorithm, received, _, x, y = first_step("fedproto", distance=distance, regularise=regularise)
 
     def loss(w):
         return sum(algorithm.loss(step(PARAMS | {"body.w": w}, received, x, y)).values())
@@ -436,9 +450,10 @@ def test_the_gradient_of_every_fedproto_loss_is_its_finite_difference(distance, 
     [(name, {}) for name in ALGORITHMS] + [("fedproto", {"regularise": "class"})],
 )
 def test_padding_changes_no_loss_no_upload(name, options):
-    algorithm, received, x, y = first_step(name, extra=2, **options)
+    algorithm, received, kept, x, y = first_step(name, extra=2, **options)
     mask = torch.tensor([1.0, 1, 1, 0, 0], dtype=x.dtype)
-    plain, padded = step(PARAMS, received, X, Y), step(PARAMS, received, x, y, mask)
+    plain = step(PARAMS, received, X, Y, state=kept)
+    padded = step(PARAMS, received, x, y, mask, kept)
     for key, value in algorithm.loss(plain).items():
         assert torch.allclose(algorithm.loss(padded)[key], value)
     ours = flatten_upload(algorithm.upload(padded))
@@ -461,6 +476,7 @@ def test_an_additive_server_needs_only_the_sum(name):
         algorithm.aggregate(server, uploads),
         algorithm.aggregate(server, sum_uploads(uploads)),
     )
+    one_by_one, at_once = flatten_state(one_by_one), flatten_state(at_once)
     assert all(torch.allclose(one_by_one[key], at_once[key]) for key in one_by_one)
 
 
@@ -486,16 +502,20 @@ def test_what_is_uploaded_is_what_is_shared(name):
 )
 def test_a_stack_of_clients_computes_what_each_computes_alone(name, options):
     """All client-side functions work under vmap, with gradients: stacks of clients need that."""
-    algorithm, received, x, y = first_step(name, **options)
+    algorithm, received, kept, x, y = first_step(name, **options)
     clients = [PARAMS, OTHER, {key: value - 0.5 for key, value in PARAMS.items()}]
     stacked = {key: torch.stack([params[key] for params in clients]) for key in PARAMS}
 
     def outputs(params):
-        now = step(algorithm.adopt(params, received), received, x, y)
-        gradient = torch.func.grad(lambda p: sum(algorithm.loss(step(p, received, x, y)).values()))(
-            params
-        )
-        return algorithm.loss(now), algorithm.upload(now), algorithm.predict(now), gradient
+        start = algorithm.client_start(kept, received)
+        now = step(algorithm.adopt(params, received), received, x, y, state=start)
+
+        def loss(params):
+            return sum(algorithm.loss(step(params, received, x, y, state=start)).values())
+
+        gradient = torch.func.grad(loss)(params)
+        results = algorithm.loss(now), algorithm.upload(now), algorithm.predict(now)
+        return *results, algorithm.client_update(now), gradient
 
     together = torch.vmap(outputs)(stacked)
     alone = [outputs(params) for params in clients]

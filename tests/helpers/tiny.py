@@ -68,8 +68,12 @@ def step(
     x: torch.Tensor,
     y: torch.Tensor,
     mask: torch.Tensor | None = None,
+    state: State | None = None,
 ) -> Step:
-    """A step of the smallest model: features = x W, logits = features V (`body.w`, `head.v`)."""
+    """A step of the smallest model: features = x W, logits = features V (`body.w`, `head.v`).
+
+    state  what the client keeps beside its model
+    """
     features = x @ params["body.w"]
     batch = Batch(x, y, torch.ones(len(y), dtype=x.dtype) if mask is None else mask)
-    return Step(params, features, features @ params["head.v"], batch, received)
+    return Step(params, features, features @ params["head.v"], batch, received, state or {})
