@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedproto.core.contract import check_declaration
 from fedproto.core.engine import errors_named
 from fedproto.core.federation import Federation
 from fedproto.core.tensors import (
@@ -51,7 +52,7 @@ class Progress:
             first = federation.members[0].initial
             server = algorithm.init(first, federation.task)
             check_server_state(server, "init")
-            layouts = algorithm.declare(first, federation.task)
+            layouts = check_declaration(algorithm, algorithm.declare(first, federation.task))
         progress = cls(server, Ledger(clients), LatestUploads(clients), layouts)
         progress.once_uploads = LatestUploads(clients)
         return progress
