@@ -153,6 +153,18 @@ MISTAKES = {
         "once=('statistics',), additive=False",
         "once names 'statistics', but the declared groups are: model$",
     ),
+    "a server that forgets a tensor": (
+        "aggregate=lambda server, uploads: {'head.fc3.bias': server['head.fc3.bias']}",
+        "aggregate must return a state like the one it is given: there is no body.fc1.bias$",
+    ),
+    "a server that changes a type": (
+        "aggregate=lambda server, uploads: {n: value.float() for n, value in server.items()}",
+        "aggregate must return a state like the one it is given: .* of torch.float32, where",
+    ),
+    "a server that keeps a number": (
+        "init=lambda params, task: BASE.init(params, task) | {'rounds': 0}",
+        "init must return a dict of tensors by name, but 'rounds' is int$",
+    ),
     "once as text": (
         "once='model', additive=False",
         "once must be a tuple of names of groups, not 'model'$",
