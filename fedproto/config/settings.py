@@ -41,7 +41,7 @@ ValidationFraction = Annotated[float, Bounds(0, 0.9)]
 class Config:
     """The complete configuration of a run.
 
-    The first five fields are choices of plug-ins with their options.
+    The first six fields are choices of plug-ins with their options.
     """
 
     dataset: tuple[Part, ...]
@@ -50,6 +50,8 @@ class Config:
     partition: Part
     #: Metrics beside those that every run has.
     metric: tuple[Part, ...] = ()
+    #: What the server makes of the uploads of a round: see core/combination.py.
+    combiner: Part = Part("sum")
     profile: Literal["paper", "released"] = "paper"
     #: None: DEFAULT_CLIENTS for nway and the package's data sets, else see runs/own_data.py.
     clients: Clients | None = None
@@ -164,6 +166,7 @@ DEFAULTS: dict[str, Any] = {
     "model": AUTO,
     "metric": "",
     "partition": AUTO,
+    "combiner": "sum",
 }
 
 
@@ -193,8 +196,9 @@ def configure(
         wanted.pop(key, None)
         wanted[key] = value
     chosen = {kind: parse_choices(kind, wanted.pop(kind)) for kind in plugins.FOLDERS}
-    if len(chosen["partition"]) > 1:
-        raise ConfigError("partition takes one choice, not a list")
+    for kind in ("partition", "combiner"):
+        if len(chosen[kind]) > 1:
+            raise ConfigError(f"{kind} takes one choice, not a list")
     if chosen["partition"][0].name == AUTO:
         chosen["partition"] = [_choose_partition(chosen, wanted)]
         wanted |= _choose_training(chosen, wanted)
@@ -217,6 +221,7 @@ def configure(
             model=tuple(completed["model"]),
             partition=completed["partition"][0],
             metric=tuple(completed["metric"]),
+            combiner=completed["combiner"][0],
             **run_values,
         )
         refuse_contradictions(config.rounds, config.warmup, config.class_weights, config.sampling)

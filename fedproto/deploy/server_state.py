@@ -57,7 +57,8 @@ class ServerState:
     def __init__(self, settings: ServerSettings, terms: TrainingTerms) -> None:
         self.settings = settings
         self.terms = terms
-        self.algorithm = terms.build()
+        algorithm = terms.build()
+        self.algorithm = settings.combine(algorithm)
         self.path = Path(settings.state) / STATE_FILE
         self.id = token_hex(8)  # distinguishes federations with the same members
         self.round = 0
@@ -66,7 +67,7 @@ class ServerState:
         self.registered: set[str] = set()  # names of keys, which a member without a key cannot use
         self.uploads = LatestUploads(0)  # by the members' numbers
         self.replies: dict[str, AcceptedReply] = {}  # of the round that is not closed yet
-        self.server, self.layout = start_server(self.algorithm, terms, settings, self.classes)
+        self.server, self.layout = start_server(algorithm, terms, settings, self.classes)
 
     # --- a round
 

@@ -47,6 +47,7 @@ FIXED_SETTINGS = {
     "absent",
     "algorithm",
     "clients",
+    "combiner",
     "dataset",
     "eval_every",
     "fixed",
