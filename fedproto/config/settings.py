@@ -31,6 +31,8 @@ from fedproto.config.options import (
 from fedproto.core.optimisers import OptimiserName, ScheduleName
 from fedproto.errors import ConfigError, unknown
 
+#: The combiner that leaves every algorithm as it is.
+SUM = Part("sum")
 #: Seeds that a 64-bit generator can tell apart.
 Seed = Annotated[int, Bounds(0, 2**63 - 1)]
 #: More would leave too little to train with.
@@ -51,7 +53,7 @@ class Config:
     #: Metrics beside those that every run has.
     metric: tuple[Part, ...] = ()
     #: What the server makes of the uploads of a round: see core/combination.py.
-    combiner: Part = Part("sum")
+    combiner: Part = SUM
     profile: Literal["paper", "released"] = "paper"
     #: None: DEFAULT_CLIENTS for nway and the package's data sets, else see runs/own_data.py.
     clients: Clients | None = None
@@ -166,7 +168,7 @@ DEFAULTS: dict[str, Any] = {
     "model": AUTO,
     "metric": "",
     "partition": AUTO,
-    "combiner": "sum",
+    "combiner": SUM.name,
 }
 
 

@@ -123,7 +123,7 @@ def test_few_uploads_of_krum_are_their_median() -> None:
 
 def test_the_geometric_median_of_a_triangle_is_its_fermat_point() -> None:
     corners = [[1.0, 0.0], [-0.5, math.sqrt(3) / 2], [-0.5, -math.sqrt(3) / 2]]
-    shifted = np.array(corners) + [5.0, -3.0]
+    shifted = np.array(corners) + np.array([5.0, -3.0])
     assert value_of(geometric_median(), shifted) == pytest.approx([5.0, -3.0], abs=1e-9)
 
 
