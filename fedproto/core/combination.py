@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedproto.core.tensors import map_group
 from fedproto.core.types import Algorithm, Group, State, Task, Tree, Upload
 from fedproto.errors import ConfigError
 
@@ -109,9 +110,7 @@ def _row_shapes(group: Group) -> dict[str, tuple[int, ...]]:
 
 def sum_group(group: Group) -> Group:
     """Return the sum over the uploads, with a leading axis of 1."""
-    sums = {name: value.sum(0, keepdim=True) for name, value in group.sums.items()}
-    counts = {name: value.sum(0, keepdim=True) for name, value in group.counts.items()}
-    return Group(sums, group.weight.sum(0, keepdim=True), counts)
+    return map_group(group, lambda value: value.sum(0, keepdim=True))
 
 
 def combine_rows(name: str, rule: Rule, needs: int = 1) -> Combiner:
