@@ -46,7 +46,7 @@ def flip_values(name: str, reply: Message, round: int) -> list[Message]:
     if name != "a":
         return [reply]
     flipped = {
-        key: -array if key.startswith("value.") else array for key, array in reply.arrays.items()
+        key: -array if "value." in key else array for key, array in reply.arrays.items()
     }
     return [Message(reply.header, flipped)]
 
