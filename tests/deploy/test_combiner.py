@@ -45,9 +45,7 @@ def flip_values(name: str, reply: Message, round: int) -> list[Message]:
     """Return the reply; that of the member a has all its values with the other sign."""
     if name != "a":
         return [reply]
-    flipped = {
-        key: -array if "value." in key else array for key, array in reply.arrays.items()
-    }
+    flipped = {key: -array if "value." in key else array for key, array in reply.arrays.items()}
     return [Message(reply.header, flipped)]
 
 
