@@ -19,12 +19,14 @@ LISTS = {
     "models": "model",
     "partitions": "partition",
     "metrics": "metric",
+    "combiners": "combiner",
 }
 
 
 def list_plugins(
     kind: Annotated[
-        str | None, typer.Argument(help="algorithms, datasets, models, partitions or metrics [all]")
+        str | None,
+        typer.Argument(help="algorithms, datasets, models, partitions, metrics, combiners [all]"),
     ] = None,
 ) -> None:
     """Show the names that can be used, with their options."""

@@ -26,6 +26,7 @@ FOLDERS = {
     "model": "models",
     "partition": "partitions",
     "metric": "metrics",
+    "combiner": "combiners",
 }
 
 #: kind -> module and class of what its plug-ins return
@@ -35,6 +36,7 @@ RETURNS = {
     "model": ("torch.nn", "Module"),
     "partition": ("collections.abc", "Sequence"),
     "metric": ("numbers", "Real"),
+    "combiner": ("fedproto.core.combination", "Combiner"),
 }
 
 
