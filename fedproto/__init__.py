@@ -13,7 +13,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedproto.config.plugin_trust import trust_plugins
     from fedproto.core.rounds import RoundResult
-    from fedproto.core.types import Algorithm, Batch, Phase, Step, Task, Tree, Upload
+    from fedproto.core.types import (
+        Algorithm,
+        Batch,
+        Group,
+        GroupLayout,
+        Phase,
+        Recipient,
+        State,
+        Step,
+        Task,
+        Tree,
+        Upload,
+        per_class,
+        per_client,
+    )
     from fedproto.errors import (
         ConfigError,
         DataError,
@@ -40,12 +54,16 @@ __all__ = [
     "ConfigError",
     "DataError",
     "FedProtoError",
+    "Group",
+    "GroupLayout",
     "Joined",
     "MissingExtra",
     "Phase",
+    "Recipient",
     "Result",
     "RoundResult",
     "RunFolderError",
+    "State",
     "Step",
     "SweptRun",
     "Task",
@@ -55,6 +73,8 @@ __all__ = [
     "extend",
     "join",
     "members",
+    "per_class",
+    "per_client",
     "resume",
     "run",
     "stream",

@@ -129,6 +129,10 @@ def run(
         str | None,
         _flag("metric", "NAME", "further metrics: average-precision, matthews, mine:function, ..."),
     ] = None,
+    combiner: Annotated[
+        str | None,
+        _flag("combiner", "NAME", "sum, median, trimmed-mean, krum or geometric-median [sum]"),
+    ] = None,
     baselines: Annotated[
         bool, typer.Option("--baselines", help="also train locally, and on the pooled rows")
     ] = False,
@@ -182,6 +186,7 @@ def run(
         "select_by": select_by,
         "patience": patience,
         "metric": metric,
+        "combiner": combiner,
         "baselines": "true" if baselines else None,
         "checkpoint_every": checkpoint_every,
         "data_dir": data_dir,

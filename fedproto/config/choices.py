@@ -46,9 +46,12 @@ def parse_choice(kind: str, value: Any) -> Part:
 
 def _check_part(kind: str, part: Part) -> Part:
     """Refuse a count where it has no meaning, and make a path after the colon absolute."""
-    if part.count is not None and kind in ("algorithm", "partition", "metric"):
+    if part.count is not None and kind in ("algorithm", "partition", "metric", "combiner"):
         raise ConfigError(f"{kind} {str(part)!r}: a count has no meaning here")
     base, colon, argument = part.name.partition(":")
+    hyphenated = base.replace("_", "-")
+    if not colon and hyphenated in plugins.names(kind):
+        return replace(part, name=hyphenated)  # as plug-ins are called: `trimmed-mean`
     if not colon or base not in plugins.names(kind):
         return part
     return replace(part, name=f"{base}:{_resolve_argument(kind, base, argument)}")

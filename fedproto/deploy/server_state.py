@@ -70,7 +70,8 @@ class ServerState:
     def __init__(self, settings: ServerSettings, terms: TrainingTerms) -> None:
         self.settings = settings
         self.terms = terms
-        self.algorithm = terms.build()
+        algorithm = terms.build()
+        self.algorithm = settings.combine(algorithm)
         self.path = Path(settings.state) / STATE_FILE
         self.id = token_hex(8)  # distinguishes federations with the same members
         self.round = 0
@@ -80,7 +81,7 @@ class ServerState:
         self.uploads = LatestUploads(0)  # by the members' numbers
         self.once_uploads = LatestUploads(0)  # of the groups that are sent once
         self.replies: dict[str, AcceptedReply] = {}  # of the round that is not closed yet
-        self.start = start_server(self.algorithm, terms, settings, self.classes)
+        self.start = start_server(algorithm, terms, settings, self.classes)
         self.layouts = self.start.declare(max(1, len(self.classes)))
         self.messages = self.start.describe_messages(len(self.classes))
         self.server = self.start.init(len(self.classes))

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedproto.config import plugins
 from fedproto.config.choices import PYTHON, has_own_data
+from fedproto.config.composition import build_algorithm
 from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
 from fedproto.config.settings import Config, configure
@@ -85,7 +86,7 @@ class Experiment:
                 share it.
             names: what the clients are called, where the data does not say it.
         """
-        algorithm = plugins.build("algorithm", config.algorithm)
+        algorithm = build_algorithm(config.algorithm, config.combiner)
         loaded = {} if loaded is None else loaded
         federation, config = build_federation(config, algorithm, data, modules, loaded, names)
         return cls.share_engine([config], algorithm, [federation])[0]
@@ -98,7 +99,7 @@ class Experiment:
 
         They may differ in `sweep.STACKED_SETTINGS`.
         """
-        algorithm = plugins.build("algorithm", configs[0].algorithm)
+        algorithm = build_algorithm(configs[0].algorithm, configs[0].combiner)
         loaded = {} if loaded is None else loaded
         federations = []
         complete_configs = []

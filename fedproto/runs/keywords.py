@@ -19,6 +19,7 @@ class RunSettings(TypedDict, total=False):
 
     metric: str  # ''
     partition: str  # auto
+    combiner: str  # sum
     profile: Literal["paper", "released"]  # paper
     clients: int | None  # None
     rounds: int  # 100
@@ -151,7 +152,24 @@ class PartitionOptions(TypedDict, total=False):
     ways: int | None  # None
 
 
+class CombinerOptions(TypedDict, total=False):
+    """Options of the combiners."""
+
+    attackers: int | None  # None
+    chosen: int  # 1
+    fraction: float  # 0.1
+    iterations: int  # 100
+    smoothing: float  # 1e-06
+    weighted: bool  # True
+
+
 class RunKeywords(
-    RunSettings, AlgorithmOptions, DatasetOptions, ModelOptions, PartitionOptions, total=False
+    RunSettings,
+    AlgorithmOptions,
+    DatasetOptions,
+    ModelOptions,
+    PartitionOptions,
+    CombinerOptions,
+    total=False,
 ):
     """Every keyword of `fedproto.run` beside its named parameters."""
