@@ -16,12 +16,14 @@ LISTS = {
     "models": "model",
     "partitions": "partition",
     "metrics": "metric",
+    "transforms": "transform",
 }
 
 
 def list_plugins(
     kind: Annotated[
-        str | None, typer.Argument(help="algorithms, datasets, models, partitions or metrics [all]")
+        str | None,
+        typer.Argument(help="algorithms, datasets, models, partitions, metrics, transforms [all]"),
     ] = None,
 ) -> None:
     """Show the names that can be used, with their options."""

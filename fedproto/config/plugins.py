@@ -26,6 +26,7 @@ FOLDERS = {
     "model": "models",
     "partition": "partitions",
     "metric": "metrics",
+    "transform": "transforms",
 }
 
 #: kind -> module and class of what its plug-ins return
@@ -35,6 +36,7 @@ RETURNS = {
     "model": ("torch.nn", "Module"),
     "partition": ("collections.abc", "Sequence"),
     "metric": ("numbers", "Real"),
+    "transform": ("fedproto.core.transforms", "Transform"),
 }
 
 
@@ -179,6 +181,15 @@ _ALGORITHM_ARGUMENTS = {
     "predict": ("step",),
     "notes": ("server",),
 }
+#: The same of a transform: see `core.transforms.Transform`.
+_TRANSFORM_ARGUMENTS = {
+    "encode": ("values", "context"),
+    "decode": ("values", "side", "shapes"),
+    "check": ("values", "side", "shapes"),
+    "server": ("state", "uploads", "context"),
+    "init": ("task",),
+    "metrics": ("state",),
+}
 
 
 def _call_outside(
@@ -206,6 +217,8 @@ def _check_outside(kind: str, name: str, built: Any) -> None:
     _check_type(kind, name, built)
     if kind == "algorithm":
         _check_algorithm(name, built)
+    if kind == "transform":
+        _check_transform(name, built)
     if kind == "dataset":  # a trusted source says which models suit it, and may bring its own
         for model in (built.model, built.mixed_model):
             trust_chosen({"model": model})
@@ -238,6 +251,23 @@ def _check_algorithm(name: str, algorithm: Any) -> None:
         raise ConfigError(
             f"algorithm {name!r}: collects must be {accepted}, not {algorithm.collects!r}"
         )
+
+
+def _check_transform(name: str, transform: Any) -> None:
+    """Refuse a transform whose fields cannot be used as they will be."""
+    for field, arguments in _TRANSFORM_ARGUMENTS.items():
+        function = getattr(transform, field)
+        if function is None and field in ("encode", "server"):
+            continue
+        _check_function(f"transform {name!r}: {field}", function, arguments)
+    if not isinstance(transform.name, str) or not transform.name.strip():
+        raise ConfigError(
+            f"transform {name!r} must have a name that is text, not {transform.name!r}"
+        )
+    if transform.encode is None and transform.server is None:
+        raise ConfigError(f"transform {name!r} has neither a client part nor a server part")
+    if transform.needs not in ("sum", "each"):
+        raise ConfigError(f"transform {name!r}: needs must be sum or each, not {transform.needs!r}")
 
 
 def _check_function(where: str, function: Any, arguments: tuple[str, ...]) -> None:

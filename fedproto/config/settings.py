@@ -41,7 +41,7 @@ ValidationFraction = Annotated[float, Bounds(0, 0.9)]
 class Config:
     """The complete configuration of a run.
 
-    The first five fields are choices of plug-ins with their options.
+    The first six fields are choices of plug-ins with their options.
     """
 
     dataset: tuple[Part, ...]
@@ -50,6 +50,8 @@ class Config:
     partition: Part
     #: Metrics beside those that every run has.
     metric: tuple[Part, ...] = ()
+    #: What is done to uploads before they travel, in this order: see core/transforms.py.
+    transform: tuple[Part, ...] = ()
     profile: Literal["paper", "released"] = "paper"
     #: None: DEFAULT_CLIENTS for nway and the package's data sets, else see runs/own_data.py.
     clients: Clients | None = None
@@ -163,6 +165,7 @@ DEFAULTS: dict[str, Any] = {
     "algorithm": "fedproto",
     "model": AUTO,
     "metric": "",
+    "transform": "",
     "partition": AUTO,
 }
 
@@ -217,6 +220,7 @@ def configure(
             model=tuple(completed["model"]),
             partition=completed["partition"][0],
             metric=tuple(completed["metric"]),
+            transform=tuple(completed["transform"]),
             **run_values,
         )
         refuse_contradictions(config.rounds, config.warmup, config.class_weights, config.sampling)

@@ -18,6 +18,7 @@ class RunSettings(TypedDict, total=False):
     """Settings of the run itself; `algorithm`, `dataset` and `model` are parameters of `run`."""
 
     metric: str  # ''
+    transform: str  # ''
     partition: str  # auto
     profile: Literal["paper", "released"]  # paper
     clients: int | None  # None
@@ -149,7 +150,21 @@ class PartitionOptions(TypedDict, total=False):
     ways: int | None  # None
 
 
+class TransformOptions(TypedDict, total=False):
+    """Options of the transforms."""
+
+    bits: int  # 8
+    fraction: float  # 0.1
+    norm: float  # 1.0
+
+
 class RunKeywords(
-    RunSettings, AlgorithmOptions, DatasetOptions, ModelOptions, PartitionOptions, total=False
+    RunSettings,
+    AlgorithmOptions,
+    DatasetOptions,
+    ModelOptions,
+    PartitionOptions,
+    TransformOptions,
+    total=False,
 ):
     """Every keyword of `fedproto.run` beside its named parameters."""
