@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedproto.config.plugin_trust import trust_plugins
     from fedproto.core.rounds import RoundResult
+    from fedproto.core.transforms import Encoded, Transform
     from fedproto.core.types import Algorithm, Batch, Phase, Step, Task, Tree, Upload
     from fedproto.errors import (
         ConfigError,
@@ -39,6 +40,7 @@ __all__ = [
     "Classifier",
     "ConfigError",
     "DataError",
+    "Encoded",
     "FedProtoError",
     "Joined",
     "MissingExtra",
@@ -50,6 +52,7 @@ __all__ = [
     "SweptRun",
     "Task",
     "TrainingError",
+    "Transform",
     "Tree",
     "Upload",
     "extend",
@@ -65,10 +68,12 @@ __all__ = [
 
 _HOMES = {
     "Classifier": "inference.classifier",
+    "Encoded": "core.transforms",
     "Joined": "membership.join",
     "Result": "runs.result",
     "RoundResult": "core.rounds",
     "SweptRun": "runs.sweeping",
+    "Transform": "core.transforms",
     "extend": "membership.api",
     "join": "membership.join",
     "members": "membership.api",

@@ -113,7 +113,7 @@ def test_nothing_follows_codes(after):
 
 
 def test_a_transform_with_a_side_is_used_once():
-    with pytest.raises(ConfigError, match="transform top-k appears twice.*'a/index': use it once"):
+    with pytest.raises(ConfigError, match=r"transform top-k appears twice.*'a/index': use it once"):
         transformed([top_k(), top_k()], ROWS)
 
 

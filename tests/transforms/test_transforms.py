@@ -187,7 +187,8 @@ def test_a_row_without_weight_stays_inert(chain):
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 def test_a_model_without_weight_stays_inert(chain):
     received = {"bias": torch.tensor([5.0, 6.0]), "weight": torch.tensor([[7.0], [8.0]])}
-    group = Group({name: torch.zeros_like(value) for name, value in received.items()}, torch.zeros(()))
+    nothing = {name: torch.zeros_like(value) for name, value in received.items()}
+    group = Group(nothing, torch.zeros(()))
     arrived = round_trip(chain, MODEL, group, received)
     for sums in arrived.sums.values():
         assert not sums.any()
@@ -203,7 +204,9 @@ def test_a_stack_of_clients_sends_what_each_sends_alone(chain):
         values = torch.randn(3, 4, generator=generator)
         groups.append(Group({"prototypes": values * weight[:, None]}, weight))
         steps.append(closing_step(key=rng.key(0, "step", 1, client)))
-    alone = [send(chain, PROTOTYPES, group, step=step) for group, step in zip(groups, steps, strict=True)]
+    alone = [
+        send(chain, PROTOTYPES, group, step=step) for group, step in zip(groups, steps, strict=True)
+    ]
     sums = torch.stack([group.sums["prototypes"] for group in groups])
     weights = torch.stack([group.weight for group in groups])
     keys = torch.stack([step.key for step in steps])
