@@ -175,8 +175,8 @@ def write_page(measured: dict[str, Any]) -> str:
         "Seeds were fixed in advance; the last round is reported. The federations of a study have",
         "the same clients, rows, initial weights and batches; only what clients upload differs.",
         "Accuracies are in percent, means over clients and seeds ± the half-width of the 95%",
-        "interval over seeds; differences to float32 are paired by seed. Bytes are the messages that all clients",
-        "upload per round, weights, scales, places and row numbers included.",
+        "interval over seeds; differences to float32 are paired by seed. Bytes are the messages",
+        "that all clients upload per round; weights, scales, places and row numbers included.",
         "",
         f"![accuracy against bytes]({NAME}.png)",
     ]
