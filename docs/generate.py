@@ -201,7 +201,8 @@ def _syntax(kind: str) -> list[str]:
     return [
         "Options are written in parentheses behind the name, with `--set OPTION=VALUE`",
         f"(`--set {kind}.OPTION=VALUE` if the name alone is ambiguous), or in a table",
-        f"`[{kind}]` of the file, which has the key `name`.",
+        f"`[{kind}]` of the file, which has the key `name`. In parentheses, a value with a comma,",
+        "a bracket or a quote is quoted.",
     ]
 
 

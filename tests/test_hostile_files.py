@@ -26,6 +26,8 @@ from fedproto.config.config_file import read_tables
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
 from fedproto.core.class_names import class_name, describe_similar_names, is_plain, normalise_name
+from fedproto.core.csv_cells import make_harmless
+from fedproto.core.csv_cells import write_csv as as_csv
 from fedproto.core.types import Tree, Upload
 from fedproto.data import DataFolders, Source, Split, from_arrays
 from fedproto.data.cifar10 import read_batch
@@ -36,8 +38,6 @@ from fedproto.membership.contribution import Contribution
 from fedproto.membership.membership import Membership
 from fedproto.models import load_body
 from fedproto.partitions.file import hash_partition, read_partition
-from fedproto.report.cells import make_harmless
-from fedproto.report.cells import write_csv as as_csv
 from fedproto.report.figures.figure import finish_figure, make_panel
 from fedproto.report.groups import group_runs
 from fedproto.report.read import read_run

@@ -23,7 +23,7 @@ from fedproto.core.types import Upload
 from fedproto.deploy.messages import (
     Message,
 )
-from fedproto.deploy.outliers import Amounts, _medians_of_others, find_outliers
+from fedproto.deploy.outliers import Amounts, _compare, _medians_of_others, find_outliers
 from fedproto.deploy.settings import (
     ServerSettings,
 )
@@ -241,3 +241,16 @@ def test_a_reply_is_compared_with_what_absent_members_sent_before(tmp_path: Path
     assert state.replies == {}
     assert state.members["a"].refused == 1
     assert state.make_request("a").header["refused"] == reasons["a"]
+
+
+def test_a_norm_is_compared_with_the_same_class_and_a_count_with_the_usual_one_too() -> None:
+    """Ten is usual for x, but ten times as large as anybody's y."""
+    others = {name: Amounts({"x": 10.0, "y": 1.0}, {"x": 200.0, "y": 1.0}) for name in "abc"}
+    liar = Amounts({"x": 10.0, "y": 10.0}, {"x": 200.0, "y": 200.0})
+    reasons = find_outliers(others | {"d": liar}, {}, ServerSettings(max_count_ratio=2))
+    assert list(reasons) == ["d"]
+    assert reasons["d"].startswith("the norm of class 'y' is about 10 times the median")
+
+
+def test_the_ratio_is_zero_where_there_is_nothing_to_compare_with() -> None:
+    assert _compare({"a": {"x": 3.0}}, rare_is_suspicious=True) == {"a": {"x": 0.0}}

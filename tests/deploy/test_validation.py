@@ -388,3 +388,43 @@ def test_a_refusal_says_what_is_wrong_with_the_names(names, sentence, tmp_path: 
     asked = state.expect_replies(frozenset("abc"))
     with pytest.raises(Refused, match=f"^{sentence}"):
         state.accept_reply("a", with_classes(names)(make_reply("a")), asked)
+
+
+def reply_of(sums: list[float], weights: list[float], rows: list[int]) -> Message:
+    """Return a reply with the same number in all four places of a prototype."""
+    values = np.array(sums, np.float32)[:, None].repeat(4, 1)
+    arrays = {
+        ROWS: np.array(rows, np.int32),
+        WEIGHT: np.array(weights, np.float32),
+        SUMS: values,
+    }
+    names = ["x", "y", "z"][: len(sums)]
+    return Message({"member": "a", "round": 1, "spoken": names}, arrays)
+
+
+def test_each_row_is_divided_by_its_own_weight_and_judged_alone(tmp_path: Path) -> None:
+    """The order of the arrays does not matter, and numbers of rows have no limit of their own."""
+    expected = small_state(tmp_path, max_norm=2.0).expect_replies(frozenset("a"))
+    check_reply("a", reply_of([200.0, 1.0], [100.0, 1.0], [5, 9]), expected)
+    for sums in ([250.0, 0.0], [0.0, 2.5]):
+        with pytest.raises(Refused, match=r"value.prototypes has a root mean square of 2.5;"):
+            check_reply("a", reply_of(sums, [100.0, 1.0], [5, 9]), expected)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 8.5])
+def test_a_refusal_says_which_weights_are_accepted(weight: float, tmp_path: Path) -> None:
+    expected = small_state(tmp_path, max_count=8.0).expect_replies(frozenset("a"))
+    reply = reply_of([0.0, 0.0], [1.0, weight], [0, 1])
+    with pytest.raises(Refused, match="it has a weight that is not above 0 and at most 8"):
+        check_reply("a", reply, expected)
+
+
+def test_a_refusal_names_the_array_and_says_what_is_wrong_with_the_rows(tmp_path: Path) -> None:
+    expected = small_state(tmp_path).expect_replies(frozenset("a"))
+    good = reply_of([1.0, 1.0], [1.0, 1.0], [0, 1])
+    more = Message(good.header, good.arrays | {"value.more": good.arrays[SUMS]})
+    with pytest.raises(Refused, match=r"'value\.more' is missing or unknown"):
+        check_reply("a", more, expected)
+    for rows in ([0, 0], [-1, 0]):
+        with pytest.raises(Refused, match="it names a row twice, or a row below 0"):
+            check_reply("a", reply_of([1.0, 1.0], [1.0, 1.0], rows), expected)

@@ -3,12 +3,16 @@
 import pytest
 import torch
 
+from fedproto.config.settings import configure
 from fedproto.core import files
 from fedproto.core.types import Upload
 from fedproto.core.uploads import LatestUploads
-from fedproto.errors import DataError, FedProtoError
+from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
+from fedproto.membership import membership as membership_module
+from fedproto.membership.contribution import Contribution
 from fedproto.membership.membership import Membership
-from fedproto.runs.prototype_files import PROTOTYPES_FORMAT
+from fedproto.runs.folder import RunFolder
+from fedproto.runs.prototype_files import PROTOTYPES, PROTOTYPES_FORMAT
 
 HEADER = {
     "classes": ["x", "y"],
@@ -85,6 +89,17 @@ def test_an_algorithm_from_outside_is_refused_before_it_is_imported(tmp_path) ->
         ({}, ("sums.prototypes",), "is corrupted"),
         ({"weights.weight": torch.ones(2, 3)}, (), "is corrupted"),
         ({"sums.prototypes": torch.ones(2, 2)}, (), "is corrupted"),
+        (
+            {"weights.weight": torch.ones(2, 3), "sums.prototypes": torch.ones(2, 3, 3)},
+            (),
+            "its uploads are not those of its classes",
+        ),
+        ({"last": torch.zeros(2, dtype=torch.int64)}, (), "it holds no uploads of prototypes"),
+        (
+            {"sums.others": torch.ones(2, 2, 3)},
+            ("sums.prototypes",),
+            "it holds no uploads of prototypes",
+        ),
         ({"sums.prototypes": torch.full((2, 2, 3), torch.nan)}, (), "values that are not finite"),
         ({}, ("base_known",), "its given prototypes are not those of its classes"),
         ({"base": torch.zeros(2, 4)}, (), "its given prototypes are not those of its classes"),
@@ -96,6 +111,9 @@ def test_an_algorithm_from_outside_is_refused_before_it_is_imported(tmp_path) ->
         "no sums",
         "another class",
         "two axes",
+        "all of another class",
+        "no uploads",
+        "sums of something else",
         "not finite",
         "no base_known",
         "base of another size",
@@ -107,3 +125,68 @@ def test_an_algorithm_from_outside_is_refused_before_it_is_imported(tmp_path) ->
 def test_changed_tensors_are_refused(tensors, without, sentence, tmp_path) -> None:
     with pytest.raises(DataError, match=sentence):
         load(tmp_path, tensors=tensors, without=without)
+
+
+def test_an_algorithm_that_needs_single_uploads_gets_them(tmp_path, monkeypatch) -> None:
+    membership = load(tmp_path)
+    summed = membership.prototypes().values
+    monkeypatch.setattr(membership_module, "SUMMED_ALGORITHMS", ())
+    assert torch.equal(membership.prototypes().values, summed)
+
+
+def test_newcomers_are_numbered_one_after_the_other(tmp_path) -> None:
+    membership = load(tmp_path)
+    for name in ("n", "m"):
+        upload = Upload({"prototypes": torch.ones(1, 3)}, {"weight": torch.ones(1)})
+        membership = membership.with_member(Contribution(name, ("x",), upload))
+    assert membership.members == {"b": 0, "a": 1, "n": 2, "m": 3}
+    assert membership.uploads.last_round.tolist() == [1, 1, 1, 1]
+
+
+# --- a run folder
+
+
+class FolderWithCheckpoint(RunFolder):
+    """A run folder whose checkpoint holds what `make_tensors` returns about uploads, no more."""
+
+    def load_checkpoint(self):
+        needed = ("sums.prototypes", "weights.weight", "last")
+        tensors = make_tensors()
+        return 1, {name: tensors[name] for name in needed}
+
+
+def make_folder(path, algorithm="fedproto"):
+    """Return a run folder with a complete config.toml and prototypes of two classes."""
+    (config,) = configure({"dataset": "digits"})
+    text = config.toml().replace('name = "fedproto"', f'name = "{algorithm}"')
+    (path / "config.toml").write_text(text)
+    tensors = {"prototypes": torch.ones(2, 3), "known": torch.ones(2)}
+    files.write_tensors(path / PROTOTYPES, tensors, PROTOTYPES_FORMAT, {"classes": ["x", "y"]})
+    return FolderWithCheckpoint(path)
+
+
+def test_a_checkpoint_needs_nothing_but_the_uploads(tmp_path) -> None:
+    membership = Membership.of(make_folder(tmp_path))
+    assert membership.members == {"0": 0, "1": 1}
+    assert membership.algorithm.options["weighting"] == "samples"
+    assert membership.prototypes().values.tolist() == [[1.5] * 3] * 2
+
+
+def test_the_run_of_a_newcomer_is_refused(tmp_path) -> None:
+    folder = make_folder(tmp_path)
+    config = tmp_path / "config.toml"
+    config.write_text(config.read_text().replace("fixed = false", "fixed = true"))
+    with pytest.raises(RunFolderError, match="is the run of a newcomer that joined a federation"):
+        Membership.of(folder)
+
+
+def test_an_algorithm_from_outside_in_a_run_folder_is_refused_before_it_is_imported(
+    tmp_path,
+) -> None:
+    with pytest.raises(FedProtoError, match="evil"):
+        membership_module._read_algorithm(make_folder(tmp_path, "evil:run"))
+
+
+def test_an_algorithm_with_a_count_in_a_run_folder_is_refused(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"^algorithm 'fedproto\*2': a count has no meaning"):
+        membership_module._read_algorithm(make_folder(tmp_path, "fedproto*2"))
