@@ -214,12 +214,12 @@ def write_table(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 def draw(measured: dict[str, Any]) -> bytes:
     """Return the figure: accuracy against bytes per round, one panel per study."""
-    from fedproto.plots.marks import format_bytes
+    from fedproto.plots.labels import format_bytes
     from fedproto.plots.style import colour_at, figure_style, make_panels, marker_at, save_png
 
     studies = measured["studies"]
     with figure_style():
-        canvas, panels = make_panels(3.6 * len(studies), 3.4, columns=len(studies))
+        canvas, panels = make_panels(3.8 * len(studies), 4.2, columns=len(studies))
         for axes, (title, study) in zip(panels, studies.items(), strict=True):
             main = main_accuracy(study["runs"])
             for position, arm in enumerate(study["runs"]):
@@ -235,11 +235,13 @@ def draw(measured: dict[str, Any]) -> bytes:
                     linestyle="none",
                     label=f"{arm}: {format_bytes(summary['bytes'])}",
                 )
-            axes.set_xscale("log")
             axes.set_title(title)
-            axes.set_xlabel("bytes uploaded per round, all clients")
+            axes.set_xlabel("uploaded per round, all clients")
             axes.set_ylabel(f"accuracy, {SHOWN[main]} (%)")
-            axes.legend(loc="best")
+            axes.set_xlim(left=0)
+            axes.locator_params(axis="x", nbins=5)
+            axes.xaxis.set_major_formatter(lambda count, _: format_bytes(count))
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
         return save_png(canvas)
 
 
