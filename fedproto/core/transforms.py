@@ -38,12 +38,22 @@ class Context(NamedTuple):
     key: Tensor  # () randomness of (seed, round, client), of this group and this transform
     received: State  # what the server sent this client
 
+    @property
+    def row_axes(self) -> int:
+        """The number of leading axes over rows: 1, or 0 if there is one weight per client."""
+        return count_row_axes(self.layout)
+
 
 class ServerContext(NamedTuple):
     """What the server part of a transform may know."""
 
     layouts: Mapping[str, GroupLayout]  # of every group
     key: Tensor  # () randomness of (seed, number of aggregations so far), of this transform
+
+
+def count_row_axes(layout: GroupLayout) -> int:
+    """Return the number of axes of a group's weight."""
+    return 0 if layout.per == "client" else 1
 
 
 class Encoded(NamedTuple):
@@ -148,7 +158,7 @@ class _Chain:
     @classmethod
     def trace(cls, group: str, layout: GroupLayout, transforms: Sequence[Transform]) -> _Chain:
         """Return the chain of a group, whose shapes are found by encoding one row of zeros."""
-        rows = (1,) if layout.rows else ()
+        rows = (1,) * count_row_axes(layout)
         values = {name: torch.zeros(rows + tuple(layout.shapes[name])) for name in layout.shapes}
         received = dict(values)
         side: Tree = {}
@@ -166,7 +176,7 @@ class _Chain:
             values = encoded.values
             side |= encoded.side
         wire = values | side
-        if layout.rows:
+        if rows:
             wire = {name: value[0] for name, value in wire.items()}
         return cls(group, layout, tuple(stages), wire)
 
@@ -204,7 +214,7 @@ class _Chain:
 
     def check(self, wire: Group) -> None:
         """Raise ValueError if a group that came from anybody cannot be decoded."""
-        axes = 1 if self.layout.rows else 0  # deployed, the number of rows may grow
+        axes = count_row_axes(self.layout)  # deployed, the number of rows may grow
         if wire.weight.dim() != axes:
             raise ValueError(f"its weight has {wire.weight.dim()} axes, where {axes} is wanted")
         for name in sorted(self.wire.keys() ^ wire.sums.keys()):
@@ -256,7 +266,7 @@ def _values_of(group: Group) -> Tree:
 
 def _row_shapes(values: Tree, layout: GroupLayout) -> Shapes:
     """Return the shapes of one row of each tensor."""
-    start = 1 if layout.rows else 0
+    start = count_row_axes(layout)
     return {name: tuple(value.shape[start:]) for name, value in values.items()}
 
 

@@ -14,4 +14,4 @@ from torch import Tensor
 
 def flatten_rows(value: Tensor, rows: int) -> Tensor:
     """Return a tensor with its axes behind the first `rows` ones made one."""
-    return value.reshape(*value.shape[:rows], -1)
+    return value.flatten(rows) if value.dim() > rows else value[..., None]

@@ -16,8 +16,9 @@ def clip(*, norm: PositiveFloat = 1.0) -> Transform:
     """
 
     def encode(values: Tree, context: Context) -> Encoded:
-        rows = 1 if context.layout.rows else 0
-        squares = [flatten_rows(value, rows).square().sum(-1) for value in values.values()]
+        squares = [
+            flatten_rows(value, context.row_axes).square().sum(-1) for value in values.values()
+        ]
         length = torch.stack(squares).sum(0).sqrt()
         factor = norm / length.clamp(min=norm)
         clipped = {}

@@ -24,11 +24,10 @@ def quantise(*, bits: int = 8) -> Transform:
     levels = 2 ** (bits - 1) - 1
 
     def encode(values: Tree, context: Context) -> Encoded:
-        rows = 1 if context.layout.rows else 0
         travelling: Tree = {}
         scales: Tree = {}
         for name, value in values.items():
-            flat = flatten_rows(value, rows)
+            flat = flatten_rows(value, context.row_axes)
             scale = _largest(flat)
             draws = rng.uniform(rng.fold(context.key, name).to(flat.device), flat.numel())
             codes = _round(flat, scale, draws.reshape(flat.shape), levels)
@@ -90,5 +89,5 @@ def _unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
     high = packed // 16
     codes = torch.stack([low, high], -1).to(torch.int8) - 8
     count = torch.Size(shape).numel()
-    flat = codes.reshape(*packed.shape[:-1], -1)[..., :count]
-    return flat.reshape(*packed.shape[:-1], *shape)
+    flat = codes.flatten(-2)[..., :count]
+    return flat.reshape((*packed.shape[:-1], *shape))

@@ -15,11 +15,10 @@ def top_k(*, fraction: PositiveFraction = 0.1) -> Transform:
     """
 
     def encode(values: Tree, context: Context) -> Encoded:
-        rows = 1 if context.layout.rows else 0
         kept: Tree = {}
         places: Tree = {}
         for name, value in values.items():
-            flat = flatten_rows(value, rows)
+            flat = flatten_rows(value, context.row_axes)
             count = min(flat.shape[-1], max(1, round(fraction * flat.shape[-1])))
             # Stable, so that every engine and device chooses the same of equal values.
             order = flat.abs().argsort(dim=-1, descending=True, stable=True)
@@ -34,7 +33,7 @@ def top_k(*, fraction: PositiveFraction = 0.1) -> Transform:
             rows = value.shape[:-1]
             index = side[f"{name}/index"].long()
             flat = value.new_zeros(*rows, torch.Size(shapes[name]).numel())
-            decoded[name] = flat.scatter(-1, index, value).reshape(*rows, *shapes[name])
+            decoded[name] = flat.scatter(-1, index, value).reshape((*rows, *shapes[name]))
         return decoded
 
     def check(values: Tree, side: Tree, shapes: Shapes) -> None:

@@ -191,6 +191,28 @@ def test_rows_that_did_not_travel_are_not_checked():
     assert not algorithm.decode({"own": wire}, {})["own"].sums["a"][1].any()
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_an_upload_without_rows_is_decoded(bits):
+    chain = [clip(), top_k(fraction=0.5), quantise(bits=bits)]
+    algorithm = transformed(chain, ROWS)
+    group = Group({"a": torch.zeros(0, 4)}, torch.zeros(0), {"holders": torch.zeros(0)})
+    wire = algorithm.encode({"own": group}, closing_step())
+    algorithm.check(wire)
+    assert algorithm.decode(wire, {})["own"].sums["a"].shape == (0, 4)
+
+
+@pytest.mark.parametrize("per", ["client", "class"])
+def test_tensors_without_axes_and_without_values_travel(per):
+    layout = GroupLayout({"single": (), "empty": (0, 3)}, per, rows=2 if per == "class" else 0)
+    rows = (2,) if per == "class" else ()
+    sums = {"single": torch.full(rows, 6.0), "empty": torch.zeros(*rows, 0, 3)}
+    group = Group(sums, torch.full(rows, 2.0))
+    for chain in ([clip(norm=9.0)], [quantise()], [quantise(bits=4)], [top_k(), quantise()]):
+        arrived = round_trip(chain, layout, group)
+        assert torch.equal(arrived.sums["single"], group.sums["single"])
+        assert arrived.sums["empty"].shape == (*rows, 0, 3)
+
+
 # --- the server parts
 
 
