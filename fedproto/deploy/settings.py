@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedproto.config import plugins
-from fedproto.config.choices import AUTO, complete, parse_choice
+from fedproto.config.choices import AUTO, complete, parse_choice, parse_choices
 from fedproto.config.config_file import read_tables
 from fedproto.config.options import (
     Bounds,
@@ -39,7 +39,8 @@ from fedproto.core.class_names import normalise_name
 from fedproto.core.client_names import MAX_NAME_CHARACTERS, is_chosen_name
 from fedproto.core.local_training import Training
 from fedproto.core.optimisers import Optimiser, OptimiserName, RateSchedule, ScheduleName
-from fedproto.core.types import Algorithm
+from fedproto.core.transforms import with_transforms
+from fedproto.core.types import Algorithm, GroupLayout
 from fedproto.errors import ConfigError, shown, unknown
 
 #: Ends the sentence that refuses a member's name or site.
@@ -57,6 +58,7 @@ class TrainingTerms:
     """How all members of a federation train; the server states it in every request."""
 
     algorithm: str = "fedproto"
+    transform: str = ""  # what is done to uploads before they travel; see docs/transforms.md
     dim: Annotated[int, Bounds(0, 10**6)] = 50  # values of a prototype; 0: that of the models
     batch: Samples = 8
     lr: PositiveFloat = 0.01
@@ -102,6 +104,21 @@ class TrainingTerms:
                 "it runs in the simulator only"
             )
         return algorithm
+
+    def transform_parts(self) -> list[Part]:
+        """Return the names of the transforms with all their options, in order."""
+        parts = parse_choices("transform", self.transform)
+        return [complete("transform", part, {}, {}) for part in parts]
+
+    def transform_uploads(
+        self, algorithm: Algorithm, layouts: Mapping[str, GroupLayout]
+    ) -> Algorithm:
+        """Return the algorithm with its uploads transformed; ConfigError if that does not fit.
+
+        `layouts` is what the algorithm declares.
+        """
+        transforms = [plugins.build("transform", part) for part in self.transform_parts()]
+        return with_transforms(algorithm, transforms, layouts)
 
 
 @dataclass(frozen=True)
@@ -302,6 +319,10 @@ def split_run_config(config: Mapping[str, Any], where: str) -> tuple[ServerSetti
     settings = parse_settings(ServerSettings, for_server, where)
     terms = parse_settings(TrainingTerms, for_members, where)
     refuse_contradictions(settings.rounds, settings.warmup, terms.class_weights, terms.sampling)
-    chosen = {"algorithm": terms.algorithm, "model": settings.model}
+    chosen = {
+        "algorithm": terms.algorithm,
+        "model": settings.model,
+        "transform": terms.transform,
+    }
     _trust_if_allowed(chosen, settings.trust_plugins, where)
     return settings, terms
