@@ -339,7 +339,7 @@ def _with_server_parts(
     layouts: Mapping[str, GroupLayout],
 ) -> Algorithm:
     """Return the algorithm whose uploads pass through the server parts before `aggregate`."""
-    parts = {}
+    parts: dict[str, Transform] = {}
     for position, transform in enumerate(transforms):
         if transform.server is not None:
             _refuse_unmet_need(algorithm, transform, list(parts.values()))
