@@ -45,6 +45,7 @@ RUN_MEANINGS = {
     "class_weights": "`balanced`: a sample counts the more, the rarer its class is with the client",
     "sampling": "`balanced`: an epoch has equally many rows of all classes of the client",
     "epochs": "local epochs per round",
+    "local_steps": "batches of every client per round, in place of `epochs`",
     "last_batch": "keep or drop the partial batch at the end of an epoch; "
     "`auto` drops it for models with batch normalisation",
     "dim": "length of the prototypes, to which built-in models project; a model of your own must "
@@ -304,6 +305,14 @@ def _api_section(name: str, value: Any) -> list[str]:
             "```",
             "",
             "Tensors by name: a model, or what travels.",
+        ]
+    if name == "Upload":
+        return [
+            "```text",
+            "Upload = dict[str, Group]",
+            "```",
+            "",
+            "What a client sends: groups of weighted sums by name.",
         ]
     if inspect.isclass(value) and issubclass(value, Exception):
         sentence = f"Exception, subclass of `{value.__base__.__name__}`. {_own_docstring(value)}"

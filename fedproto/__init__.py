@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     from fedproto.config.plugin_trust import trust_plugins
     from fedproto.core.rounds import RoundResult
     from fedproto.core.transforms import Encoded, Transform
-    from fedproto.core.types import Algorithm, Batch, Phase, Step, Task, Tree, Upload
+    from fedproto.core.types import (
+        Algorithm,
+        Batch,
+        Group,
+        GroupLayout,
+        Phase,
+        Recipient,
+        Step,
+        Task,
+        Tree,
+        Upload,
+    )
     from fedproto.errors import (
         ConfigError,
         DataError,
@@ -42,9 +53,12 @@ __all__ = [
     "DataError",
     "Encoded",
     "FedProtoError",
+    "Group",
+    "GroupLayout",
     "Joined",
     "MissingExtra",
     "Phase",
+    "Recipient",
     "Result",
     "RoundResult",
     "RunFolderError",

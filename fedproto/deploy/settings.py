@@ -34,7 +34,7 @@ from fedproto.config.options import (
     parse,
     words,
 )
-from fedproto.config.settings import Seed, refuse_contradictions
+from fedproto.config.settings import Seed, refuse_contradictions, two_lengths
 from fedproto.core.class_names import normalise_name
 from fedproto.core.client_names import MAX_NAME_CHARACTERS, is_chosen_name
 from fedproto.core.local_training import Training
@@ -69,6 +69,7 @@ class TrainingTerms:
     class_weights: Literal["none", "balanced"] = "none"
     sampling: Literal["shuffle", "balanced"] = "shuffle"
     epochs: Rounds = 1
+    local_steps: Annotated[int, Bounds(0, 10**7)] = 0  # batches per member and round; 0: `epochs`
     last_batch: Literal["auto", "keep", "drop"] = "auto"
     seed: Seed = 0
 
@@ -84,6 +85,7 @@ class TrainingTerms:
             Optimiser(self.optimiser, self.weight_decay, self.clip_norm),
             class_weights=self.class_weights,
             sampling=self.sampling,
+            local_steps=self.local_steps or None,
         )
 
     def part(self) -> Part:
@@ -319,6 +321,8 @@ def split_run_config(config: Mapping[str, Any], where: str) -> tuple[ServerSetti
     settings = parse_settings(ServerSettings, for_server, where)
     terms = parse_settings(TrainingTerms, for_members, where)
     refuse_contradictions(settings.rounds, settings.warmup, terms.class_weights, terms.sampling)
+    if terms.local_steps and terms.epochs > 1:
+        raise two_lengths(terms.local_steps, terms.epochs)
     chosen = {
         "algorithm": terms.algorithm,
         "model": settings.model,

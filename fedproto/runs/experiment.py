@@ -365,6 +365,7 @@ def _training_of(config: Config) -> Training:
         RateSchedule(config.schedule, config.warmup, config.rounds),
         config.class_weights,
         config.sampling,
+        config.local_steps,
     )
 
 

@@ -519,7 +519,7 @@ def test_a_configuration_written_out_says_everything(tmp_path: Path) -> None:
             assert {f"{kind}.{name}" for name in one.options} <= set(written)
     # Those that are none.
     unsaid = {"dim", "data_dir", "initial", "prototypes", "stack", "workers"}
-    unsaid |= {"validation", "patience"}
+    unsaid |= {"validation", "patience", "local_steps"}
     assert RUN_FIELDS - unsaid <= set(written)
 
 
@@ -614,3 +614,34 @@ def test_texts_left_to_fedproto_are_trained_with_adam(
     assert (config.optimiser, config.lr, config.rounds) == expected
     (from_set,) = configure({}, settings)
     assert (from_set.optimiser, from_set.lr, from_set.rounds) == expected
+
+
+# --- local steps
+
+
+def test_local_steps_stand_in_a_configuration_file_in_place_of_epochs() -> None:
+    (config,) = configure({"local_steps": "10"})
+    assert config.local_steps == 10
+    tables = tomllib.loads(config.toml())
+    assert tables["local_steps"] == 10 and "epochs" not in tables
+    assert configure(flatten_tables(tables, "config.toml")) == [config]
+    (plain,) = configure({})
+    assert plain.local_steps is None and "local_steps" not in tomllib.loads(plain.toml())
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_local_steps_beside_epochs_are_refused(epochs: int) -> None:
+    message = rf"^local_steps \(10\) and epochs \({epochs}\) both say .* leave one of them out$"
+    with pytest.raises(ConfigError, match=message):
+        configure({"local_steps": 10, "epochs": epochs})
+    with pytest.raises(ConfigError, match=message):
+        configure({"epochs": epochs}, {"run.local_steps": "10"})
+    (config,) = configure({"local_steps": 10, "epochs": epochs}, {"local_steps": "none"})
+    assert (config.local_steps, config.epochs) == (None, epochs)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "x", "1e9", 10**12])
+def test_a_number_of_local_steps_that_cannot_be_is_refused(value: Any) -> None:
+    accepted = "a whole number( of at least 1 and at most 10000000)?"
+    with pytest.raises(ConfigError, match=f"^local_steps must be {accepted}, not {value!r}$"):
+        configure({"local_steps": value})

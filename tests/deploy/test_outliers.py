@@ -1,7 +1,7 @@
 """Replies that are too large beside those of the other members."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from fedproto.deploy.settings import (
 from fedproto.deploy.status import read_status
 
 
-def amounts(norm: float = 1.0, count: float = 20.0, classes: str = "xyz") -> Amounts:
+def amounts(norm: float = 1.0, count: float = 20.0, classes: Iterable[str] = "xyz") -> Amounts:
     return Amounts(dict.fromkeys(classes, norm), dict.fromkeys(classes, count))
 
 
@@ -254,3 +254,10 @@ def test_a_norm_is_compared_with_the_same_class_and_a_count_with_the_usual_one_t
 
 def test_the_ratio_is_zero_where_there_is_nothing_to_compare_with() -> None:
     assert _compare({"a": {"x": 3.0}}, rare_is_suspicious=True) == {"a": {"x": 0.0}}
+
+
+def test_a_long_class_name_is_shortened_in_a_reason() -> None:
+    name = "w" * 59  # with its quotation marks, one character more than is shown
+    same = {each: amounts(classes=[name]) for each in "abc"}
+    reasons = find_outliers(same | {"d": amounts(10.0, classes=[name])}, {}, ServerSettings())
+    assert reasons["d"].startswith(f"the norm of class '{'w' * 56}... is about 10 times")

@@ -73,10 +73,14 @@ def test_every_round_gives_the_simulators_numbers(
 
 @pytest.mark.parametrize(
     ("algorithm", "balance"),
-    [("fedproto", {"sampling": "balanced"}), ("fedrep", {"class_weights": "balanced"})],
+    [
+        ("fedproto", {"sampling": "balanced"}),
+        ("fedrep", {"class_weights": "balanced"}),
+        ("fedproto", {"local_steps": 5}),
+    ],
 )
 def test_members_are_told_how_to_train_and_the_rate_of_the_round(
-    algorithm: str, balance: dict[str, str], make_deployment: Any, member_files: dict[str, Any]
+    algorithm: str, balance: dict[str, Any], make_deployment: Any, member_files: dict[str, Any]
 ) -> None:
     """The server's schedule reaches the members as the rate of each request."""
     told = {"optimiser": "adamw", "weight_decay": 0.1, "clip_norm": 0.5, "lr": 0.02, **balance}

@@ -128,6 +128,8 @@ def test_the_run_config_is_split_and_checked() -> None:
         ({"rounds": 0}, "rounds"),
         ({"lr": 0}, "lr"),
         ({"quorum": "x"}, "quorum"),
+        ({"local-steps": -1}, "local_steps must be a whole number of at least 0"),
+        ({"local-steps": 5, "epochs": 2}, r"local_steps \(5\) and epochs \(2\) both say"),
     ):
         with pytest.raises(ConfigError, match=says):
             split_run_config(bad, "here")

@@ -251,6 +251,31 @@ def test_a_state_that_lacks_tensors_is_refused(lost: tuple[str, ...], tmp_path: 
         small_state(tmp_path).load()
 
 
+def test_uploads_over_other_classes_are_refused(tmp_path: Path) -> None:
+    state = small_state(tmp_path)
+    accept_classes(state, "a", ["x"])
+    state.close_round()
+    state.save()
+    tensors, header = read_state(state.path)
+    shorter = {
+        "sums.prototypes": tensors["sums.prototypes"][:, :2],
+        "weights.weight": tensors["weights.weight"][:, :2],
+    }
+    stated = {key: header[key] for key in KEYS}
+    write_tensors(state.path, tensors | shorter, STATE_FORMAT, stated)
+    with pytest.raises(
+        RunFolderError, match=r"corrupted: its uploads are not those of its classes$"
+    ):
+        small_state(tmp_path).load()
+
+
+def test_the_refusal_of_another_algorithm_says_what_to_do(tmp_path: Path) -> None:
+    small_state(tmp_path).save()
+    other = small_state(tmp_path, "fedproto(lam=0.5)")
+    with pytest.raises(RunFolderError, match=r"not to fedproto\(.*\): name another state$"):
+        other.load()
+
+
 def test_only_tensors_with_rows_are_padded() -> None:
     """Where weights travel, a value without axes, such as a count of batches, has no rows."""
     assert _pad_like(torch.ones(1), torch.zeros(3)).tolist() == [1, 0, 0]

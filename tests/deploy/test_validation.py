@@ -428,3 +428,42 @@ def test_a_refusal_names_the_array_and_says_what_is_wrong_with_the_rows(tmp_path
     for rows in ([0, 0], [-1, 0]):
         with pytest.raises(Refused, match="it names a row twice, or a row below 0"):
             check_reply("a", reply_of([1.0, 1.0], [1.0, 1.0], rows), expected)
+
+
+SENTENCES: dict[str, tuple[Callable[[Message], Message], str]] = {
+    "sender": (with_header(member="c"), "it claims to be from 'c', but a sent it"),
+    "round": (with_header(round=2), "it is of round 2, but this is round 1"),
+    "shape": (
+        with_array(SUMS, lambda value: np.ones((2, 5), np.float32)),
+        "value.prototypes is float32 of shape (2, 5) instead of float32 of shape (2, 4)",
+    ),
+    "rows": (with_array(ROWS, np.zeros_like), "it names a row twice, or a row below 0"),
+    "count": (
+        with_array(WEIGHT, lambda value: value + np.float32(1)),
+        "extra.weight is not 1, although every member counts once",
+    ),
+    "long name": (
+        with_header(spoken=["x", "w" * 59]),
+        f"it has the class '{'w' * 56}..., which is not a class of this federation, "
+        "and new classes are not accepted",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SENTENCES)
+def test_a_refusal_is_one_whole_sentence(what: str, tmp_path: Path) -> None:
+    change, sentence = SENTENCES[what]
+    state = small_state(tmp_path, "fedproto(weighting=uniform)")
+    good = reply_of([1.0, 1.0], [1.0, 1.0], [0, 1])
+    with pytest.raises(Refused) as refused:
+        check_reply("a", change(good), state.expect_replies(frozenset("a")))
+    assert str(refused.value) == sentence
+
+
+def test_a_reply_of_somebody_who_was_not_asked_is_refused_in_one_whole_sentence(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(Refused) as refused:
+        check_reply("a", make_reply("a"), small_state(tmp_path).expect_replies(frozenset("b")))
+    reason = "the sender was not sampled this round or has already replied"
+    assert str(refused.value) == f"unexpected reply: {reason}"

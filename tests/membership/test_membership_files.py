@@ -62,6 +62,7 @@ def test_a_key_that_is_missing_is_named(key, tmp_path) -> None:
     [
         ({"algorithm": 5}, "its algorithm is not text"),
         ({"algorithm": "fedproto(lam"}, "is corrupted: "),
+        ({"classes": ["x", "x"]}, "names no classes, or one twice"),
         ({"members": ["b", "a"]}, "its members are not those of its uploads"),
         ({"members": {"b": 0}}, "its members are not those of its uploads"),
         ({"members": {"b": 0, "a": 2}}, "its members are not those of its uploads"),
@@ -74,12 +75,12 @@ def test_a_key_that_is_missing_is_named(key, tmp_path) -> None:
     ids=str,
 )
 def test_a_changed_header_is_refused(header, sentence, tmp_path) -> None:
-    with pytest.raises(DataError, match=sentence):
+    with pytest.raises(DataError, match=rf"members\.safetensors.*{sentence}"):
         load(tmp_path, header)
 
 
 def test_an_algorithm_from_outside_is_refused_before_it_is_imported(tmp_path) -> None:
-    with pytest.raises(FedProtoError, match="evil"):
+    with pytest.raises(FedProtoError, match=r"members\.safetensors.*evil"):
         load(tmp_path, {"algorithm": "evil:run"})
 
 
@@ -123,7 +124,7 @@ def test_an_algorithm_from_outside_is_refused_before_it_is_imported(tmp_path) ->
     ],
 )
 def test_changed_tensors_are_refused(tensors, without, sentence, tmp_path) -> None:
-    with pytest.raises(DataError, match=sentence):
+    with pytest.raises(DataError, match=rf"members\.safetensors.*{sentence}"):
         load(tmp_path, tensors=tensors, without=without)
 
 
@@ -141,6 +142,30 @@ def test_newcomers_are_numbered_one_after_the_other(tmp_path) -> None:
         membership = membership.with_member(Contribution(name, ("x",), upload))
     assert membership.members == {"b": 0, "a": 1, "n": 2, "m": 3}
     assert membership.uploads.last_round.tolist() == [1, 1, 1, 1]
+
+
+def test_a_name_that_is_taken_is_refused_with_what_to_do(tmp_path) -> None:
+    upload = Upload({"prototypes": torch.ones(1, 3)}, {"weight": torch.ones(1)})
+    advice = "give the newcomer another name, or remove the member first"
+    with pytest.raises(DataError, match=f"^there is a member 'a' already: {advice}$"):
+        load(tmp_path).with_member(Contribution("a", ("x",), upload))
+
+
+def test_finite_values_whose_sum_is_infinite_are_refused(tmp_path) -> None:
+    largest = torch.full((1, 3), torch.finfo(torch.float32).max)
+    membership = load(tmp_path).with_member(
+        Contribution("n", ("x",), Upload({"prototypes": largest}, {"weight": torch.ones(1)}))
+    )
+    again = Contribution("m", ("x",), Upload({"prototypes": largest}, {"weight": torch.ones(1)}))
+    sentence = "the upload of 'm' is too large: with it the prototypes are not finite"
+    with pytest.raises(DataError, match=f"^{sentence}$"):
+        membership.with_member(again)
+
+
+def test_given_prototypes_take_the_type_of_the_uploads(tmp_path) -> None:
+    given = {"base": torch.zeros(2, 3).double(), "base_known": torch.ones(2).double()}
+    prototypes = load(tmp_path, tensors=given).prototypes()
+    assert (prototypes.values.dtype, prototypes.known.dtype) == (torch.float32, torch.float32)
 
 
 # --- a run folder
@@ -176,17 +201,44 @@ def test_the_run_of_a_newcomer_is_refused(tmp_path) -> None:
     folder = make_folder(tmp_path)
     config = tmp_path / "config.toml"
     config.write_text(config.read_text().replace("fixed = false", "fixed = true"))
-    with pytest.raises(RunFolderError, match="is the run of a newcomer that joined a federation"):
+    with pytest.raises(
+        RunFolderError,
+        match=r"is the run of a newcomer.*; name the run of that federation instead$",
+    ):
         Membership.of(folder)
 
 
 def test_an_algorithm_from_outside_in_a_run_folder_is_refused_before_it_is_imported(
     tmp_path,
 ) -> None:
-    with pytest.raises(FedProtoError, match="evil"):
+    with pytest.raises(FedProtoError, match=r"config\.toml.*evil"):
         membership_module._read_algorithm(make_folder(tmp_path, "evil:run"))
 
 
 def test_an_algorithm_with_a_count_in_a_run_folder_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"^algorithm 'fedproto\*2': a count has no meaning"):
         membership_module._read_algorithm(make_folder(tmp_path, "fedproto*2"))
+
+
+def test_a_run_without_single_uploads_is_refused_with_what_is_needed(tmp_path) -> None:
+    folder = make_folder(tmp_path)
+    config = tmp_path / "config.toml"
+    config.write_text(config.read_text().replace('absent = "remember"', 'absent = "drop"'))
+    needed = "so nobody can join or leave it exactly: this needs a run of fedproto with absent="
+    with pytest.raises(RunFolderError, match=f"keeps no single uploads.*{needed}remember$"):
+        Membership.of(folder)
+
+
+def test_a_run_without_a_checkpoint_is_refused(tmp_path) -> None:
+    make_folder(tmp_path)
+    with pytest.raises(RunFolderError, match=r"has no checkpoint with its members' uploads$"):
+        Membership.of(RunFolder(tmp_path))
+
+
+def test_a_checkpoint_of_other_classes_is_refused(tmp_path) -> None:
+    folder = make_folder(tmp_path)
+    tensors = {"prototypes": torch.ones(3, 3), "known": torch.ones(3)}
+    header = {"classes": ["x", "y", "z"]}
+    files.write_tensors(tmp_path / PROTOTYPES, tensors, PROTOTYPES_FORMAT, header)
+    with pytest.raises(DataError, match=r"^the checkpoint of .*: its uploads are not those of"):
+        Membership.of(folder)
