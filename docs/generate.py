@@ -309,10 +309,10 @@ def _api_section(name: str, value: Any) -> list[str]:
     if name == "Upload":
         return [
             "```text",
-            "Upload = dict[str, Group]",
+            "Upload = dict[str, fedproto.core.types.Group]",
             "```",
             "",
-            "What a client sends: groups of weighted sums by name.",
+            "What a client sends: groups by name, each with a weight of its own.",
         ]
     if inspect.isclass(value) and issubclass(value, Exception):
         sentence = f"Exception, subclass of `{value.__base__.__name__}`. {_own_docstring(value)}"

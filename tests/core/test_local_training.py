@@ -83,7 +83,7 @@ def train_watched(run, algorithm="local", slow=False, **changes):
         return built.loss(step)
 
     server = built.init(member.initial, run.federation.task)
-    received = built.send(server, torch.ones(len(run.federation.classes)))
+    received = send(built, server, torch.ones(len(run.federation.classes)))
     training = replace(_training_of(run.config), **changes)
     watched = replace(built, loss=loss)
     local_training.train(member, watched, member.initial, received, training, ROUND, slow)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.uploads import closing_step, empty_algorithm, round_trip, send, transformed
+from helpers.transformed import closing_step, empty_algorithm, round_trip, send, transformed
 
 from fedproto.core.tensors import sum_uploads
 from fedproto.core.transforms import Encoded, Transform, with_transforms

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.deployment import (
+    MODEL_WEIGHT,
     SUMS,
     WEIGHT,
     make_reply,
@@ -19,7 +20,7 @@ from helpers.deployment import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedproto.core.types import Upload
+from fedproto.core.types import Group
 from fedproto.deploy.messages import (
     Message,
 )
@@ -137,8 +138,8 @@ def test_weights_are_judged_as_a_whole_without_running_statistics() -> None:
     def member(scale: float, statistics: float = 1.0, count: float = 30.0) -> Amounts:
         sums = {"fc.weight": torch.full((2, 3), scale), "fc.bias": torch.full((2,), scale)}
         sums["bn.running_var"] = torch.full((2,), statistics)
-        count_message_bytes = {name: value * count for name, value in sums.items()}
-        return Amounts.measure(Upload(count_message_bytes, {"weight": torch.tensor(count)}), [])
+        weighted = {name: value * count for name, value in sums.items()}
+        return Amounts.measure({"model": Group(weighted, torch.tensor(count))}, [])
 
     assert member(3.0).norms == {"": pytest.approx(3.0)} and member(3.0).counts == {"": 30.0}
     honest = {"a": member(1.0), "b": member(1.1), "c": member(0.9, 1e3)}
@@ -154,9 +155,8 @@ def test_weights_are_judged_as_a_whole_without_running_statistics() -> None:
 
 
 def test_amounts_are_measured_of_means_not_of_sums() -> None:
-    upload = Upload(
-        {"prototypes": torch.tensor([[6.0, 8.0], [0.0, 5.0]])}, {"weight": torch.tensor([2.0, 5.0])}
-    )
+    sums = {"prototypes": torch.tensor([[6.0, 8.0], [0.0, 5.0]])}
+    upload = {"prototypes": Group(sums, torch.tensor([2.0, 5.0]))}
     found = Amounts.measure(upload, ["x", "y"])
     assert found.norms == {"x": pytest.approx(12.5**0.5), "y": pytest.approx(0.5**0.5)}
     assert found.counts == {"x": 2.0, "y": 5.0}
@@ -202,7 +202,7 @@ def test_a_liar_where_weights_travel_changes_no_bit(algorithm: str, make_deploym
         return [times_all(reply) if name == "c" else reply]
 
     def times_all(reply: Message) -> Message:
-        big = {n: v * np.float32(10) for n, v in reply.arrays.items() if n != WEIGHT}
+        big = {n: v * np.float32(10) for n, v in reply.arrays.items() if n != MODEL_WEIGHT}
         return Message(reply.header, reply.arrays | big)
 
     deployment, silent = (

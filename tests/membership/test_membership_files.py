@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from helpers.uploads import prototype_upload
 
 from fedproto.config.settings import configure
 from fedproto.core import files
-from fedproto.core.types import Upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
 from fedproto.membership import membership as membership_module
@@ -14,6 +14,9 @@ from fedproto.membership.membership import Membership
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import PROTOTYPES, PROTOTYPES_FORMAT
 
+#: The names of the tensors of the members' uploads.
+SUMS = "uploads.prototypes/sums/prototypes"
+WEIGHT = "uploads.prototypes/weight"
 HEADER = {
     "classes": ["x", "y"],
     "algorithm": "fedproto(weighting=samples)",
@@ -26,8 +29,8 @@ def make_tensors():
     """Return the tensors of two members with two classes of three values each."""
     latest = LatestUploads(2)
     for number in range(2):
-        sums = {"prototypes": torch.full((2, 3), number + 1.0)}
-        latest.store_one(number, Upload(sums, {"weight": torch.ones(2)}), round=1)
+        upload = prototype_upload(torch.full((2, 3), number + 1.0), torch.ones(2))
+        latest.store_one(number, upload, round=1)
     tensors = {"prototypes": torch.ones(2, 3), "known": torch.ones(2)} | latest.export()
     return tensors | {"base": torch.zeros(2, 3), "base_known": torch.ones(2)}
 
@@ -87,21 +90,21 @@ def test_an_algorithm_from_outside_is_refused_before_it_is_imported(tmp_path) ->
 @pytest.mark.parametrize(
     ("tensors", "without", "sentence"),
     [
-        ({}, ("sums.prototypes",), "is corrupted"),
-        ({"weights.weight": torch.ones(2, 3)}, (), "is corrupted"),
-        ({"sums.prototypes": torch.ones(2, 2)}, (), "is corrupted"),
+        ({}, (SUMS,), "is corrupted"),
+        ({WEIGHT: torch.ones(2, 3)}, (), "is corrupted"),
+        ({SUMS: torch.ones(2, 2)}, (), "is corrupted"),
         (
-            {"weights.weight": torch.ones(2, 3), "sums.prototypes": torch.ones(2, 3, 3)},
+            {WEIGHT: torch.ones(2, 3), SUMS: torch.ones(2, 3, 3)},
             (),
             "its uploads are not those of its classes",
         ),
         ({"last": torch.zeros(2, dtype=torch.int64)}, (), "it holds no uploads of prototypes"),
         (
-            {"sums.others": torch.ones(2, 2, 3)},
-            ("sums.prototypes",),
+            {SUMS.replace("sums/prototypes", "sums/others"): torch.ones(2, 2, 3)},
+            (SUMS,),
             "it holds no uploads of prototypes",
         ),
-        ({"sums.prototypes": torch.full((2, 2, 3), torch.nan)}, (), "values that are not finite"),
+        ({SUMS: torch.full((2, 2, 3), torch.nan)}, (), "values that are not finite"),
         ({}, ("base_known",), "its given prototypes are not those of its classes"),
         ({"base": torch.zeros(2, 4)}, (), "its given prototypes are not those of its classes"),
         ({"base_known": torch.ones(3)}, (), "its given prototypes are not those of its classes"),
@@ -138,14 +141,14 @@ def test_an_algorithm_that_needs_single_uploads_gets_them(tmp_path, monkeypatch)
 def test_newcomers_are_numbered_one_after_the_other(tmp_path) -> None:
     membership = load(tmp_path)
     for name in ("n", "m"):
-        upload = Upload({"prototypes": torch.ones(1, 3)}, {"weight": torch.ones(1)})
+        upload = prototype_upload(torch.ones(1, 3), torch.ones(1))
         membership = membership.with_member(Contribution(name, ("x",), upload))
     assert membership.members == {"b": 0, "a": 1, "n": 2, "m": 3}
     assert membership.uploads.last_round.tolist() == [1, 1, 1, 1]
 
 
 def test_a_name_that_is_taken_is_refused_with_what_to_do(tmp_path) -> None:
-    upload = Upload({"prototypes": torch.ones(1, 3)}, {"weight": torch.ones(1)})
+    upload = prototype_upload(torch.ones(1, 3), torch.ones(1))
     advice = "give the newcomer another name, or remove the member first"
     with pytest.raises(DataError, match=f"^there is a member 'a' already: {advice}$"):
         load(tmp_path).with_member(Contribution("a", ("x",), upload))
@@ -154,9 +157,9 @@ def test_a_name_that_is_taken_is_refused_with_what_to_do(tmp_path) -> None:
 def test_finite_values_whose_sum_is_infinite_are_refused(tmp_path) -> None:
     largest = torch.full((1, 3), torch.finfo(torch.float32).max)
     membership = load(tmp_path).with_member(
-        Contribution("n", ("x",), Upload({"prototypes": largest}, {"weight": torch.ones(1)}))
+        Contribution("n", ("x",), prototype_upload(largest, torch.ones(1)))
     )
-    again = Contribution("m", ("x",), Upload({"prototypes": largest}, {"weight": torch.ones(1)}))
+    again = Contribution("m", ("x",), prototype_upload(largest, torch.ones(1)))
     sentence = "the upload of 'm' is too large: with it the prototypes are not finite"
     with pytest.raises(DataError, match=f"^{sentence}$"):
         membership.with_member(again)
@@ -175,7 +178,7 @@ class FolderWithCheckpoint(RunFolder):
     """A run folder whose checkpoint holds what `make_tensors` returns about uploads, no more."""
 
     def load_checkpoint(self):
-        needed = ("sums.prototypes", "weights.weight", "last")
+        needed = (SUMS, WEIGHT, "last")
         tensors = make_tensors()
         return 1, {name: tensors[name] for name in needed}
 

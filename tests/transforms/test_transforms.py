@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.uploads import closing_step, round_trip, send
+from helpers.transformed import closing_step, round_trip, send
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import vmap
