@@ -27,7 +27,9 @@ RUN_MEANINGS = {
     "same clients, while `fedproto.run` and an entry of a sweep take one",
     "model": "the model, or several with counts: `cnn*7,mlp*13`; `auto` is the data set's own",
     "metric": "metrics beside those that every run has, separated by commas",
-    "transform": "what is done to uploads before they travel, in this order, separated by commas",
+    "transform": "what is done to uploads before they travel, in this order: see "
+    "[transforms](transforms.md)",
+    "combiner": "what the server makes of the uploads of a round: see [combiners](combiners.md)",
     "partition": "how the data set is divided among clients; `auto`: `nway` for the data sets that "
     "come with the package, all rows of [data of your own](data.md)",
     "profile": "follow the paper's text, or its released code, where they differ",
@@ -161,6 +163,14 @@ OPTION_MEANINGS = {
         "norm": "largest L2 norm of a row",
         "bits": "of a code: 8 or 4",
         "fraction": "of the values of a tensor that travel",
+    },
+    "combiner": {
+        "fraction": "fraction of the uploads that is cut at each end of a coordinate",
+        "attackers": "wrong uploads to withstand, f; none: as many as the uploads allow",
+        "chosen": "uploads to average; more than 1 is Multi-Krum",
+        "weighted": "count an upload by its weight; false: all alike",
+        "smoothing": "ν, the least distance that counts",
+        "iterations": "steps of the search",
     },
 }
 

@@ -16,6 +16,7 @@ LISTS = {
     "models": "model",
     "partitions": "partition",
     "metrics": "metric",
+    "combiners": "combiner",
     "transforms": "transform",
 }
 
@@ -23,7 +24,9 @@ LISTS = {
 def list_plugins(
     kind: Annotated[
         str | None,
-        typer.Argument(help="algorithms, datasets, models, partitions, metrics, transforms [all]"),
+        typer.Argument(
+            help="algorithms, datasets, models, partitions, metrics, combiners, transforms [all]"
+        ),
     ] = None,
 ) -> None:
     """Show the names that can be used, with their options."""

@@ -51,8 +51,9 @@ def _check_part(kind: str, part: Part) -> Part:
     if part.count is not None and kind not in ("dataset", "model"):
         raise ConfigError(f"{kind} {str(part)!r}: a count has no meaning here")
     base, colon, argument = part.name.partition(":")
-    if not colon and base.replace("_", "-") in plugins.names(kind):
-        return replace(part, name=base.replace("_", "-"))  # top_k, as its function is called
+    hyphenated = base.replace("_", "-")
+    if not colon and hyphenated in plugins.names(kind):
+        return replace(part, name=hyphenated)  # as plug-ins are called: `trimmed-mean`
     if not colon or base not in plugins.names(kind):
         return part
     return replace(part, name=f"{base}:{_resolve_argument(kind, base, argument)}")

@@ -26,6 +26,7 @@ FOLDERS = {
     "model": "models",
     "partition": "partitions",
     "metric": "metrics",
+    "combiner": "combiners",
     "transform": "transforms",
 }
 
@@ -36,6 +37,7 @@ RETURNS = {
     "model": ("torch.nn", "Module"),
     "partition": ("collections.abc", "Sequence"),
     "metric": ("numbers", "Real"),
+    "combiner": ("fedproto.core.combination", "Combiner"),
     "transform": ("fedproto.core.transforms", "Transform"),
 }
 

@@ -345,6 +345,8 @@ def _with_server_parts(
             _refuse_unmet_need(algorithm, transform, list(parts.values()))
             parts[f"{position}-{transform.name}"] = transform
 
+    needs_each = any(part.needs == "each" for part in parts.values())
+
     def init(params: Tree, task: Task) -> State:
         states = {place: part.init(task) for place, part in parts.items()}
         kept = {
@@ -384,6 +386,7 @@ def _with_server_parts(
         aggregate=aggregate,
         notes=lambda server: algorithm.notes(hide_state(server)),
         metrics=metrics,
+        combinable=algorithm.combinable and not needs_each,
     )
 
 

@@ -80,7 +80,7 @@ class ServerState:
         self.once_uploads = LatestUploads(0)  # of the groups that are sent once
         self.replies: dict[str, AcceptedReply] = {}  # of the round that is not closed yet
         self.start = start_server(terms.build(), terms, settings, self.classes)
-        self.algorithm = self.start.algorithm
+        self.algorithm = settings.combine(self.start.algorithm)
         self.layouts = self.start.declare(max(1, len(self.classes)))
         self.messages = self.start.describe_messages(len(self.classes))
         self.server = self.start.init(len(self.classes))

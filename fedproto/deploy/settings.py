@@ -37,6 +37,7 @@ from fedproto.config.options import (
 from fedproto.config.settings import Seed, refuse_contradictions, two_lengths
 from fedproto.core.class_names import normalise_name
 from fedproto.core.client_names import MAX_NAME_CHARACTERS, is_chosen_name
+from fedproto.core.combination import with_combiner
 from fedproto.core.local_training import Training
 from fedproto.core.optimisers import Optimiser, OptimiserName, RateSchedule, ScheduleName
 from fedproto.core.transforms import with_transforms
@@ -141,6 +142,7 @@ class ServerSettings:
     shape: str = ""
     classes: str = ""  # more may come if new_classes is true
     members: str = ""  # empty: everybody whom Flower lets in
+    combiner: str = "sum"  # what becomes of the uploads of a round; see docs/combiners.md
     quorum: PositiveInt = 2  # members needed to begin a round, and replies needed to close it
     timeout: PositiveFloat = 600.0  # seconds that a round waits for replies
     patience: PositiveFloat = 600.0  # seconds to wait for a quorum
@@ -154,6 +156,17 @@ class ServerSettings:
     max_classes: PositiveInt = 1000  # of the federation
     max_new_classes: PositiveInt = 100  # brought by one member, in all rounds together
     trust_plugins: bool = False  # whether code that these settings name may run at the server
+
+    def combine(self, algorithm: Algorithm) -> Algorithm:
+        """Return the algorithm with the server's combiner; ConfigError if they do not fit."""
+        part = complete("combiner", parse_choice("combiner", self.combiner), {}, {})
+        combiner = plugins.build("combiner", part)
+        if self.quorum < combiner.needs:
+            raise ConfigError(
+                f"combiner {combiner.name} needs at least {combiner.needs} replies, but a round "
+                f"may close with {self.quorum}: raise `quorum`, or choose another combiner"
+            )
+        return with_combiner(algorithm, combiner)
 
     def rate_factor(self, round: int) -> float:
         """Return what the schedule makes of the learning rate in a round, as a factor of it."""
@@ -326,6 +339,7 @@ def split_run_config(config: Mapping[str, Any], where: str) -> tuple[ServerSetti
     chosen = {
         "algorithm": terms.algorithm,
         "model": settings.model,
+        "combiner": settings.combiner,
         "transform": terms.transform,
     }
     _trust_if_allowed(chosen, settings.trust_plugins, where)

@@ -20,6 +20,7 @@ class RunSettings(TypedDict, total=False):
     metric: str  # ''
     transform: str  # ''
     partition: str  # auto
+    combiner: str  # sum
     profile: Literal["paper", "released"]  # paper
     clients: int | None  # None
     rounds: int  # 100
@@ -159,12 +160,24 @@ class TransformOptions(TypedDict, total=False):
     norm: float  # 1.0
 
 
+class CombinerOptions(TypedDict, total=False):
+    """Options of the combiners."""
+
+    attackers: int | None  # None
+    chosen: int  # 1
+    fraction: float  # 0.1
+    iterations: int  # 100
+    smoothing: float  # 1e-06
+    weighted: bool  # True
+
+
 class RunKeywords(
     RunSettings,
     AlgorithmOptions,
     DatasetOptions,
     ModelOptions,
     PartitionOptions,
+    CombinerOptions,
     TransformOptions,
     total=False,
 ):

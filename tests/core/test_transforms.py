@@ -4,7 +4,8 @@ import pytest
 import torch
 from helpers.transformed import closing_step, empty_algorithm, round_trip, send, transformed
 
-from fedproto.core.tensors import sum_uploads
+from fedproto.core.combination import Combiner, with_combiner
+from fedproto.core.tensors import map_group, sum_uploads
 from fedproto.core.transforms import Encoded, Transform, with_transforms
 from fedproto.core.types import Group, GroupLayout, Recipient, Task
 from fedproto.errors import ConfigError
@@ -319,3 +320,18 @@ def test_single_uploads_are_refused_after_a_sum():
     sentence = "doubling needs single uploads, but doubling before it makes a sum of them"
     with pytest.raises(ConfigError, match=sentence):
         with_transforms(adding(additive=False), [doubling(), doubling("each")], {"own": ROWS})
+
+
+def test_a_combiner_leaves_no_single_uploads():
+    combiner = Combiner("median", lambda group: group)
+    algorithm = with_transforms(adding(additive=False), [doubling("each")], {"own": ROWS})
+    with pytest.raises(ConfigError, match="cannot be used with the combiner median, only with sum"):
+        with_combiner(algorithm, combiner)
+
+
+def test_a_server_part_follows_the_combiner():
+    combiner = Combiner("first", lambda group: map_group(group, lambda value: value[:1]))
+    transformed = with_transforms(adding(), [doubling()], {"own": ROWS})
+    algorithm = with_combiner(transformed, combiner)
+    server = algorithm.aggregate(algorithm.init({}, TASK), two_uploads())
+    assert server["total"][0].tolist() == [2, 4, 6, 8]

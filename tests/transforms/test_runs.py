@@ -59,6 +59,15 @@ def test_fedavg_of_eight_bits_is_close_to_fedavg():
     assert quantised.communication["bytes_up"] < plain.communication["bytes_up"] / 3
 
 
+def test_transforms_and_combiners_are_used_together():
+    settings = {"transform": "quantise", "combiner": "median", "rounds": 2}
+    (run, result), _ = assert_engines_agree("fedproto", **settings)
+    assert run.algorithm.encode is not None
+    assert result.data["transform"] == "quantise(bits=8)"
+    _, plain = finished("fedproto", rounds=2, transform="quantise")
+    assert not torch.equal(result.prototypes["prototypes"], plain.prototypes["prototypes"])
+
+
 # --- traffic
 
 
