@@ -291,6 +291,18 @@ def describe_type(kind: Any) -> str:
     return {int: "whole number", float: "number", bool: "true or false", str: "text"}[kind]
 
 
+#: Public names of types: what each stands for, and what it is used for.
+ALIASES = {
+    "Tree": ("dict[str, torch.Tensor]", "Tensors by name, such as a model's parameters."),
+    "State": (
+        "dict[str, Any]",
+        "Tensors by name, or trees of them by name: what a server keeps and sends, and what a "
+        "client keeps beside its model.",
+    ),
+    "Upload": ("dict[str, Group]", "What a client sends: groups by name."),
+}
+
+
 def api_page() -> str:
     """Return the API reference: the signature and docstring of every public name."""
     lines = [
@@ -308,22 +320,9 @@ def api_page() -> str:
 
 
 def _api_section(name: str, value: Any) -> list[str]:
-    if name == "Tree":
-        return [
-            "```text",
-            "Tree = dict[str, torch.Tensor]",
-            "```",
-            "",
-            "Tensors by name: a model, or what travels.",
-        ]
-    if name == "Upload":
-        return [
-            "```text",
-            "Upload = dict[str, fedproto.core.types.Group]",
-            "```",
-            "",
-            "What a client sends: groups by name, each with a weight of its own.",
-        ]
+    if name in ALIASES:
+        definition, meaning = ALIASES[name]
+        return ["```text", f"{name} = {definition}", "```", "", meaning]
     if inspect.isclass(value) and issubclass(value, Exception):
         sentence = f"Exception, subclass of `{value.__base__.__name__}`. {_own_docstring(value)}"
         return [sentence.rstrip()]

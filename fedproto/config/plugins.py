@@ -175,13 +175,18 @@ def _explain_misfit(kind: str, name: str, context_size: int, error: TypeError) -
 _ALGORITHM_ARGUMENTS = {
     "shared": ("name",),
     "init": ("parameters", "task"),
-    "send": ("server", "classes"),
+    "declare": ("parameters", "task"),
+    "send": ("server", "recipient"),
     "adopt": ("parameters", "received"),
     "loss": ("step",),
     "upload": ("step",),
     "aggregate": ("server", "uploads"),
     "predict": ("step",),
+    "client_init": ("parameters", "task"),
+    "client_start": ("kept", "received"),
+    "client_update": ("step",),
     "notes": ("server",),
+    "metrics": ("server",),
 }
 #: The same of a transform: see `core.transforms.Transform`.
 _TRANSFORM_ARGUMENTS = {
@@ -248,6 +253,13 @@ def _check_algorithm(name: str, algorithm: Any) -> None:
         )
     if not _is_tuple_of_phases(algorithm.phases):
         raise ConfigError(f"algorithm {name!r}: phases must be a tuple of fedproto.Phase")
+    for phase in algorithm.phases:
+        if phase.loss is not None:
+            _check_function(f"algorithm {name!r}: a phase's loss", phase.loss, ("step",))
+    if not _is_tuple_of_texts(algorithm.once):
+        raise ConfigError(
+            f"algorithm {name!r}: once must be a tuple of names of groups, not {algorithm.once!r}"
+        )
     if algorithm.collects not in ("nothing", "after", "during"):
         accepted = "nothing, after or during"
         raise ConfigError(
@@ -285,6 +297,10 @@ def _check_function(where: str, function: Any, arguments: tuple[str, ...]) -> No
         signature.bind(*arguments)
     except TypeError as error:
         raise ConfigError(f"{where} must be {wanted}: {error}") from error
+
+
+def _is_tuple_of_texts(names: Any) -> bool:
+    return isinstance(names, tuple) and all(isinstance(name, str) for name in names)
 
 
 def _is_tuple_of_phases(phases: Any) -> bool:
