@@ -46,6 +46,7 @@ FIXED_SETTINGS = {
     "absent",
     "algorithm",
     "clients",
+    "combiner",
     "dataset",
     "eval_every",
     "fixed",

@@ -37,16 +37,21 @@ def start(name, **options):
     return algorithm, algorithm.init(PARAMS, TASK)
 
 
+def client_step(algorithm, params, received, x=X, y=Y, mask=None):
+    """A step of a client that keeps what it keeps before its first round, after three others."""
+    now = step(params, received, x, y, mask, state=algorithm.client_init(PARAMS, TASK))
+    return now._replace(lr=torch.tensor(0.5, dtype=x.dtype), steps=torch.tensor(3))
+
+
 def uploads_of(algorithm, server, *clients):
     """The stacked uploads of clients given as (params, number of samples)."""
     received = send(algorithm, server, torch.ones(2))
-    kept = algorithm.client_init(PARAMS, TASK)
-    return stack_uploads(
-        [
-            algorithm.upload(step(params, received, X[:count], Y[:count], state=kept))
-            for params, count in clients
-        ]
-    )
+    uploads = []
+    for params, count in clients:
+        uploads.append(
+            algorithm.upload(client_step(algorithm, params, received, X[:count], Y[:count]))
+        )
+    return stack_uploads(uploads)
 
 
 def prototypes(rows, known=(1.0, 1.0)):
@@ -160,6 +165,16 @@ def test_personal_layers_stay_at_home(name):
     adopted = algorithm.adopt(OTHER, new)
     assert torch.allclose(adopted["body.w"], PARAMS["body.w"] + 0.25)
     assert torch.equal(adopted["head.v"], OTHER["head.v"])
+
+
+def test_lg_fedavg_averages_the_head_and_leaves_the_body_at_home():
+    """Three samples say w, one says w + 1: w + 1/4."""
+    algorithm, server = start("lg-fedavg")
+    uploads = uploads_of(algorithm, server, (PARAMS, 3), (OTHER, 1))
+    assert uploads["model"].sums.keys() == server.keys() == {"head.v"}
+    adopted = algorithm.adopt(OTHER, algorithm.aggregate(server, uploads))
+    assert torch.equal(adopted["body.w"], OTHER["body.w"])
+    assert torch.allclose(adopted["head.v"], PARAMS["head.v"] + 0.25)
 
 
 def test_fedrep_trains_the_head_then_the_body():
@@ -407,28 +422,23 @@ def test_an_algorithm_has_the_name_by_which_it_is_chosen(name):
 
 
 def first_step(name, extra=0, **options):
-    """What a step of the tiny model needs, with what the server would have sent after one round.
-
-    It is the algorithm, what is received, what the client keeps, inputs and classes.
-    """
+    """A step of the tiny model with what the server would have sent after one round."""
     algorithm, server = start(name, **options)
     if server:
         server = algorithm.aggregate(server, uploads_of(algorithm, server, *[(OTHER, 3)] * 3))
     received = send(algorithm, server, torch.ones(2))
     x = torch.cat([X, torch.full((extra, 2), 7.0, dtype=X.dtype)])
     y = torch.cat([Y, torch.ones(extra, dtype=torch.int64)])
-    kept = algorithm.client_init(PARAMS, TASK)
-    kept = {name: {key: value + 0.3 for key, value in tree.items()} for name, tree in kept.items()}
-    return algorithm, received, kept, x, y
+    return algorithm, received, x, y
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_gradient_of_the_loss_is_its_finite_difference(name):
-    algorithm, received, kept, x, y = first_step(name)
+    algorithm, received, x, y = first_step(name)
 
     def loss(w, v):
         params = {"body.w": w, "head.v": v}
-        return sum(algorithm.loss(step(params, received, x, y, state=kept)).values())
+        return sum(algorithm.loss(client_step(algorithm, params, received, x, y)).values())
 
     leaves = tuple((value + 0.1).requires_grad_() for value in PARAMS.values())
     assert torch.autograd.gradcheck(loss, leaves)
@@ -437,7 +447,7 @@ def test_the_gradient_of_the_loss_is_its_finite_difference(name):
 @pytest.mark.parametrize("regularise", ["sample", "class"])
 @pytest.mark.parametrize("distance", [*BY_HAND, "cosine"])
 def test_the_gradient_of_every_fedproto_loss_is_its_finite_difference(distance, regularise):
-    algorithm, received, _, x, y = first_step("fedproto", distance=distance, regularise=regularise)
+    algorithm, received, x, y = first_step("fedproto", distance=distance, regularise=regularise)
 
     def loss(w):
         return sum(algorithm.loss(step(PARAMS | {"body.w": w}, received, x, y)).values())
@@ -450,10 +460,10 @@ def test_the_gradient_of_every_fedproto_loss_is_its_finite_difference(distance, 
     [(name, {}) for name in ALGORITHMS] + [("fedproto", {"regularise": "class"})],
 )
 def test_padding_changes_no_loss_no_upload(name, options):
-    algorithm, received, kept, x, y = first_step(name, extra=2, **options)
+    algorithm, received, x, y = first_step(name, extra=2, **options)
     mask = torch.tensor([1.0, 1, 1, 0, 0], dtype=x.dtype)
-    plain = step(PARAMS, received, X, Y, state=kept)
-    padded = step(PARAMS, received, x, y, mask, kept)
+    plain = client_step(algorithm, PARAMS, received)
+    padded = client_step(algorithm, PARAMS, received, x, y, mask)
     for key, value in algorithm.loss(plain).items():
         assert torch.allclose(algorithm.loss(padded)[key], value)
     ours = flatten_upload(algorithm.upload(padded))
@@ -502,16 +512,15 @@ def test_what_is_uploaded_is_what_is_shared(name):
 )
 def test_a_stack_of_clients_computes_what_each_computes_alone(name, options):
     """All client-side functions work under vmap, with gradients: stacks of clients need that."""
-    algorithm, received, kept, x, y = first_step(name, **options)
+    algorithm, received, x, y = first_step(name, **options)
     clients = [PARAMS, OTHER, {key: value - 0.5 for key, value in PARAMS.items()}]
     stacked = {key: torch.stack([params[key] for params in clients]) for key in PARAMS}
 
     def outputs(params):
-        start = algorithm.client_start(kept, received)
-        now = step(algorithm.adopt(params, received), received, x, y, state=start)
+        now = client_step(algorithm, algorithm.adopt(params, received), received, x, y)
 
         def loss(params):
-            return sum(algorithm.loss(step(params, received, x, y, state=start)).values())
+            return sum(algorithm.loss(client_step(algorithm, params, received, x, y)).values())
 
         gradient = torch.func.grad(loss)(params)
         results = algorithm.loss(now), algorithm.upload(now), algorithm.predict(now)
