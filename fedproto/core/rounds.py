@@ -286,7 +286,8 @@ class RoundAccumulator:
         if uploads is not None:
             with errors_named(f"round {self.round}, the server of {self.algorithm.name}"):
                 server = self.algorithm.aggregate(self.progress.server, uploads)
-                self.progress.server = check_server_state(server, "aggregate")
+                before = self.progress.server
+                self.progress.server = check_server_state(server, "aggregate", before)
         self.progress.round = self.round
 
     def _uploads_to_aggregate(self) -> Upload | None:
