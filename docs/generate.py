@@ -27,6 +27,8 @@ RUN_MEANINGS = {
     "same clients, while `fedproto.run` and an entry of a sweep take one",
     "model": "the model, or several with counts: `cnn*7,mlp*13`; `auto` is the data set's own",
     "metric": "metrics beside those that every run has, separated by commas",
+    "transform": "what is done to uploads before they travel, in this order: see "
+    "[transforms](transforms.md)",
     "combiner": "what the server makes of the uploads of a round: see [combiners](combiners.md)",
     "partition": "how the data set is divided among clients; `auto`: `nway` for the data sets that "
     "come with the package, all rows of [data of your own](data.md)",
@@ -156,6 +158,11 @@ OPTION_MEANINGS = {
         "names": "classes to use, separated by commas; empty: all",
         "alpha": "concentration of the Dirichlet distribution; small: few classes per client",
         "smallest": "samples that every client has at least",
+    },
+    "transform": {
+        "norm": "largest L2 norm of a row",
+        "bits": "of a code: 8 or 4",
+        "fraction": "of the values of a tensor that travel",
     },
     "combiner": {
         "fraction": "fraction of the uploads that is cut at each end of a coordinate",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedproto.config.plugin_trust import trust_plugins
     from fedproto.core.rounds import RoundResult
+    from fedproto.core.transforms import Encoded, Transform
     from fedproto.core.types import (
         Algorithm,
         Batch,
@@ -53,6 +54,7 @@ __all__ = [
     "Classifier",
     "ConfigError",
     "DataError",
+    "Encoded",
     "FedProtoError",
     "Group",
     "GroupLayout",
@@ -68,6 +70,7 @@ __all__ = [
     "SweptRun",
     "Task",
     "TrainingError",
+    "Transform",
     "Tree",
     "Upload",
     "extend",
@@ -85,10 +88,12 @@ __all__ = [
 
 _HOMES = {
     "Classifier": "inference.classifier",
+    "Encoded": "core.transforms",
     "Joined": "membership.join",
     "Result": "runs.result",
     "RoundResult": "core.rounds",
     "SweptRun": "runs.sweeping",
+    "Transform": "core.transforms",
     "extend": "membership.api",
     "join": "membership.join",
     "members": "membership.api",

@@ -23,7 +23,7 @@ LAYERS = [
     {"errors"},
     {"core"},
     {"config"},
-    {"algorithms", "combiners", "data", "metrics", "models", "partitions"},
+    {"algorithms", "combiners", "data", "metrics", "models", "partitions", "transforms"},
     {"engines"},
     {"runs"},
     {"membership"},
@@ -49,6 +49,7 @@ CONTEXT = {
     "partition": ["request"],
     "metric": ["probabilities", "y", "classes"],
     "combiner": [],
+    "transform": [],
 }
 
 

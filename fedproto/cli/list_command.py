@@ -20,13 +20,16 @@ LISTS = {
     "partitions": "partition",
     "metrics": "metric",
     "combiners": "combiner",
+    "transforms": "transform",
 }
 
 
 def list_plugins(
     kind: Annotated[
         str | None,
-        typer.Argument(help="algorithms, datasets, models, partitions, metrics, combiners [all]"),
+        typer.Argument(
+            help="algorithms, datasets, models, partitions, metrics, combiners, transforms [all]"
+        ),
     ] = None,
 ) -> None:
     """Show the names that can be used, with their options."""

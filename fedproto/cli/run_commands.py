@@ -129,6 +129,10 @@ def run(
         str | None,
         _flag("metric", "NAME", "further metrics: average-precision, matthews, mine:function, ..."),
     ] = None,
+    transform: Annotated[
+        str | None,
+        _flag("transform", "NAME", "of uploads, in order: 'clip(norm=1),quantise(bits=8)' [none]"),
+    ] = None,
     combiner: Annotated[
         str | None,
         _flag("combiner", "NAME", "sum, median, trimmed-mean, krum or geometric-median [sum]"),
@@ -187,6 +191,7 @@ def run(
         "patience": patience,
         "metric": metric,
         "combiner": combiner,
+        "transform": transform,
         "baselines": "true" if baselines else None,
         "checkpoint_every": checkpoint_every,
         "data_dir": data_dir,

@@ -27,6 +27,7 @@ FOLDERS = {
     "partition": "partitions",
     "metric": "metrics",
     "combiner": "combiners",
+    "transform": "transforms",
 }
 
 #: kind -> module and class of what its plug-ins return
@@ -37,6 +38,7 @@ RETURNS = {
     "partition": ("collections.abc", "Sequence"),
     "metric": ("numbers", "Real"),
     "combiner": ("fedproto.core.combination", "Combiner"),
+    "transform": ("fedproto.core.transforms", "Transform"),
 }
 
 
@@ -186,6 +188,15 @@ _ALGORITHM_ARGUMENTS = {
     "notes": ("server",),
     "metrics": ("server",),
 }
+#: The same of a transform: see `core.transforms.Transform`.
+_TRANSFORM_ARGUMENTS = {
+    "encode": ("values", "context"),
+    "decode": ("values", "side", "shapes"),
+    "check": ("values", "side", "shapes"),
+    "server": ("state", "uploads", "context"),
+    "init": ("task",),
+    "metrics": ("state",),
+}
 
 
 def _call_outside(
@@ -213,6 +224,8 @@ def _check_outside(kind: str, name: str, built: Any) -> None:
     _check_type(kind, name, built)
     if kind == "algorithm":
         _check_algorithm(name, built)
+    if kind == "transform":
+        _check_transform(name, built)
     if kind == "dataset":  # a trusted source says which models suit it, and may bring its own
         for model in (built.model, built.mixed_model):
             trust_chosen({"model": model})
@@ -252,6 +265,23 @@ def _check_algorithm(name: str, algorithm: Any) -> None:
         raise ConfigError(
             f"algorithm {name!r}: collects must be {accepted}, not {algorithm.collects!r}"
         )
+
+
+def _check_transform(name: str, transform: Any) -> None:
+    """Refuse a transform whose fields cannot be used as they will be."""
+    for field, arguments in _TRANSFORM_ARGUMENTS.items():
+        function = getattr(transform, field)
+        if function is None and field in ("encode", "server"):
+            continue
+        _check_function(f"transform {name!r}: {field}", function, arguments)
+    if not isinstance(transform.name, str) or not transform.name.strip():
+        raise ConfigError(
+            f"transform {name!r} must have a name that is text, not {transform.name!r}"
+        )
+    if transform.encode is None and transform.server is None:
+        raise ConfigError(f"transform {name!r} has neither a client part nor a server part")
+    if transform.needs not in ("sum", "each"):
+        raise ConfigError(f"transform {name!r}: needs must be sum or each, not {transform.needs!r}")
 
 
 def _check_function(where: str, function: Any, arguments: tuple[str, ...]) -> None:

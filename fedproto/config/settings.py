@@ -43,7 +43,7 @@ ValidationFraction = Annotated[float, Bounds(0, 0.9)]
 class Config:
     """The complete configuration of a run.
 
-    The first six fields are choices of plug-ins with their options.
+    The first seven fields are choices of plug-ins with their options.
     """
 
     dataset: tuple[Part, ...]
@@ -54,6 +54,8 @@ class Config:
     metric: tuple[Part, ...] = ()
     #: What the server makes of the uploads of a round: see core/combination.py.
     combiner: Part = SUM
+    #: What is done to uploads before they travel, in this order: see core/transforms.py.
+    transform: tuple[Part, ...] = ()
     profile: Literal["paper", "released"] = "paper"
     #: None: DEFAULT_CLIENTS for nway and the package's data sets, else see runs/own_data.py.
     clients: Clients | None = None
@@ -171,6 +173,7 @@ DEFAULTS: dict[str, Any] = {
     "algorithm": "fedproto",
     "model": AUTO,
     "metric": "",
+    "transform": "",
     "partition": AUTO,
     "combiner": SUM.name,
 }
@@ -230,6 +233,7 @@ def configure(
             partition=completed["partition"][0],
             metric=tuple(completed["metric"]),
             combiner=completed["combiner"][0],
+            transform=tuple(completed["transform"]),
             **run_values,
         )
         refuse_contradictions(config.rounds, config.warmup, config.class_weights, config.sampling)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedproto.config import plugins
-from fedproto.config.choices import AUTO, complete, parse_choice
+from fedproto.config.choices import AUTO, complete, parse_choice, parse_choices
 from fedproto.config.config_file import read_tables
 from fedproto.config.options import (
     Bounds,
@@ -40,7 +40,8 @@ from fedproto.core.client_names import MAX_NAME_CHARACTERS, is_chosen_name
 from fedproto.core.combination import with_combiner
 from fedproto.core.local_training import Training
 from fedproto.core.optimisers import Optimiser, OptimiserName, RateSchedule, ScheduleName
-from fedproto.core.types import Algorithm
+from fedproto.core.transforms import with_transforms
+from fedproto.core.types import Algorithm, GroupLayout
 from fedproto.errors import ConfigError, shown, unknown
 
 #: Ends the sentence that refuses a member's name or site.
@@ -58,6 +59,7 @@ class TrainingTerms:
     """How all members of a federation train; the server states it in every request."""
 
     algorithm: str = "fedproto"
+    transform: str = ""  # what is done to uploads before they travel; see docs/transforms.md
     dim: Annotated[int, Bounds(0, 10**6)] = 50  # values of a prototype; 0: that of the models
     batch: Samples = 8
     lr: PositiveFloat = 0.01
@@ -105,6 +107,21 @@ class TrainingTerms:
                 "it runs in the simulator only"
             )
         return algorithm
+
+    def transform_parts(self) -> list[Part]:
+        """Return the names of the transforms with all their options, in order."""
+        parts = parse_choices("transform", self.transform)
+        return [complete("transform", part, {}, {}) for part in parts]
+
+    def transform_uploads(
+        self, algorithm: Algorithm, layouts: Mapping[str, GroupLayout]
+    ) -> Algorithm:
+        """Return the algorithm with its uploads transformed; ConfigError if that does not fit.
+
+        `layouts` is what the algorithm declares.
+        """
+        transforms = [plugins.build("transform", part) for part in self.transform_parts()]
+        return with_transforms(algorithm, transforms, layouts)
 
 
 @dataclass(frozen=True)
@@ -323,6 +340,7 @@ def split_run_config(config: Mapping[str, Any], where: str) -> tuple[ServerSetti
         "algorithm": terms.algorithm,
         "model": settings.model,
         "combiner": settings.combiner,
+        "transform": terms.transform,
     }
     _trust_if_allowed(chosen, settings.trust_plugins, where)
     return settings, terms

@@ -18,6 +18,7 @@ class RunSettings(TypedDict, total=False):
     """Settings of the run itself; `algorithm`, `dataset` and `model` are parameters of `run`."""
 
     metric: str  # ''
+    transform: str  # ''
     partition: str  # auto
     combiner: str  # sum
     profile: Literal["paper", "released"]  # paper
@@ -151,6 +152,14 @@ class PartitionOptions(TypedDict, total=False):
     ways: int | None  # None
 
 
+class TransformOptions(TypedDict, total=False):
+    """Options of the transforms."""
+
+    bits: int  # 8
+    fraction: float  # 0.1
+    norm: float  # 1.0
+
+
 class CombinerOptions(TypedDict, total=False):
     """Options of the combiners."""
 
@@ -169,6 +178,7 @@ class RunKeywords(
     ModelOptions,
     PartitionOptions,
     CombinerOptions,
+    TransformOptions,
     total=False,
 ):
     """Every keyword of `fedproto.run` beside its named parameters."""
