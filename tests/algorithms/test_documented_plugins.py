@@ -26,7 +26,7 @@ def _written_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in BLOCK.findall(PAGE.read_text()):
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    trust_plugins(*ALGORITHMS, "mycombiners:midrange")
+    trust_plugins(*ALGORITHMS, "mycombiners:midrange", "mytransforms:halves")
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -37,6 +37,15 @@ def test_engines_agree(name: str) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedproto", "variates:scaffold"])
 def test_engines_agree_with_a_combiner(name: str) -> None:
     assert_engines_agree(name, combiner="mycombiners:midrange", **TROUBLE)
+
+
+def test_half_precision_halves_what_is_sent() -> None:
+    single, _ = finished("fedavg", precision="float32", rounds=1)
+    half, _ = finished("fedavg", precision="float32", rounds=1, transform="mytransforms:halves")
+    assert_engines_agree("fedavg", 1e-4, precision="float32", transform="mytransforms:halves")
+    sent = single.progress.ledger.of(0)
+    saved = sent["bytes_up"] - half.progress.ledger.of(0)["bytes_up"]
+    assert saved == 2 * sent["values_up"]
 
 
 def test_the_middle_of_two_uploads_is_their_unweighted_mean() -> None:
