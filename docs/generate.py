@@ -104,7 +104,9 @@ OPTION_MEANINGS = {
         "collect": "prototypes from the trained model, or from the batches of the last epoch",
         "absent": "whether the last upload of a client outside the cohort still counts",
         "fixed": "keep the prototypes that the run starts from",
-        "mu": "μ, the weight of the distance to the global model",
+        "mu": "μ, the weight of the distance to the global model (`moon`: of the contrast between "
+        "embeddings)",
+        "temperature": "τ, by which the cosines between embeddings are divided",
         "personal": "layers that stay with the client, separated by commas",
         "head_epochs": "epochs per round for the head",
         "body_epochs": "epochs per round for the body",

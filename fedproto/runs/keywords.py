@@ -74,9 +74,10 @@ class AlgorithmOptions(TypedDict, total=False):
     fixed: bool  # False
     head_epochs: int  # 1
     lam: float  # 1.0
-    mu: float  # 0.1
+    mu: float  # 0.1 (feddyn), 0.1 (fedprox), 1.0 (moon)
     personal: str  # head
     regularise: Literal["sample", "class"]  # sample
+    temperature: float  # 0.5
     weighting: Literal["samples", "uniform", "eq6"]  # samples
 
 
