@@ -21,6 +21,12 @@ class Schedule:
     stragglers: float = 0.0  # fraction of the sampled clients that do half their steps
     eval_every: int = 10
     seed: int = 0
+    #: Of asynchronous rounds, whose cohorts core/asynchronous.py tells. The uploads that a round
+    #: waits for; 0: rounds are synchronous.
+    buffer: int = 0
+    concurrency: int = 0  # clients that train at a time
+    staleness: float = 0.5  # an upload from τ versions ago counts (1 + τ)^(-staleness) times
+    speed_spread: float = 0.0  # standard deviation of the logarithm of the durations of training
 
 
 def sample_cohort(clients: int, schedule: Schedule, round: int) -> Cohort:
