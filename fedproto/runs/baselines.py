@@ -82,8 +82,19 @@ def _train_pooled(
     obstacle = _find_obstacle(federation.members)
     if obstacle is not None:
         return {"missing": obstacle}
-    rounds = max(1, round(config.rounds * config.participation))
-    config = replace(config, rounds=rounds, participation=1.0, lost_uploads=0.0, stragglers=0.0)
+    share = config.participation
+    if config.buffer:
+        share = config.buffer / len(federation.members)
+    rounds = max(1, round(config.rounds * share))
+    config = replace(
+        config,
+        rounds=rounds,
+        participation=1.0,
+        lost_uploads=0.0,
+        stragglers=0.0,
+        buffer=0,
+        concurrency=None,
+    )
     result = run(config, algorithm, pool_clients(federation))
     (state,) = result.states
     metrics = _measure_everywhere(federation, algorithm, state)

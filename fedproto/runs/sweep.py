@@ -66,6 +66,10 @@ STACKED_SETTINGS = (
     "participation",
     "lost_uploads",
     "stragglers",
+    "buffer",
+    "concurrency",
+    "staleness",
+    "speed_spread",
 )
 
 
