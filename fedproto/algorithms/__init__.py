@@ -18,8 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedproto.config.options import words
-from fedproto.core.tensors import make_upload, weighted_mean
-from fedproto.core.types import Algorithm, Step, Task, Tree, Upload
+from fedproto.core.tensors import make_group, weighted_mean
+from fedproto.core.types import (
+    Algorithm,
+    GroupLayout,
+    Recipient,
+    State,
+    Step,
+    Task,
+    Tree,
+    Upload,
+    per_client,
+)
 from fedproto.errors import ConfigError
 
 
@@ -41,12 +51,12 @@ def by_head(step: Step) -> Tree:
     return {"head": step.logits}
 
 
-def receive_all(server: Tree, classes: Tensor) -> Tree:
+def receive_all(server: State, recipient: Recipient) -> State:
     """Return all of the server's state, for every client."""
     return dict(server)
 
 
-def overwrite(own: Tree, received: Tree) -> Tree:
+def overwrite(own: Tree, received: State) -> Tree:
     """Return the client's model with every received tensor in the place of its own."""
     return own | received
 
@@ -74,24 +84,29 @@ def sharing(name: str, shared: Callable[[str], bool]) -> Algorithm:
     `shared` says of a parameter's name whether it is averaged; the others stay with the client.
     """
 
-    def init(params: Tree, task: Task) -> Tree:
+    def init(params: Tree, task: Task) -> State:
         return travelling(params, shared)
+
+    def declare(params: Tree, task: Task) -> dict[str, GroupLayout]:
+        return per_client(travelling(params, shared))
 
     def upload(step: Step) -> Upload:
         values = travelling(step.params, shared)
-        if not values:
-            return Upload({}, {})
-        return make_upload(values, samples(step))
+        return {"model": make_group(values, samples(step))} if values else {}
+
+    def aggregate(server: State, uploads: Upload) -> State:
+        return weighted_mean(server, uploads["model"])
 
     return Algorithm(
         name=name,
         shared=shared,
         init=init,
+        declare=declare,
         send=receive_all,
         adopt=overwrite,
         loss=supervised,
         upload=upload,
-        aggregate=weighted_mean,
+        aggregate=aggregate,
         predict=by_head,
     )
 
@@ -118,7 +133,7 @@ def keeping(name: str, personal: str) -> Algorithm:
     is_personal = named_layers(personal)
     algorithm = sharing(name, lambda parameter: not is_personal(parameter))
 
-    def init(params: Tree, task: Task) -> Tree:
+    def init(params: Tree, task: Task) -> State:
         for layer in words(personal):
             if not any(map(named_layers(layer), params)):
                 accepted = sorted({parameter.rpartition(".")[0] for parameter in params})

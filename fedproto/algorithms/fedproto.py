@@ -6,8 +6,18 @@ from torch import Tensor
 from fedproto.algorithms import masked_mean, supervised
 from fedproto.config.options import NonNegativeFloat
 from fedproto.core.prototypes import DISTANCES, class_means, scores
-from fedproto.core.tensors import make_upload, weighted_mean
-from fedproto.core.types import Algorithm, Step, Task, Tree, Upload
+from fedproto.core.tensors import make_group, weighted_mean
+from fedproto.core.types import (
+    Algorithm,
+    GroupLayout,
+    Recipient,
+    State,
+    Step,
+    Task,
+    Tree,
+    Upload,
+    per_class,
+)
 
 
 def fedproto(
@@ -41,7 +51,7 @@ def fedproto(
     """
     penalty = {"sample": _sample_penalty, "class": _class_penalty}[regularise]
 
-    def init(params: Tree, task: Task) -> Tree:
+    def init(params: Tree, task: Task) -> State:
         like = next(value for value in params.values() if value.is_floating_point())
         server = {
             "prototypes": like.new_zeros(task.classes, task.dim),
@@ -51,8 +61,13 @@ def fedproto(
             server["given"] = like.new_zeros(task.classes)  # 1 where the run started with one
         return server
 
-    def send(server: Tree, classes: Tensor) -> Tree:
-        return {"prototypes": server["prototypes"], "known": server["known"] * classes}
+    def declare(params: Tree, task: Task) -> dict[str, GroupLayout]:
+        counts = ("holders",) if weighting == "eq6" else ()
+        return per_class(task, counts, prototypes=(task.dim,))
+
+    def send(server: State, recipient: Recipient) -> State:
+        known = server["known"] * recipient.classes
+        return {"prototypes": server["prototypes"], "known": known}
 
     def loss(step: Step) -> Tree:
         return supervised(step) | {"regulariser": lam * penalty(step, distance)}
@@ -61,16 +76,17 @@ def fedproto(
         means, counts = _local_prototypes(step)
         held = (counts > 0).to(counts.dtype)
         weight = held if weighting == "uniform" else counts
-        own = make_upload({"prototypes": means}, weight)
+        group = make_group({"prototypes": means}, weight)
         if weighting == "eq6":
-            own.weights["holders"] = held
-        return own
+            group = group._replace(counts={"holders": held})
+        return {"prototypes": group}
 
-    def aggregate(server: Tree, uploads: Upload) -> Tree:
-        spoken = uploads.weights["weight"].sum(0) > 0
-        prototypes = weighted_mean(server, uploads)["prototypes"]
+    def aggregate(server: State, uploads: Upload) -> State:
+        group = uploads["prototypes"]
+        spoken = group.weight.sum(0) > 0
+        prototypes = weighted_mean(server, group)["prototypes"]
         if weighting == "eq6":
-            holders = uploads.weights["holders"].sum(0).clamp(min=1)
+            holders = group.counts["holders"].sum(0).clamp(min=1)
             prototypes = torch.where(spoken[:, None], prototypes / holders[:, None], prototypes)
         if fixed:
             is_given = server["given"][:, None] > 0
@@ -85,7 +101,7 @@ def fedproto(
             "prototype": scores(step.features, received["prototypes"], received["known"]),
         }
 
-    def notes(server: Tree) -> list[str]:
+    def notes(server: State) -> list[str]:
         if server["known"].any():
             return []
         return ["fedproto: no class has a prototype yet, so none is predicted"]
@@ -93,6 +109,7 @@ def fedproto(
     return Algorithm(
         name="fedproto",
         init=init,
+        declare=declare,
         send=send,
         adopt=lambda own, received: own,
         loss=loss,

@@ -5,8 +5,19 @@ from torch import Tensor
 from fedproto.algorithms import by_head, samples, supervised, trainable, travelling
 from fedproto.config.options import PositiveInt
 from fedproto.core import rng
-from fedproto.core.tensors import align_axes, make_upload, weighted_mean
-from fedproto.core.types import Algorithm, Step, Task, Tree, Upload, everything
+from fedproto.core.tensors import align_axes, make_group, weighted_mean
+from fedproto.core.types import (
+    Algorithm,
+    Group,
+    GroupLayout,
+    Recipient,
+    State,
+    Step,
+    Task,
+    Tree,
+    Upload,
+    everything,
+)
 from fedproto.errors import ConfigError
 
 _NOT_SENT = ("seeded", "sizes", "seed")  # what the server keeps beside the centres
@@ -25,7 +36,7 @@ def fesem(*, clusters: PositiveInt = 3) -> Algorithm:
     its centre and is reported.
     """
 
-    def init(params: Tree, task: Task) -> Tree:
+    def init(params: Tree, task: Task) -> State:
         if clusters > task.clients:
             problem = f"algorithm fesem's clusters is {clusters}"
             raise ConfigError(f"{problem}, but there are only {task.clients} clients")
@@ -38,10 +49,15 @@ def fesem(*, clusters: PositiveInt = 3) -> Algorithm:
         state = {"seeded": torch.tensor(0), "sizes": sizes, "seed": torch.tensor(seed)}
         return centres | state
 
-    def send(server: Tree, classes: Tensor) -> Tree:
+    def declare(params: Tree, task: Task) -> dict[str, GroupLayout]:
+        values = travelling(params, everything)
+        shapes = {name: tuple(value.shape) for name, value in values.items()}
+        return {"centres": GroupLayout(shapes, "cluster", clusters)}
+
+    def send(server: State, recipient: Recipient) -> State:
         return {name: value for name, value in server.items() if name not in _NOT_SENT}
 
-    def adopt(own: Tree, received: Tree) -> Tree:
+    def adopt(own: Tree, received: State) -> Tree:
         chosen = _nearest(own, received)[None]
         centre = {name: value.index_select(0, chosen)[0] for name, value in received.items()}
         return own | centre
@@ -54,21 +70,21 @@ def fesem(*, clusters: PositiveInt = 3) -> Algorithm:
         for name in step.received:
             own = step.params[name]
             values[name] = own.expand(clusters, *own.shape)
-        return make_upload(values, slot * count)
+        return {"centres": make_group(values, slot * count)}
 
-    def aggregate(server: Tree, uploads: Upload) -> Tree:
+    def aggregate(server: State, uploads: Upload) -> State:
         seeded = server["seeded"]
-        weight = uploads.weights["weight"]
-        if not seeded and len(weight) >= clusters:
-            uploads = _seed_clusters(uploads, int(server["seed"]))
+        group = uploads["centres"]
+        if not seeded and len(group.weight) >= clusters:
+            group = _seed_clusters(group, int(server["seed"]))
             seeded = torch.ones_like(seeded)
         elif not seeded:  # too few uploads to tell clusters apart: every centre follows their mean
-            uploads = _assign(uploads, torch.ones_like(weight))
-        sizes = uploads.weights["weight"].sum(0).cpu()
+            group = _assign(group, torch.ones_like(group.weight))
+        sizes = group.weight.sum(0).cpu()
         state = {"seeded": seeded, "sizes": sizes, "seed": server["seed"]}
-        return weighted_mean(server, uploads) | state
+        return weighted_mean(server, group) | state
 
-    def notes(server: Tree) -> list[str]:
+    def notes(server: State) -> list[str]:
         sentences = []
         if not server["seeded"]:
             few = f"fewer than {clusters} uploads"
@@ -81,6 +97,7 @@ def fesem(*, clusters: PositiveInt = 3) -> Algorithm:
         name="fesem",
         shared=everything,
         init=init,
+        declare=declare,
         send=send,
         adopt=adopt,
         loss=supervised,
@@ -88,6 +105,7 @@ def fesem(*, clusters: PositiveInt = 3) -> Algorithm:
         aggregate=aggregate,
         predict=by_head,
         additive=False,
+        combinable=False,
         notes=notes,
     )
 
@@ -101,11 +119,10 @@ def _nearest(own: Tree, centres: Tree) -> Tensor:
     return torch.stack(distances).sum(0).argmin()
 
 
-def _seed_clusters(uploads: Upload, seed: int) -> Upload:
+def _seed_clusters(uploads: Group, seed: int) -> Group:
     """Return the uploads, each in the slot of the nearest of the seeds that k-means++ chooses."""
-    slot_weights = uploads.weights["weight"]
-    clusters = slot_weights.shape[1]
-    weight = slot_weights.sum(1)
+    clusters = uploads.weight.shape[1]
+    weight = uploads.weight.sum(1)
     models = []
     for sums in trainable(uploads.sums).values():
         model = sums.sum(1) / align_axes(weight, sums[:, 0])
@@ -116,11 +133,11 @@ def _seed_clusters(uploads: Upload, seed: int) -> Upload:
     return _assign(uploads, torch.nn.functional.one_hot(chosen, clusters).to(weight.dtype))
 
 
-def _assign(uploads: Upload, slots: Tensor) -> Upload:
+def _assign(uploads: Group, slots: Tensor) -> Group:
     """Return the uploads, moved to the slots that are marked in `slots` (speakers, clusters)."""
     sums = {}
     for name, value in uploads.sums.items():
         model_sum = value.sum(1, keepdim=True).expand_as(value)
         sums[name] = align_axes(slots, value) * model_sum
-    weight = uploads.weights["weight"].sum(1, keepdim=True)
-    return Upload(sums, {"weight": slots * weight})
+    weight = uploads.weight.sum(1, keepdim=True)
+    return Group(sums, slots * weight)

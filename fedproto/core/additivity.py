@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedproto.core.engine import errors_named
 from fedproto.core.server import check_server_state
-from fedproto.core.tensors import select_rows, sum_uploads
-from fedproto.core.types import Algorithm, Tree, Upload
+from fedproto.core.tensors import count_speakers, flatten_state, select_rows, sum_uploads
+from fedproto.core.types import Algorithm, State, Tree, Upload
 from fedproto.errors import ConfigError
 
 #: How many uploads are aggregated singly and as their sum, to compare the results.
@@ -24,14 +24,14 @@ TOLERANCE = 1e-3
 class AdditivityCheck:
     """Compares, once in round 1, what a server makes of some uploads and of their sum."""
 
-    def __init__(self, algorithm: Algorithm, server: Tree, round: int) -> None:
+    def __init__(self, algorithm: Algorithm, server: State, round: int) -> None:
         self.algorithm = algorithm
         self.server = server
         self.is_pending = algorithm.additive and round == 1
 
     def __call__(self, uploads: Upload) -> None:
         """Raise ConfigError if the results differ; a single upload is not enough to compare."""
-        count = min(len(uploads.weights["weight"]), MAX_UPLOADS)
+        count = min(count_speakers(uploads), MAX_UPLOADS)
         if not self.is_pending or count < 2:
             return
         self.is_pending = False
@@ -48,7 +48,8 @@ class AdditivityCheck:
                 )
 
     def _aggregate(self, uploads: Upload) -> Tree:
-        return check_server_state(self.algorithm.aggregate(self.server, uploads), "aggregate")
+        server = self.algorithm.aggregate(self.server, uploads)
+        return flatten_state(check_server_state(server, "aggregate"))
 
 
 def _is_close(separate: Tensor, summed: Tensor) -> bool:

@@ -1,8 +1,9 @@
 """The messages that travel, in safetensors format; they hold only the rows that have a weight.
 
-The simulator's ledger counts these messages, and a deployed federation sends them. In a message,
-`value.NAME` are the values, `extra.NAME` the weights, and `extra.rows` the numbers of the rows if
-only some of them travel.
+The simulator's ledger counts these messages, and a deployed federation sends them: one for each
+group of an upload, and one for each tree of what a client receives. In a message, `value.NAME` are
+the values, `extra.NAME` the weights, and `extra.rows` the numbers of the rows if only some of them
+travel.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedproto.core.types import Tree, Upload
+from fedproto.core.tensors import flatten_state, map_upload, unflatten_state
+from fedproto.core.types import Group, State, Tree, Upload
 
 LARGEST_DESCRIPTION_BYTES = 2**20  # of a message's names and shapes
 
@@ -98,52 +100,74 @@ def rows_with_weight(weight: Tensor) -> Tensor | None:
     return weight.nonzero().flatten() if weight.dim() else None
 
 
-def encode_upload(upload: Upload) -> bytes:
-    """Return the message in which a client sends its upload."""
-    return save(upload_parts(upload))
+def encode_upload(upload: Upload) -> dict[str, bytes]:
+    """Return the messages in which a client sends its upload, one for each group."""
+    return {name: save(group_parts(group)) for name, group in upload.items()}
 
 
-def upload_parts(upload: Upload) -> Tree:
-    """Return the tensors of an upload's message."""
-    return parts(upload.sums, upload.weights, rows_with_weight(upload.weights["weight"]))
+def group_parts(group: Group) -> Tree:
+    """Return the tensors of the message of one group of an upload."""
+    extras = {"weight": group.weight, **group.counts}
+    return parts(group.sums, extras, rows_with_weight(group.weight))
 
 
-def encode_download(received: Tree) -> bytes:
-    """Return the message in which the server sends a client what it receives."""
-    return save(download_parts(received))
+def encode_download(received: State) -> dict[str, bytes]:
+    """Return the messages in which the server sends what a client receives, one for each tree."""
+    return {name: save(tree_parts(tree)) for name, tree in split_trees(received).items()}
 
 
-def download_parts(received: Tree) -> Tree:
-    """Return the tensors of a download's message; `known` only says which rows travel."""
-    values = {name: value for name, value in received.items() if name != "known"}
-    rows = rows_with_weight(received["known"]) if "known" in received else None
+def split_trees(received: State) -> dict[str, Tree]:
+    """Return the trees of what a client receives; tensors that are in none are the tree ``.
+
+    >>> split_trees({"known": 1, "body": {"weight": 2}})
+    {'': {'known': 1}, 'body': {'weight': 2}}
+    """
+    trees: dict[str, Tree] = {}
+    for path, value in flatten_state(received).items():
+        tree, _, name = path.rpartition("/")
+        trees.setdefault(tree, {})[name] = value
+    return trees
+
+
+def tree_parts(tree: Tree) -> Tree:
+    """Return the tensors of one tree's message; `known` only says which rows travel."""
+    values = {name: value for name, value in tree.items() if name != "known"}
+    rows = rows_with_weight(tree["known"]) if "known" in tree else None
     return parts(values, {}, rows)
 
 
 def upload_size(upload: Upload) -> Size:
     """Return the size of `encode_upload(upload)`, without building it."""
-    sums = {name: value[None] for name, value in upload.sums.items()}
-    weights = {name: value[None] for name, value in upload.weights.items()}
-    sizes = upload_sizes(Upload(sums, weights), clients=1)
-    return Size(*sizes[0].tolist())
+    sizes = upload_sizes(map_upload(upload, lambda value: value[None]), clients=1)
+    return Size(*sizes.sum(1)[0].tolist())
 
 
-def download_size(received: Tree) -> Size:
+def download_size(received: State) -> Size:
     """Return the size of `encode_download(received)`, without building it."""
-    stacked = {name: value[None] for name, value in received.items()}
-    sizes = download_sizes(stacked, clients=1)
+    flat = {name: value[None] for name, value in flatten_state(received).items()}
+    sizes = download_sizes(unflatten_state(flat), clients=1)
     return Size(*sizes[0].tolist())
 
 
 def upload_sizes(uploads: Upload, clients: int) -> Tensor:
-    """Return the sizes of uploads with a leading axis over clients: (clients, 2)."""
-    return _sizes(uploads.sums, uploads.weights, uploads.weights.get("weight"), clients)
+    """Return the sizes of uploads with a leading axis over clients: (clients, groups, 2)."""
+    sizes = []
+    for group in uploads.values():
+        extras = {"weight": group.weight, **group.counts}
+        sizes.append(_sizes(group.sums, extras, group.weight, clients))
+    return torch.stack(sizes, 1) if sizes else torch.zeros(clients, 0, 2, dtype=torch.int64)
 
 
-def download_sizes(received: Tree, clients: int) -> Tensor:
+def download_sizes(received: State, clients: int) -> Tensor:
     """Return the sizes of downloads with a leading axis over clients: (clients, 2)."""
-    values = {name: value for name, value in received.items() if name != "known"}
-    return _sizes(values, {}, received.get("known"), clients)
+    sizes = []
+    for tree in split_trees(received).values():
+        values = {name: value for name, value in tree.items() if name != "known"}
+        if values:
+            sizes.append(_sizes(values, {}, tree.get("known"), clients))
+    if not sizes:
+        return torch.zeros(clients, 2, dtype=torch.int64)
+    return sizes[0] if len(sizes) == 1 else torch.stack(sizes).sum(0)
 
 
 def _sizes(values: Tree, extras: Tree, weight: Tensor | None, clients: int) -> Tensor:

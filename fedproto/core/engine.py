@@ -13,11 +13,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedproto.core import codec
 from fedproto.core.federation import EvaluatedPart
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.tensors import select_rows
-from fedproto.core.types import Tree, Upload
+from fedproto.core.types import State, Tree, Upload
 from fedproto.errors import FedProtoError, TrainingError, locate, name_failure
 
 
@@ -38,7 +37,7 @@ class Chunk(NamedTuple):
 
     federation: int  # its position in the list the engine was made for
     clients: Tensor  # who trained
-    sizes: Tensor  # (clients, 2): values and bytes of each upload
+    sizes: Tensor  # (clients, groups, 2): values and bytes of each group of an upload
     loss: Tree  # each term, one value per client
     sound: Tensor  # (clients,) whether loss, parameters and upload are finite
     speakers: Tensor  # the clients whose upload arrived
@@ -51,11 +50,11 @@ def make_chunk(
     cohort: Cohort,
     clients: Tensor,
     uploads: Upload,
+    sizes: Tensor,
     loss: Tree,
     sound: Tensor,
 ) -> Chunk:
     """Return the chunk of some clients; of their uploads, those that are lost are left out."""
-    sizes = codec.upload_sizes(uploads, len(clients))
     arrived = ~torch.isin(clients, cohort.lost)
     if not arrived.all():
         uploads = select_rows(uploads, arrived.nonzero().flatten())
@@ -114,13 +113,13 @@ class Engine(Protocol):
     def train(
         self,
         round: int,
-        servers: Sequence[Tree],
+        servers: Sequence[State],
         cohorts: Sequence[Cohort],
     ) -> Iterator[Chunk]:
         """Train the sampled clients, slow ones for half their steps; keep their new states."""
         ...
 
-    def evaluate(self, servers: Sequence[Tree], part: EvaluatedPart = "test") -> list[Tree]:
+    def evaluate(self, servers: Sequence[State], part: EvaluatedPart = "test") -> list[Tree]:
         """Return every client's accuracies, with the server's state as it is, per federation.
 
         Each is a tree of name -> (clients,), float64, on the CPU. `part` says which rows of the
@@ -129,7 +128,7 @@ class Engine(Protocol):
         ...
 
     def measure(
-        self, servers: Sequence[Tree], part: EvaluatedPart = "test"
+        self, servers: Sequence[State], part: EvaluatedPart = "test"
     ) -> list[dict[int, MeasuredClient]]:
         """Return all metrics of every client by its number, per federation.
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fedproto.core.dropout import Dropped
 from fedproto.core.measurement import MeasuredClient, Metric, measure_scores
-from fedproto.core.types import Task, Tree
+from fedproto.core.tensors import move_index
+from fedproto.core.types import Recipient, Task, Tree
 
 if TYPE_CHECKING:
     from fedproto.data.shared.preprocessing import Preprocessing
@@ -137,6 +138,19 @@ class Federation:
         for member in self.members:
             own[member.id, list(member.classes)] = 1
         return own
+
+    def recipient(self, client: int, all_classes: bool = False) -> Recipient:
+        """Return one client as a recipient, of its own classes or, to be evaluated, of all."""
+        own_classes = self.own_classes[client]
+        classes = torch.ones_like(own_classes) if all_classes else own_classes
+        return Recipient(torch.tensor(client, device=self.device), classes)
+
+    def address(self, clients: Tensor, classes: Tensor) -> Recipient:
+        """Return recipients with a leading axis over these clients.
+
+        classes  (m, C) on the device, 1 for the classes that each is sent something of
+        """
+        return Recipient(move_index(clients, self.device), classes)
 
     def measure_client(
         self, client: int, scores: Tree, y: Tensor, part: EvaluatedPart

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedproto.core import dropout, rng
+from fedproto.core import codec, dropout, rng
 from fedproto.core.class_balance import (
     balanced_weights,
     count_classes,
@@ -26,7 +26,8 @@ from fedproto.core.class_balance import (
 from fedproto.core.federation import EvaluatedPart, Examples, Member
 from fedproto.core.metrics import mark_correct
 from fedproto.core.optimisers import Optimiser, RateSchedule, adam_rates, clip_factor, move_by_adam
-from fedproto.core.types import Algorithm, Batch, Phase, Step, Tree, Upload
+from fedproto.core.tensors import join_client, map_upload, split_client
+from fedproto.core.types import Algorithm, Batch, Phase, State, Step, Task, Tree, Upload
 
 BORDER_PIXELS = 4  # added on every side of an image before a crop of its own size is cut out
 EVALUATION_BATCH = 1000  # examples per forward pass
@@ -55,9 +56,20 @@ class Training:
 class Outcome(NamedTuple):
     """What a client's training results in."""
 
-    state: Tree
-    upload: Upload
+    state: Tree  # the whole one: see `tensors.join_client`
+    upload: Upload  # as the server decodes it
+    sizes: Tensor  # (groups, 2): values and bytes of what travels
     loss: Tree  # the mean of each term over the samples of all steps
+    wire: Upload  # what travels; the upload itself, unless there are transforms
+
+
+class RoundContext(NamedTuple):
+    """What a client's steps know of the round."""
+
+    received: State
+    rate: Tensor  # () the learning rate
+    key: Tensor  # () of (seed, round, client)
+    number: Tensor  # () the client's number
 
 
 class TrainedStep(NamedTuple):
@@ -67,11 +79,25 @@ class TrainedStep(NamedTuple):
     terms: Tree
 
 
+def start_client(algorithm: Algorithm, params: Tree, task: Task) -> Tree:
+    """Return the whole state of a client before its first round."""
+    kept = algorithm.client_init(params, task)
+    is_nested = all(isinstance(value, dict) for value in kept.values())
+    if not is_nested:
+        raise TypeError("client_init must return trees by name, as in {'control': {...}}")
+    return join_client(params, kept)
+
+
+def algorithm_key(seed: int | Tensor, round: int, client: int | Tensor) -> Tensor:
+    """Return the key from which an algorithm's functions draw; clients may be a tensor."""
+    return rng.key(seed, "algorithm", round, client)
+
+
 def train(
     member: Member,
     algorithm: Algorithm,
     own: Tree,
-    received: Tree,
+    received: State,
     training: Training,
     round: int,
     slow: bool = False,
@@ -79,9 +105,18 @@ def train(
     """Return the client's new state, its upload and its loss after a round of local training.
 
     The client adopts what it received, then runs the algorithm's phases. A slow client does half
-    its steps.
+    its steps. `own` is its whole state, as `start_client` returns it.
     """
-    state = algorithm.adopt(own, received)
+    own_params, kept = split_client(own)
+    params = algorithm.adopt(own_params, received)
+    kept = algorithm.client_start(kept, received)
+    like = next(value for value in own_params.values() if value.is_floating_point())
+    context = RoundContext(
+        received=received,
+        rate=like.new_tensor(training.rate(round)),
+        key=algorithm_key(training.seed, round, member.id).to(like.device),
+        number=torch.tensor(member.id, device=like.device),
+    )
     trained: list[TrainedStep] = []
     epoch = 0
     with seed_module_draws(training.seed, round, member.id, member.train.x.device):
@@ -91,22 +126,65 @@ def train(
                 continue
             epochs = phase.epochs or training.epochs
             batches = _batches(member, training, round, range(epoch, epoch + epochs), slow)
-            state, steps = _run_phase(
+            start = trained_tree(phase, params, kept)
+            moved, steps = _run_phase(
                 member,
                 algorithm,
                 phase,
                 names,
-                state,
-                received,
+                start,
+                kept,
+                context,
                 batches,
                 training,
                 training.rate(round),
+                len(trained),
             )
+            params, kept = replace_trained(phase, params, kept, moved)
             trained += steps
             epoch += epochs
     steps_seen = [each.step for each in trained]
-    closing_step = _closing_step(member, algorithm, state, received, steps_seen, training)
-    return Outcome(state, algorithm.upload(closing_step), _mean_loss(trained))
+    closing_step = _closing_step(member, algorithm, params, received, steps_seen, training)
+    closing_step = closing_step._replace(
+        state=kept,
+        lr=context.rate,
+        steps=torch.tensor(len(trained), device=like.device),
+        key=context.key,
+        number=context.number,
+    )
+    upload, wire = make_upload(algorithm, closing_step)
+    sizes = codec.upload_sizes(map_upload(wire, lambda value: value[None]), clients=1)[0]
+    state = join_client(params, algorithm.client_update(closing_step))
+    return Outcome(state, upload, sizes, _mean_loss(trained), wire)
+
+
+def make_upload(algorithm: Algorithm, step: Step) -> tuple[Upload, Upload]:
+    """Return a client's upload as the server will decode it, and what travels of it."""
+    upload = algorithm.upload(step)
+    if algorithm.encode is None or algorithm.decode is None:
+        return upload, upload
+    wire = algorithm.encode(upload, step)
+    return algorithm.decode(wire, step.received), wire
+
+
+def trained_tree(phase: Phase, params: Tree, kept: State) -> Tree:
+    """Return what a phase trains: the model, or a tree that the client keeps beside it.
+
+    Of a tree that lacks some of the model's names, these are the model's own.
+    """
+    if not phase.model:
+        return params
+    if phase.model not in kept:
+        raise KeyError(f"a phase trains {phase.model!r}, which client_init does not return")
+    return params | kept[phase.model]
+
+
+def replace_trained(phase: Phase, params: Tree, kept: State, moved: Tree) -> tuple[Tree, State]:
+    """Return the client's model, and what it keeps beside it, after a phase has trained `moved`."""
+    if not phase.model:
+        return moved, kept
+    tree = {name: moved[name] for name in kept[phase.model]}
+    return params, kept | {phase.model: tree}
 
 
 def _trained_names(module: nn.Module, phase: Phase) -> list[str]:
@@ -231,10 +309,45 @@ def crop_and_flip(x: Tensor, border: Tensor, draws: Tensor) -> Tensor:
     return cropped.permute(0, 3, 1, 2)
 
 
-def forward(module: nn.Module, state: Tree, batch: Batch, received: Tree, keep: Tree) -> Step:
-    """Return the step of one batch; `keep` is what each dropout layer keeps of it."""
-    features, logits = functional_call(module, state | keep, (batch.x,))
-    return Step(state, features, logits, batch, received)
+def forward(
+    module: nn.Module,
+    params: Tree,
+    batch: Batch,
+    keep: Tree,
+    kept: State,
+    context: RoundContext,
+    steps: Tensor,
+) -> Step:
+    """Return the step of one batch.
+
+    keep   what each dropout layer keeps of the batch
+    kept   what the client keeps beside its model
+    steps  () how many steps came before in this round
+    """
+
+    def run_other(others: Tree) -> tuple[Tensor, Tensor]:
+        return run_copy(module, params | others, keep, batch.x)
+
+    features, logits = functional_call(module, params | keep, (batch.x,))
+    return Step(
+        params=params,
+        features=features,
+        logits=logits,
+        batch=batch,
+        received=context.received,
+        state=kept,
+        forward=run_other,
+        lr=context.rate,
+        steps=steps,
+        key=context.key,
+        number=context.number,
+    )
+
+
+def run_copy(module: nn.Module, params: Tree, keep: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return features and logits; buffers that the module updates in training are copied first."""
+    copies = {name: params[name].clone() for name, _ in module.named_buffers() if name in params}
+    return functional_call(module, params | copies | keep, (x,))
 
 
 def _run_phase(
@@ -243,23 +356,27 @@ def _run_phase(
     phase: Phase,
     names: list[str],
     state: Tree,
-    received: Tree,
+    kept: State,
+    context: RoundContext,
     batches: Iterator[tuple[Batch, Tree]],
     training: Training,
     rate: float,
+    steps_before: int,
 ) -> tuple[Tree, list[TrainedStep]]:
     """Train the named parameters over the batches; return the new state and the steps.
 
     All that the phase does not train, buffers included, stays as it was.
     """
+    compute_loss = phase.loss or algorithm.loss
     moving = {name: value.detach().clone() for name, value in state.items()}
     leaves = [moving[name].requires_grad_() for name in names]
     moments = [_start_moments(leaf, training.optimiser) for leaf in leaves]
     member.module.train()
     trained: list[TrainedStep] = []
     for batch, keep in batches:
-        step = forward(member.module, moving, batch, received, keep)
-        terms = algorithm.loss(step)
+        steps = torch.tensor(steps_before + len(trained), device=batch.y.device)
+        step = forward(member.module, moving, batch, keep, kept, context, steps)
+        terms = compute_loss(step)
         loss = torch.stack(list(terms.values())).sum()
         gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
         _descend(leaves, moments, gradients, training, rate, step_number=len(trained) + 1)
@@ -309,14 +426,16 @@ def _descend(
 
 def _without_graph(step: Step) -> Step:
     """Return a step that holds neither parameters nor the graph of its gradient."""
-    return step._replace(params={}, features=step.features.detach(), logits=step.logits.detach())
+    features = step.features.detach()
+    logits = step.logits.detach()
+    return Step({}, features, logits, step.batch, received={})
 
 
 def _closing_step(
     member: Member,
     algorithm: Algorithm,
     state: Tree,
-    received: Tree,
+    received: State,
     seen: list[Step],
     training: Training,
 ) -> Step:
@@ -341,7 +460,7 @@ def _batch_without_inputs(y: Tensor, like: Tensor) -> Batch:
     return Batch(like.new_empty(0), y, like.new_ones(len(y)))
 
 
-def _evaluation_step(module: nn.Module, state: Tree, examples: Examples, received: Tree) -> Step:
+def _evaluation_step(module: nn.Module, state: Tree, examples: Examples, received: State) -> Step:
     """Return one step over all examples in eval mode, computed EVALUATION_BATCH at a time."""
     module.eval()
     # A module may write to its buffers even in eval mode; it gets copies of them.
@@ -372,8 +491,10 @@ def _mean_loss(trained: list[TrainedStep]) -> Tree:
     """Return each term's mean over the samples of all steps."""
     sizes = torch.stack([each.step.batch.mask.sum() for each in trained])
     means = {}
-    for name in trained[0].terms:
-        values = torch.stack([each.terms[name] for each in trained])
+    zero = torch.zeros_like(sizes[0])
+    names = dict.fromkeys(name for each in trained for name in each.terms)
+    for name in names:  # a phase may have terms of its own, which are 0 in the others
+        values = torch.stack([each.terms.get(name, zero) for each in trained])
         means[name] = values @ sizes / sizes.sum()
     return means
 
@@ -382,7 +503,7 @@ def evaluate(
     member: Member,
     algorithm: Algorithm,
     own: Tree,
-    received: Tree,
+    received: State,
     part: EvaluatedPart = "test",
 ) -> dict[str, float]:
     """Return the client's accuracies on one part of its data, as fractions.
@@ -401,13 +522,14 @@ def score(
     member: Member,
     algorithm: Algorithm,
     own: Tree,
-    received: Tree,
+    received: State,
     part: EvaluatedPart = "test",
 ) -> tuple[Tree, Tensor]:
     """Return the algorithm's scores of one part of a client's data, (n, C) each, and the classes.
 
     The classes of the rows are (n,), numbered as in the federation.
     """
-    state = algorithm.adopt(own, received)
+    own_params, kept = split_client(own)
+    state = algorithm.adopt(own_params, received)
     step = _evaluation_step(member.module, state, member.examples_of(part), received)
-    return algorithm.predict(step), step.batch.y
+    return algorithm.predict(step._replace(state=kept)), step.batch.y

@@ -21,9 +21,16 @@ from fedproto.core.measurement import MeasuredClient, summarise_values
 from fedproto.core.metrics import summarise
 from fedproto.core.sampling import Schedule, sample_cohort
 from fedproto.core.server import Progress, check_server_state
-from fedproto.core.tensors import join_uploads, move_index, select_rows, sum_uploads
+from fedproto.core.tensors import (
+    join_uploads,
+    move_index,
+    select_rows,
+    sum_uploads,
+    take_one,
+)
 from fedproto.core.types import Algorithm, Tree, Upload
-from fedproto.errors import DivergedError
+from fedproto.core.uploads import find_layout_mismatch
+from fedproto.errors import DivergedError, TrainingError
 
 #: A supervised loss above this has exploded: guessing among 1000 classes costs 7.
 EXPLODED_LOSS = 1e4
@@ -52,6 +59,8 @@ class RoundResult:
     clients: Tree | None = field(repr=False, default=None)
     #: The accuracies on validation rows, over the clients that have some, in place of `accuracy`.
     validation: dict[str, dict[str, float]] | None = None
+    #: What the algorithm or its transforms measure at the server.
+    server: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         values = [f"loss {sum(self.loss.values()):.3f}"]
@@ -62,11 +71,14 @@ class RoundResult:
     def line(self) -> dict[str, Any]:
         """Return what metrics.jsonl holds of this round: everything but the values per client.
 
-        `validation` is there only in rounds that were evaluated on validation rows.
+        `validation` is there only in rounds that were evaluated on validation rows, and `server`
+        only if something is measured there.
         """
         line = {name: value for name, value in vars(self).items() if name != "clients"}
         if self.validation is None:
             del line["validation"]
+        if not self.server:
+            del line["server"]
         return line
 
 
@@ -184,6 +196,7 @@ class RoundAccumulator:
         self.cohort = cohort
         self.chunks: list[Chunk] = []  # without their uploads
         self.uploads: Upload | None = None
+        self.is_declared = False  # whether uploads were found to be what the algorithm declares
         self.check_additivity = AdditivityCheck(algorithm, self.progress.server, round)
         self.download_sizes = self._measure_downloads()
 
@@ -198,24 +211,74 @@ class RoundAccumulator:
             own_classes = own_classes[move_index(sampled, own_classes.device)]
         with errors_named(f"round {self.round}, sending"):
             send_to_all = vmap(self.algorithm.send, in_dims=(None, 0))
-            sent = send_to_all(self.progress.server, own_classes)
+            recipients = self.federation.address(sampled, own_classes)
+            sent = send_to_all(self.progress.server, recipients)
             return codec.download_sizes(sent, len(sampled))
 
     def add(self, chunk: Chunk) -> None:
         """Add a chunk's uploads to those so far, append them, or store them as the latest ones."""
-        self.chunks.append(chunk._replace(uploads=Upload({}, {})))
-        if not len(chunk.speakers) or not chunk.uploads.sums:
+        uploads = chunk.uploads
+        chunk = chunk._replace(uploads={}, sizes=self._leave_out_delivered(chunk))
+        self.chunks.append(chunk)
+        if not len(chunk.speakers) or not uploads:
+            return
+        self._check_declaration(uploads)
+        uploads = self._store_once(chunk.speakers, uploads)
+        if not uploads:
             return
         if self.algorithm.remembers:
-            self.progress.latest_uploads.store(chunk.speakers, chunk.uploads, self.round)
+            self.progress.latest_uploads.store(chunk.speakers, uploads, self.round)
             return
-        uploads = chunk.uploads
         if self.uploads is not None:
             uploads = join_uploads([self.uploads, uploads])
         if self.algorithm.additive:
             self.check_additivity(uploads)
             uploads = sum_uploads(uploads)
         self.uploads = uploads
+
+    def _check_declaration(self, uploads: Upload) -> None:
+        """Raise TrainingError unless the first uploads are what the algorithm declares."""
+        if self.round > 1 or self.is_declared:
+            return
+        self.is_declared = True
+        layouts = self.progress.layouts
+        where = f"round {self.round}, the upload of {self.algorithm.name}"
+        if list(uploads) != list(layouts):
+            found = ", ".join(uploads)
+            declared = ", ".join(layouts) or "none"
+            raise TrainingError(f"{where} has the groups {found}, but it declares {declared}")
+        for name, group in take_one(uploads, 0).items():
+            mismatch = find_layout_mismatch(name, group, layouts)
+            if mismatch is not None:
+                raise TrainingError(f"{where}: {mismatch}")
+
+    def _leave_out_delivered(self, chunk: Chunk) -> Tensor:
+        """Return the sizes of what the clients send: (clients, 2).
+
+        A group that is sent once is left out for clients whose group has arrived before.
+        """
+        sizes = chunk.sizes
+        for place, name in enumerate(self.progress.layouts):
+            if name in self.algorithm.once and sizes.shape[1]:
+                is_due = self.progress.once_uploads.last_round[chunk.clients] == 0
+                sizes = sizes.clone()
+                sizes[:, place] *= is_due.to(sizes.device)[:, None]
+        return sizes.sum(1)
+
+    def _store_once(self, speakers: Tensor, uploads: Upload) -> Upload:
+        """Keep the groups that are sent once, of clients that had not sent them; return the rest.
+
+        This round's first uploads stay as they are: a client is due until its group has arrived.
+        """
+        if not self.algorithm.once:
+            return uploads
+        kept = self.progress.once_uploads
+        is_due = kept.last_round[speakers] == 0
+        sent_once = {name: uploads[name] for name in self.algorithm.once}
+        if is_due.any():
+            due_rows = is_due.nonzero().flatten()
+            kept.store(speakers[due_rows], select_rows(sent_once, due_rows), self.round)
+        return {name: group for name, group in uploads.items() if name not in sent_once}
 
     def aggregate(self) -> None:
         """Update the server from the uploads that arrived, or from everybody's latest ones."""
@@ -228,6 +291,14 @@ class RoundAccumulator:
 
     def _uploads_to_aggregate(self) -> Upload | None:
         """Return the uploads for the server, or None if there are none."""
+        uploads = self._uploads_of_round()
+        sent_once = self.progress.once_uploads.recall()
+        if sent_once is None:
+            return uploads
+        return sent_once | (uploads or {})
+
+    def _uploads_of_round(self) -> Upload | None:
+        """Return the uploads without the groups that are sent once, or None if there are none."""
         if self.algorithm.remembers:
             return self.progress.latest_uploads.recall()
         if self.uploads is None or self.algorithm.additive:
@@ -279,6 +350,7 @@ class RoundAccumulator:
             diverged=diverged,
             clients=accuracies if part == "test" else None,
             validation=validation,
+            server=self.algorithm.metrics(self.progress.server),
         )
 
     def _read_chunks(self) -> Tree:

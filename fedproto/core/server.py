@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,21 +11,33 @@ from torch import Tensor
 
 from fedproto.core.engine import errors_named
 from fedproto.core.federation import Federation
-from fedproto.core.tensors import find_mismatch, flatten_groups, split_groups
+from fedproto.core.tensors import (
+    find_mismatch,
+    flatten_groups,
+    flatten_state,
+    split_groups,
+    unflatten_state,
+)
 from fedproto.core.traffic import Ledger
-from fedproto.core.types import Algorithm, Tree, Upload
+from fedproto.core.types import Algorithm, GroupLayout, State, Tree
 from fedproto.core.uploads import LatestUploads
 from fedproto.errors import shown
+
+#: The group of exported tensors of what clients send once.
+_ONCE = "once"
 
 
 @dataclass
 class Progress:
     """The state of a run apart from the clients' own states; a checkpoint holds both."""
 
-    server: Tree
+    server: State
     ledger: Ledger
     latest_uploads: LatestUploads
+    layouts: Mapping[str, GroupLayout]  # of the groups of an upload
     round: int = 0  # the last completed round
+    #: The groups that clients send once; empty unless the algorithm has such groups.
+    once_uploads: LatestUploads = field(default_factory=lambda: LatestUploads(0))
     #: The smallest mean of each term over the rounds so far.
     smallest_loss: dict[str, float] = field(default_factory=dict)
     #: Clients whose loss exploded, and the round in which it first did.
@@ -36,9 +48,13 @@ class Progress:
         """Return the progress of a federation before its first round."""
         clients = len(federation.members)
         with errors_named(f"the server of {algorithm.name}, before round 1"):
-            server = algorithm.init(federation.members[0].initial, federation.task)
+            first = federation.members[0].initial
+            server = algorithm.init(first, federation.task)
             check_server_state(server, "init")
-        return cls(server, Ledger(clients), LatestUploads(clients))
+            layouts = algorithm.declare(first, federation.task)
+        progress = cls(server, Ledger(clients), LatestUploads(clients), layouts)
+        progress.once_uploads = LatestUploads(clients)
+        return progress
 
     def look_back(self, lines: Sequence[dict[str, Any]]) -> None:
         """Read from the lines of earlier rounds how small the losses were, and whose exploded."""
@@ -57,41 +73,51 @@ class Progress:
 
     def export(self) -> Tree:
         """Return everything a checkpoint holds of the server, as one flat tree."""
-        tree = flatten_groups({"server": self.server})
+        tree = flatten_groups({"server": flatten_state(self.server)})
         tree["ledger"] = self.ledger.counts
-        return tree | self.latest_uploads.export()
+        tree |= self.latest_uploads.export()
+        if self.once_uploads.uploads is not None:
+            tree |= flatten_groups({_ONCE: self.once_uploads.export()})
+        return tree
 
     def restore(self, tree: Tree, round: int) -> None:
         """Continue from what `export` returned after a round; ValueError says what does not fit."""
         groups = split_groups(tree)
         stored = groups.get("server", {})
         self._refuse_mismatches(tree, groups)
-        server = {name: value.to(self.server[name].device) for name, value in stored.items()}
-        self.latest_uploads = LatestUploads.restore(
-            tree,
-            clients=len(self.latest_uploads.last_round),
-            row_shapes={name: value.shape for name, value in server.items()},
-            device=next((value.device for value in server.values()), torch.device("cpu")),
-        )
-        self.server = server
+        fresh = flatten_state(self.server)
+        server = {name: value.to(fresh[name].device) for name, value in stored.items()}
+        clients = len(self.latest_uploads.last_round)
+        device = next((value.device for value in server.values()), torch.device("cpu"))
+        self.latest_uploads = LatestUploads.restore(tree, clients, self.layouts, device)
+        self.once_uploads = LatestUploads(clients)
+        if _ONCE in groups:
+            stored_once = LatestUploads.restore(groups[_ONCE], clients, self.layouts, device)
+            self.once_uploads = stored_once
+        self.server = unflatten_state(server)
         self.ledger.counts = tree["ledger"]
         self.round = round
 
     def _refuse_mismatches(self, tree: Tree, groups: dict[str, Tree]) -> None:
         """Refuse tensors whose names, shapes or types are not those of this federation."""
-        unexpected = groups.keys() - {"server", "client", "ledger", "last", *Upload._fields}
+        unexpected = groups.keys() - {"server", "client", "ledger", "last", "uploads", _ONCE}
         if unexpected:
             raise ValueError(f"it has no {shown(min(unexpected), 80)}")
         ledger = {name: value for name, value in tree.items() if name == "ledger"}
-        mismatch = find_mismatch(self.server, groups.get("server", {}))
+        mismatch = find_mismatch(flatten_state(self.server), groups.get("server", {}))
         mismatch = mismatch or find_mismatch({"ledger": self.ledger.counts}, ledger)
         if mismatch is not None:
             raise ValueError(mismatch)
 
 
-def check_server_state(state: Any, function: str) -> Tree:
-    """Return the state an algorithm's function made; TypeError unless it is a dict of tensors."""
-    if isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values()):
-        return state
+def check_server_state(state: Any, function: str) -> State:
+    """Return the state that an algorithm's function made.
+
+    Raises TypeError unless it is a dict of tensors, or of trees of tensors.
+    """
+    if isinstance(state, dict):
+        flat = flatten_state(state)
+        if all(isinstance(value, Tensor) for value in flat.values()):
+            return state
     kind = type(state).__name__
     raise TypeError(f"{function} must return a dict of tensors by name, not {kind}")

@@ -4,13 +4,13 @@ Uploads of several clients are one Upload whose tensors have a leading axis over
 called the speakers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from fedproto.core.types import Tree, Upload
+from fedproto.core.types import Group, State, Tree, Upload
 from fedproto.errors import shown
 
 T = TypeVar("T")
@@ -55,6 +55,60 @@ def split_groups(values: Mapping[str, T]) -> dict[str, dict[str, T]]:
         group, _, name = key.partition(".")
         groups.setdefault(group, {})[name] = value
     return groups
+
+
+def flatten_state(state: State) -> Tree:
+    """Return a state as one tree; a tensor of an inner tree is named `TREE/NAME`.
+
+    >>> flatten_state({"a": 1, "inner": {"b": 2}})
+    {'a': 1, 'inner/b': 2}
+    """
+    flat: Tree = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            for inner_name, inner_value in flatten_state(value).items():
+                flat[f"{name}/{inner_name}"] = inner_value
+        else:
+            flat[name] = value
+    return flat
+
+
+def unflatten_state(flat: Mapping[str, T]) -> State:
+    """Return the state that `flatten_state` was given; empty trees are lost.
+
+    >>> unflatten_state({"a": 1, "inner/b": 2})
+    {'a': 1, 'inner': {'b': 2}}
+    """
+    state: State = {}
+    for name, value in flat.items():
+        *path, last = name.split("/")
+        place = state
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return state
+
+
+#: The tree of a client's whole state that holds what it keeps beside its model.
+KEPT = "client"
+
+
+def join_client(params: Tree, kept: State) -> Tree:
+    """Return a client's whole state: its parameters, and what it keeps beside them."""
+    return params | flatten_state({KEPT: kept})
+
+
+def split_client(whole: Mapping[str, T]) -> tuple[dict[str, T], State]:
+    """Return a client's parameters and what it keeps beside them, out of its whole state."""
+    prefix = f"{KEPT}/"
+    params: dict[str, T] = {}
+    kept: dict[str, T] = {}
+    for name, value in whole.items():
+        if name.startswith(prefix):
+            kept[name.removeprefix(prefix)] = value
+        else:
+            params[name] = value
+    return params, unflatten_state(kept)
 
 
 def find_mismatch(wanted: Tree, found: Tree) -> str | None:
@@ -104,10 +158,50 @@ def align_axes(weight: Tensor, like: Tensor) -> Tensor:
     return weight.reshape(weight.shape + (1,) * missing)
 
 
-def make_upload(values: Tree, weight: Tensor) -> Upload:
-    """Return the upload of `values` with `weight`: the products of both, and the weight."""
+def make_group(values: Tree, weight: Tensor) -> Group:
+    """Return the group of `values` with `weight`: the products of both, and the weight."""
     sums = {name: align_axes(weight, value) * value for name, value in values.items()}
-    return Upload(sums, {"weight": weight})
+    return Group(sums, weight)
+
+
+def map_group(group: Group, change: Callable[[Tensor], Tensor]) -> Group:
+    """Return a group with all its tensors changed."""
+    sums = {name: change(value) for name, value in group.sums.items()}
+    counts = {name: change(value) for name, value in group.counts.items()}
+    return Group(sums, change(group.weight), counts)
+
+
+def map_upload(upload: Upload, change: Callable[[Tensor], Tensor]) -> Upload:
+    """Return an upload with all its tensors changed."""
+    return {name: map_group(group, change) for name, group in upload.items()}
+
+
+def flatten_upload(upload: Upload) -> Tree:
+    """Return an upload as one tree: `GROUP/sums/NAME`, `GROUP/weight`, `GROUP/counts/NAME`."""
+    flat = {}
+    for name, group in upload.items():
+        flat[f"{name}/weight"] = group.weight
+        for kind, tree in (("sums", group.sums), ("counts", group.counts)):
+            for tensor_name, value in tree.items():
+                flat[f"{name}/{kind}/{tensor_name}"] = value
+    return flat
+
+
+def unflatten_upload(flat: Tree) -> Upload:
+    """Return the upload that `flatten_upload` was given; ValueError if it is not one."""
+    parts: dict[str, dict[str, Tree]] = {}
+    for key, value in flat.items():
+        group, _, rest = key.partition("/")
+        kind, _, name = rest.partition("/")
+        if (kind == "weight") == bool(name) or kind not in Group._fields:
+            raise ValueError(f"{shown(key, 80)} is not a part of an upload")
+        parts.setdefault(group, {}).setdefault(kind, {})[name] = value
+    upload = {}
+    for group, kinds in parts.items():
+        if "weight" not in kinds:
+            raise ValueError(f"there is no {shown(group, 80)}/weight")
+        upload[group] = Group(kinds.get("sums", {}), kinds["weight"][""], kinds.get("counts", {}))
+    return upload
 
 
 def stack_uploads(uploads: Sequence[Upload]) -> Upload:
@@ -116,68 +210,55 @@ def stack_uploads(uploads: Sequence[Upload]) -> Upload:
     def stack(trees: Sequence[Tree]) -> Tree:
         return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
-    sums = stack([upload.sums for upload in uploads])
-    weights = stack([upload.weights for upload in uploads])
-    return Upload(sums, weights)
+    stacked = stack([flatten_upload(upload) for upload in uploads])
+    return unflatten_upload(stacked)
 
 
 def take_one(uploads: Upload, position: int) -> Upload:
     """Return a single speaker's upload, without the axis over speakers."""
-
-    def take(tree: Tree) -> Tree:
-        return {name: value[position] for name, value in tree.items()}
-
-    return Upload(take(uploads.sums), take(uploads.weights))
+    return map_upload(uploads, lambda value: value[position])
 
 
 def select_rows(uploads: Upload, rows: Tensor) -> Upload:
     """Return the uploads of some of the speakers."""
-
-    def select(tree: Tree) -> Tree:
-        return {name: value[move_index(rows, value.device)] for name, value in tree.items()}
-
-    return Upload(select(uploads.sums), select(uploads.weights))
+    return map_upload(uploads, lambda value: value[move_index(rows, value.device)])
 
 
-def scatter_rows(upload: Upload, places: Tensor, rows: int) -> Upload:
-    """Return an upload with `rows` rows: its own ones at these places, and zeros elsewhere."""
+def scatter_rows(group: Group, places: Tensor, rows: int) -> Group:
+    """Return a group with `rows` rows: its own ones at these places, and zeros elsewhere."""
 
     def scatter(value: Tensor) -> Tensor:
         return value.new_zeros(rows, *value.shape[1:]).index_copy(0, places, value)
 
-    sums = {name: scatter(value) for name, value in upload.sums.items()}
-    weights = {name: scatter(value) for name, value in upload.weights.items()}
-    return Upload(sums, weights)
+    return map_group(group, scatter)
 
 
 def join_uploads(uploads: Sequence[Upload]) -> Upload:
     """Return the uploads of several groups of speakers as those of all of them."""
-    return Upload(*(concatenate_rows(trees) for trees in zip(*uploads, strict=True)))
+    return unflatten_upload(concatenate_rows([flatten_upload(upload) for upload in uploads]))
 
 
 def sum_uploads(uploads: Upload) -> Upload:
     """Return the sum over the speakers; their axis stays, with length 1, so it is again uploads."""
-
-    def add_up(tree: Tree) -> Tree:
-        return {name: value.sum(0, keepdim=True) for name, value in tree.items()}
-
-    return Upload(add_up(uploads.sums), add_up(uploads.weights))
+    return map_upload(uploads, lambda value: value.sum(0, keepdim=True))
 
 
-def weighted_mean(old: Tree, uploads: Upload) -> Tree:
-    """Return Σ weight·value / Σ weight of each tensor, row by row.
+def count_speakers(uploads: Upload) -> int:
+    """Return the length of the axis over the speakers."""
+    return max((len(group.weight) for group in uploads.values()), default=0)
+
+
+def weighted_mean(old: Tree, uploads: Group) -> Tree:
+    """Return Σ weight·value / Σ weight of each tensor of a group, row by row.
 
     A row for which nobody has a weight keeps its old value.
     """
-    if not uploads.sums:
-        return {}
-    summed = sum_uploads(uploads)
-    weight = summed.weights["weight"][0]
+    weight = uploads.weight.sum(0)
     spoken = weight > 0
     divisor = torch.where(spoken, weight, 1)
     means = {}
-    for name, sums in summed.sums.items():
-        value = sums[0]
+    for name, sums in uploads.sums.items():
+        value = sums.sum(0)
         quotient = value / align_axes(divisor, value)
         means[name] = torch.where(align_axes(spoken, value), quotient, old[name])
     return means

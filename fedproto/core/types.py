@@ -20,6 +20,7 @@ Tree = dict[str, Tensor]
 #: Tensors by name, or trees of them by name: `{"model": {...}, "control": {...}}`. What a server
 #: keeps, what it sends, and what a client keeps beside its model have this form.
 State = dict[str, Any]
+_EMPTY: State = {}  # never changed
 
 
 class Batch(NamedTuple):
@@ -50,13 +51,14 @@ class Step(NamedTuple):
     logits: Tensor  # (b, C)
     batch: Batch
     received: State  # what the server sent
-    state: State = {}  # what the client keeps beside its model; see `client_init`
+    state: State = _EMPTY  # what the client keeps beside its model; see `client_init`
     #: forward(other parameters) -> features and logits of this batch, in training mode. Names that
     #: are not given are the client's own. In a loss only.
     forward: Callable[[Tree], tuple[Tensor, Tensor]] = refuse_forward
     lr: Tensor = torch.tensor(0.0)  # () of this round
     steps: Tensor = torch.tensor(0)  # () local steps done so far in this round
     key: Tensor = torch.tensor(0)  # () of (seed, round, client); see core/rng.py
+    number: Tensor = torch.tensor(0)  # () the client's number
 
 
 class Group(NamedTuple):
@@ -69,7 +71,7 @@ class Group(NamedTuple):
     #: () one per client, (C,) one per class or (K,) one per cluster; 0 = the client has no value.
     #: Its shape is a prefix of that of every sum and count.
     weight: Tensor
-    counts: Tree = {}  # further counts, such as Eq. 6's number of holders
+    counts: Tree = _EMPTY  # further counts, such as Eq. 6's number of holders
 
 
 #: What a client sends: groups by name, each with a weight of its own.
@@ -87,6 +89,16 @@ class GroupLayout:
     #: Whether the values are a new version of what the client received under the same names. Then
     #: transforms work on the change, and so do asynchronous rounds.
     relative: bool = False
+
+    def tensor_shapes(self, group: str) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all tensors of the group with this name, by their flat names."""
+        rows = (self.rows,) if self.per != "client" else ()
+        shapes: dict[str, tuple[int, ...]] = {f"{group}/weight": rows}
+        for name, shape in self.shapes.items():
+            shapes[f"{group}/sums/{name}"] = rows + shape
+        for name in self.counts:
+            shapes[f"{group}/counts/{name}"] = rows
+        return shapes
 
 
 def per_client(values: Tree, relative: bool = True) -> dict[str, GroupLayout]:

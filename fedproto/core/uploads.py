@@ -7,7 +7,7 @@ is, bit for bit, what it would be if the client's upload had never arrived.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -15,20 +15,24 @@ from torch import Tensor
 from fedproto.core.tensors import (
     FLOATS,
     find_mismatch,
-    flatten_groups,
+    flatten_upload,
+    map_group,
+    map_upload,
     move_index,
     pad_rows,
     select_rows,
-    split_groups,
     take_one,
+    unflatten_upload,
 )
-from fedproto.core.types import Tree, Upload
+from fedproto.core.types import Group, GroupLayout, Tree, Upload
 from fedproto.errors import shown
 
 #: All clients' prototypes are saved beside the global ones up to this many values in all.
 LARGEST_LOCAL_VALUES = 2**22
 #: The exported tensor with the round of each client's latest upload.
 _LAST_ROUND = "last"
+#: The beginning of the names of the exported tensors of uploads.
+_UPLOADS = "uploads."
 
 
 class LatestUploads:
@@ -47,22 +51,20 @@ class LatestUploads:
     def store(self, clients: Tensor, uploads: Upload, round: int) -> None:
         """Replace the uploads of these clients by those of this round."""
         if self.uploads is None:
-            self.uploads = Upload(self._make_room(uploads.sums), self._make_room(uploads.weights))
-        for stored, new in zip(self.uploads, uploads, strict=True):
-            for name, value in new.items():
-                stored[name].index_copy_(0, move_index(clients, value.device), value)
+            self.uploads = map_upload(uploads, self._make_room)
+        stored = flatten_upload(self.uploads)
+        for name, value in flatten_upload(uploads).items():
+            stored[name].index_copy_(0, move_index(clients, value.device), value)
         self.last_round[clients] = round
 
-    def _make_room(self, tree: Tree) -> Tree:
-        """Return zeros like the tensors of some clients' uploads, with a row for every client."""
-        clients = len(self.last_round)
-        return {name: value.new_zeros(clients, *value.shape[1:]) for name, value in tree.items()}
+    def _make_room(self, value: Tensor) -> Tensor:
+        """Return zeros like a tensor of some clients' uploads, with a row for every client."""
+        return value.new_zeros(len(self.last_round), *value.shape[1:])
 
     def store_one(self, client: int, upload: Upload, round: int) -> None:
         """Replace one client's upload, whose tensors have no axis over clients."""
-        sums = {name: value[None] for name, value in upload.sums.items()}
-        weights = {name: value[None] for name, value in upload.weights.items()}
-        self.store(torch.tensor([client]), Upload(sums, weights), round)
+        uploads = map_upload(upload, lambda value: value[None])
+        self.store(torch.tensor([client]), uploads, round)
 
     def add_clients(self, clients: int) -> None:
         """Make room for further clients, so that there are `clients` in all."""
@@ -74,14 +76,13 @@ class LatestUploads:
         self.last_round[client] = 0
         if self.uploads is None:
             return
-        for tree in self.uploads:
-            for value in tree.values():
-                value[client] = 0
+        for value in flatten_upload(self.uploads).values():
+            value[client] = 0
 
-    def widen(self, classes: int) -> None:
+    def widen(self, classes: int, groups: Collection[str]) -> None:
         """Append classes, so that there are `classes`; the stored uploads have no value for them.
 
-        As in `keep_classes`, the uploads must have one weight per class.
+        As in `keep_classes`, `groups` names those with one weight per class.
         """
 
         def append_classes(value: Tensor) -> Tensor:
@@ -89,18 +90,23 @@ class LatestUploads:
             missing = value.new_zeros(clients, classes - old_classes, *value.shape[2:])
             return torch.cat([value, missing], 1)
 
-        self._change_tensors(append_classes)
+        self._change_tensors(append_classes, groups)
 
-    def keep_classes(self, places: Tensor) -> None:
+    def keep_classes(self, places: Tensor, groups: Collection[str]) -> None:
         """Keep only the classes at these places of the list, in this order."""
-        self._change_tensors(lambda value: value[:, move_index(places, value.device)])
+        self._change_tensors(lambda value: value[:, move_index(places, value.device)], groups)
 
-    def _change_tensors(self, change: Callable[[Tensor], Tensor]) -> None:
+    def _change_tensors(
+        self, change: Callable[[Tensor], Tensor], groups: Collection[str] | None = None
+    ) -> None:
+        """Change the tensors of all groups, or only of some."""
         if self.uploads is None:
             return
-        sums = {name: change(value) for name, value in self.uploads.sums.items()}
-        weights = {name: change(value) for name, value in self.uploads.weights.items()}
-        self.uploads = Upload(sums, weights)
+        changed = dict(self.uploads)
+        for name, group in self.uploads.items():
+            if groups is None or name in groups:
+                changed[name] = map_group(group, change)
+        self.uploads = changed
 
     # --- what is stored
 
@@ -136,16 +142,11 @@ class LatestUploads:
         stored = self.clients()
         if not stored:
             return None
-        first = self.get(stored[0])
-        sums = dict(first.sums)
-        weights = dict(first.weights)
+        total = flatten_upload(self.get(stored[0]))
         for client in stored[1:]:
-            upload = self.get(client)
-            sums = {name: value + upload.sums[name] for name, value in sums.items()}
-            weights = {name: value + upload.weights[name] for name, value in weights.items()}
-        sums = {name: value[None] for name, value in sums.items()}
-        weights = {name: value[None] for name, value in weights.items()}
-        return Upload(sums, weights)
+            upload = flatten_upload(self.get(client))
+            total = {name: value + upload[name] for name, value in total.items()}
+        return unflatten_upload({name: value[None] for name, value in total.items()})
 
     def local_prototypes(self) -> Tree:
         """Return the clients' own prototypes, or nothing if there are none or too many to save.
@@ -155,10 +156,11 @@ class LatestUploads:
         """
         if self.uploads is None:
             return {}
-        sums = self.uploads.sums.get("prototypes")
-        held = self.uploads.weights.get("weight")
-        if sums is None or held is None:
+        group = self.uploads.get("prototypes")
+        sums = None if group is None else group.sums.get("prototypes")
+        if group is None or sums is None:
             return {}
+        held = group.weight
         if sums.numel() > LARGEST_LOCAL_VALUES or held.shape != sums.shape[:-1]:
             return {}
         weight = held[..., None]
@@ -175,10 +177,11 @@ class LatestUploads:
         return copied
 
     def export(self) -> Tree:
-        """Return the rounds as `last`, and the uploads as `sums.NAME` and `weights.NAME`."""
+        """Return the rounds as `last`, and the uploads as `uploads.GROUP/...`."""
         tensors = {_LAST_ROUND: self.last_round}
         if self.uploads is not None:
-            tensors |= flatten_groups(self.uploads._asdict())
+            for name, value in flatten_upload(self.uploads).items():
+                tensors[_UPLOADS + name] = value
         return tensors
 
     @classmethod
@@ -186,13 +189,13 @@ class LatestUploads:
         cls,
         tensors: Tree,
         clients: int | None = None,
-        row_shapes: Mapping[str, torch.Size] | None = None,
+        layouts: Mapping[str, GroupLayout] | None = None,
         device: torch.device | str = "cpu",
     ) -> LatestUploads:
         """Return what `export` was called on, given its tensors and possibly others.
 
-        `clients` is the number of clients, if it is known. A tensor named in `row_shapes` must
-        have that shape per client. Raises ValueError that says what does not fit.
+        `clients` is the number of clients, and `layouts` are those of the groups, if they are
+        known. Raises ValueError that says what does not fit.
         """
         last_round = tensors.get(_LAST_ROUND)
         if clients is None:
@@ -200,34 +203,54 @@ class LatestUploads:
         found = {} if last_round is None else {_LAST_ROUND: last_round}
         restored = cls(clients)
         mismatch = find_mismatch({_LAST_ROUND: restored.last_round}, found)
-        groups = split_groups(tensors)
-        uploads = Upload(groups.get("sums", {}), groups.get("weights", {}))
-        mismatch = mismatch or _find_upload_mismatch(uploads, clients, row_shapes or {})
+        uploads = read_uploads(tensors)
+        mismatch = mismatch or _find_upload_mismatch(uploads, clients, layouts)
         if mismatch is not None:
             raise ValueError(mismatch)
         restored.last_round = found[_LAST_ROUND]
-        if uploads.sums:
+        if uploads:
             restored.uploads = uploads
             restored._change_tensors(lambda value: value.to(device))
         return restored
 
 
+def read_uploads(tensors: Tree) -> Upload:
+    """Return the uploads among exported tensors; ValueError if they are none."""
+    flat = {}
+    for name, value in tensors.items():
+        if name.startswith(_UPLOADS):
+            flat[name.removeprefix(_UPLOADS)] = value
+    return unflatten_upload(flat)
+
+
 def _find_upload_mismatch(
-    uploads: Upload, clients: int, row_shapes: Mapping[str, torch.Size]
+    uploads: Upload, clients: int, layouts: Mapping[str, GroupLayout] | None
 ) -> str | None:
     """Return what is wrong with stored uploads, or None."""
-    if not uploads.sums and not uploads.weights:
-        return None
-    if "weight" not in uploads.weights:
-        return "there is no weights.weight"
-    weight_shape = uploads.weights["weight"].shape
-    for group, values in uploads._asdict().items():
-        for name, value in values.items():
+    for group_name, group in uploads.items():
+        weight_shape = group.weight.shape
+        for name, value in flatten_upload({group_name: group}).items():
             shape = value.shape
             fits = shape[:1] == (clients,) and shape[: len(weight_shape)] == weight_shape
-            if name in row_shapes:
-                fits = fits and shape[1:] == row_shapes[name]
             if not fits or value.dtype not in FLOATS:
-                label = shown(f"{group}.{name}", 80)
-                return f"{label} is {tuple(shape)} of {value.dtype}"
+                return f"{shown(name, 80)} is {tuple(shape)} of {value.dtype}"
+        if layouts is not None:
+            mismatch = find_layout_mismatch(group_name, take_one({"": group}, 0)[""], layouts)
+            if mismatch is not None:
+                return mismatch
+    return None
+
+
+def find_layout_mismatch(name: str, group: Group, layouts: Mapping[str, GroupLayout]) -> str | None:
+    """Return how one client's group differs from what was declared, or None."""
+    if name not in layouts:
+        declared = ", ".join(layouts) or "none"
+        return f"there is a group {shown(name, 80)}, where the declared ones are: {declared}"
+    expected = layouts[name].tensor_shapes(name)
+    found = flatten_upload({name: group})
+    for tensor in sorted(expected.keys() ^ found.keys()):
+        return f"{shown(tensor, 80)} is only in one of the upload and its declaration"
+    for tensor, value in found.items():
+        if tuple(value.shape) != expected[tensor]:
+            return f"{tensor} is {tuple(value.shape)}, where {expected[tensor]} is declared"
     return None

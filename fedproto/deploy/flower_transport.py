@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from fedproto.core import codec
 from fedproto.core.client_names import is_chosen_name
 from fedproto.core.files import parse_json
-from fedproto.deploy.messages import Message
+from fedproto.deploy.messages import Message, name_arrays
 from fedproto.deploy.reply_pulling import MAX_DESCRIPTION_BYTES, Puller
 from fedproto.deploy.round_protocol import Reply
 from fedproto.errors import Refused
@@ -29,6 +29,8 @@ QUERY_TIMEOUT_SECONDS = 30.0
 MAX_HEADER_CHARACTERS = 2**20
 DEFAULT_MAX_BYTES = 64 * 2**20  # of one reply's arrays
 PAYLOAD_TYPE = "safetensors"  # how a payload is serialised
+PAYLOAD = "payload"  # the name of the payload of arrays that belong to no group
+MAX_PAYLOADS = 64  # of one message: an algorithm has a few groups
 _UNREACHABLE = (
     ErrorCode.MESSAGE_UNAVAILABLE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
@@ -42,13 +44,12 @@ _UNREACHABLE = (
 def to_record(message: Message) -> RecordDict:
     """Return a message as a Flower record.
 
-    The payload is one array of bytes. The header is one text, since Flower's records cannot hold
-    empty lists.
+    The payload of each group is one array of bytes. The header is one text, since Flower's records
+    cannot hold empty lists.
     """
-    payload = message.payload()
     arrays = ArrayRecord()
-    if payload:
-        arrays["payload"] = Array("uint8", (len(payload),), PAYLOAD_TYPE, payload)
+    for group, payload in message.payloads().items():
+        arrays[group or PAYLOAD] = Array("uint8", (len(payload),), PAYLOAD_TYPE, payload)
     header = ConfigRecord({"json": json.dumps(message.header, sort_keys=True)})
     return RecordDict({"arrays": arrays, "header": header})
 
@@ -78,15 +79,18 @@ def _read_header(text: object) -> dict[str, object]:
 
 
 def _read_arrays(arrays: ArrayRecord) -> dict[str, np.ndarray]:
-    """Return the arrays of the one payload that a record may carry."""
-    if not arrays:
-        return {}
-    if list(arrays) != ["payload"] or arrays["payload"].stype != PAYLOAD_TYPE:
-        raise Refused("it does not carry a single payload")
-    content = arrays["payload"].data
-    if not content:
-        raise Refused("its payload is empty")
-    return codec.decode(content)
+    """Return the arrays of all payloads that a record carries."""
+    if len(arrays) > MAX_PAYLOADS:
+        raise Refused(f"it carries {len(arrays)} payloads; at most {MAX_PAYLOADS} are accepted")
+    decoded: dict[str, np.ndarray] = {}
+    for name, array in arrays.items():
+        if array.stype != PAYLOAD_TYPE:
+            raise Refused(f"a payload is not of type {PAYLOAD_TYPE}")
+        if not array.data:
+            raise Refused("its payload is empty")
+        group = "" if name == PAYLOAD else name
+        decoded |= name_arrays(group, codec.decode(array.data))
+    return decoded
 
 
 def count_bytes(record: RecordDict) -> int:

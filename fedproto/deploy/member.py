@@ -10,6 +10,7 @@ owner can read.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,8 +19,9 @@ import torch
 from fedproto.config.options import words
 from fedproto.core.class_names import is_plain
 from fedproto.core.federation import Federation, Member, rearrange_head
-from fedproto.core.local_training import evaluate, score, train
-from fedproto.core.types import Algorithm, Task, Tree, nothing
+from fedproto.core.local_training import evaluate, score, start_client, train
+from fedproto.core.tensors import flatten_state, flatten_upload, join_client, split_client
+from fedproto.core.types import Algorithm, GroupLayout, State, Task, Tree
 from fedproto.deploy.member_checkpoint import (
     STATE_FILE,
     MemberCheckpoint,
@@ -28,7 +30,13 @@ from fedproto.deploy.member_checkpoint import (
 )
 from fedproto.deploy.member_data import build_federation
 from fedproto.deploy.member_record import TOLD_METRICS
-from fedproto.deploy.messages import Header, Message, pack_upload, unpack_download
+from fedproto.deploy.messages import (
+    Header,
+    Message,
+    keep_classes,
+    pack_upload,
+    unpack_download,
+)
 from fedproto.deploy.settings import MemberSettings, TrainingTerms, parse_settings
 from fedproto.errors import (
     ConfigError,
@@ -90,12 +98,13 @@ def evaluate_member(request: Message, own: MemberSettings) -> Message:
             participant = _prepare(request, own, terms, saved)
             accuracies = participant.measure_accuracies()
             metrics = participant.measure_metrics()
-        if saved is not None and "known" in participant.server:
+        prototypes = take_prototypes(participant.received)
+        if saved is not None and prototypes:
             updated = replace(
                 saved,
                 state=participant.state,
                 classes=participant.federation.classes,
-                server=participant.server,
+                server=prototypes,
             )
             updated.save(own)
     header = {"member": own.name, "round": request.header["round"], **accuracies, **metrics}
@@ -103,8 +112,7 @@ def evaluate_member(request: Message, own: MemberSettings) -> Message:
 
 
 def refuse_what_is_not_allowed(terms: TrainingTerms, own: MemberSettings) -> None:
-    """Raise RefusedByMember unless the member's file allows the algorithm and what it sends."""
-    algorithm = _build_algorithm(terms)
+    """Raise RefusedByMember unless the member's file allows the algorithm."""
     part = terms.part()
     allowed = words(own.algorithms)
     if allowed and part.name not in allowed:
@@ -112,8 +120,15 @@ def refuse_what_is_not_allowed(terms: TrainingTerms, own: MemberSettings) -> Non
             f"the server requests {part.name}, but this member's `algorithms` are "
             f"{own.algorithms!r}"
         )
-    needed = ["prototypes" if algorithm.shared is nothing else "weights"]
-    if part.options.get("weighting") != "uniform":  # with it, every member counts once
+
+
+def refuse_what_is_not_sent(
+    terms: TrainingTerms, own: MemberSettings, layouts: Mapping[str, GroupLayout]
+) -> None:
+    """Raise RefusedByMember unless the member's file allows what the algorithm sends."""
+    kinds = {"class": "prototypes", "client": "weights", "cluster": "weights"}
+    needed = [kinds[layout.per] for layout in layouts.values()]
+    if terms.part().options.get("weighting") != "uniform":  # with it, every member counts once
         needed.append("counts")
     for kind in needed:
         if kind not in words(own.sends):
@@ -144,7 +159,8 @@ def load_trained_member(own: MemberSettings) -> TrainedClient:
         "model": client.model,
         "round": saved.round,
     }
-    return calibrate_client(client, saved.state, saved.classes, shared, about)
+    params, _ = split_client(saved.state)
+    return calibrate_client(client, params, saved.classes, shared, about)
 
 
 @dataclass(frozen=True)
@@ -155,16 +171,15 @@ class _Participant:
     federation: Federation
     client: Member
     algorithm: Algorithm
-    state: Tree
-    server: Tree
+    layouts: Mapping[str, GroupLayout]
+    state: Tree  # the whole one: see `tensors.join_client`
+    received: State
 
     def measure_accuracies(self) -> Header:
         """Return the accuracies for a reply's header; none if the member does not tell them."""
         if not self.own.tell_accuracy:
             return {}
-        all_classes = torch.ones(len(self.federation.classes), device=self.federation.device)
-        received = self.algorithm.send(self.server, all_classes)
-        accuracies = evaluate(self.client, self.algorithm, self.state, received)
+        accuracies = evaluate(self.client, self.algorithm, self.state, self.received)
         return {f"accuracy.{name}": value for name, value in accuracies.items()}
 
     def measure_metrics(self) -> Header:
@@ -174,9 +189,7 @@ class _Participant:
         """
         if not self.own.tell_accuracy:
             return {}
-        all_classes = torch.ones(len(self.federation.classes), device=self.federation.device)
-        received = self.algorithm.send(self.server, all_classes)
-        scores, y = score(self.client, self.algorithm, self.state, received)
+        scores, y = score(self.client, self.algorithm, self.state, self.received)
         measured = self.federation.measure_client(0, scores, y, "test")  # it is alone here
         header: Header = {}
         for way in scores:
@@ -197,17 +210,20 @@ def _train(
     accuracies = participant.measure_accuracies() if round > 1 else {}
     # To train, a member receives the prototypes of its own classes only, which is too few for this.
     accuracies.pop("accuracy.prototype", None)
-    received = algorithm.send(participant.server, participant.federation.own_classes[0])
+    received = keep_classes(participant.received, participant.federation.own_classes[0])
     outcome = train(
         participant.client, algorithm, participant.state, received, terms.training(), round
     )
-    for name, value in (*outcome.state.items(), *outcome.upload.sums.items()):
+    finite = outcome.state | flatten_upload(outcome.upload)
+    for name, value in finite.items():
         if not torch.isfinite(value).all():
             raise TrainingError(
                 f"{own.name}'s training broke down in round {round}: {name} is not finite; "
                 "the lr may be too high"
             )
-    upload = pack_upload(outcome.upload, classes)
+    delivered = request.header.get("delivered", [])
+    wire = {name: group for name, group in outcome.wire.items() if name not in delivered}
+    upload = pack_upload(wire, classes, participant.layouts)
     header = {
         "member": own.name,
         "round": round,
@@ -218,9 +234,16 @@ def _train(
     if own.site:
         header["site"] = own.site
     # Weights that travel are in the state already; prototypes are needed to classify.
-    server = participant.server if "known" in participant.server else {}
+    prototypes = take_prototypes(participant.received)
     reply = Message(header, upload.arrays)
-    return MemberCheckpoint(round, classes, outcome.state, server, reply)
+    return MemberCheckpoint(round, classes, outcome.state, prototypes, reply)
+
+
+def take_prototypes(received: State) -> Tree:
+    """Return the prototypes among what a member received, and which there are; {} if none."""
+    if "prototypes" not in received or "known" not in received:
+        return {}
+    return {name: received[name] for name in ("prototypes", "known")}
 
 
 def _prepare(
@@ -231,27 +254,51 @@ def _prepare(
     client = replace(federation.members[0], id=request.header["number"])
     algorithm = _build_algorithm(terms)
     task = Task(len(federation.classes), federation.task.dim, 1, terms.seed)
-    server = _read_server(request, federation, algorithm.init(client.initial, task))
-    state = client.initial
+    layouts = algorithm.declare(client.initial, task)
+    refuse_what_is_not_sent(terms, own, layouts)
+    recipient = federation.recipient(0, all_classes=True)
+    like = algorithm.send(algorithm.init(client.initial, task), recipient)
+    received = _read_received(request, federation, like)
+    state = start_client(algorithm, client.initial, task)
     if saved is not None:
-        own_state = {name: value.to(client.initial[name]) for name, value in saved.state.items()}
-        state = rearrange_head(own_state, client.initial, saved.classes, federation.classes)
-    return _Participant(own, federation, client, algorithm, state, server)
+        state = _rearrange(saved, state, federation.classes)
+    return _Participant(own, federation, client, algorithm, layouts, state, received)
 
 
-def _read_server(request: Message, federation: Federation, like: Tree) -> Tree:
-    """Return the server's state out of a request, in the shapes of `like`."""
+def _rearrange(saved: MemberCheckpoint, fresh: Tree, classes: tuple[str, ...]) -> Tree:
+    """Return a saved state for a federation whose list of classes may have changed since.
+
+    What the member keeps beside its model is arranged as the model's tensors of the same names.
+    """
+    missing = sorted(fresh.keys() ^ saved.state.keys())
+    if missing:
+        raise RunFolderError(
+            f"the saved state is of another model or algorithm ({missing[0]}): name another `state`"
+        )
+    stored = {name: value.to(fresh[name]) for name, value in saved.state.items()}
+    own_params, own_kept = split_client(stored)
+    fresh_params, fresh_kept = split_client(fresh)
+    params = rearrange_head(own_params, fresh_params, saved.classes, classes)
+    kept = {}
+    for name, tree in own_kept.items():
+        kept[name] = rearrange_head(tree, fresh_kept[name], saved.classes, classes)
+    return join_client(params, kept)
+
+
+def _read_received(request: Message, federation: Federation, like: State) -> State:
+    """Return what the server sent, in the shapes of `like`."""
     try:
-        server = unpack_download(request, federation.classes, like)
+        received = unpack_download(request, federation.classes, like)
     except (KeyError, ValueError, RuntimeError, IndexError, TypeError) as error:
         raise MessageError(f"the server's message does not fit this member: {error}") from error
-    for name, value in server.items():
-        shape = like[name].shape
+    expected = flatten_state(like)
+    for name, value in flatten_state(received).items():
+        shape = expected[name].shape
         if not torch.isfinite(value).all() or value.shape != shape:
             raise MessageError(
                 f"the server sent {name} that is not finite or not of shape {tuple(shape)}"
             )
-    return server
+    return received
 
 
 def _read_terms(header: dict[str, Any]) -> TrainingTerms:
@@ -268,8 +315,9 @@ def _read_terms(header: dict[str, Any]) -> TrainingTerms:
             )
     if "classes" not in header:
         raise MessageError("the server's message names no classes")
-    for key in ("classes", "known"):
-        _check_names(header.get(key, []), key)
+    for key in header:
+        if key in ("classes", "delivered") or key.partition(".")[0] == "known":
+            _check_names(header[key], key)
     if ":" in str(header.get("algorithm")):
         raise RefusedByMember(
             "the server names an algorithm of its own module, which a member never imports"

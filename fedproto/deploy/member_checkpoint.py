@@ -24,7 +24,7 @@ from fedproto.deploy.settings import MemberSettings
 from fedproto.errors import RunFolderError, shown
 
 STATE_FILE = "member.safetensors"
-STATE_FORMAT = TensorFormat("member state", 1)
+STATE_FORMAT = TensorFormat("member state", 2)
 LOCK_WAIT_SECONDS = 3600.0  # while another request is handled
 MAX_SHOWN_CHARACTERS = 300  # of a setting, in an error
 

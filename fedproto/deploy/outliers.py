@@ -31,16 +31,19 @@ class Amounts:
 
         Running statistics are left out: they are in the units of each member's data.
         """
-        weight = upload.weights["weight"].double().reshape(-1)
-        values = trainable(upload.sums).values()
-        flat = [value.double().reshape(len(weight), -1) for value in values]
-        means = torch.cat(flat, 1) / weight[:, None]
-        norms = means.square().mean(1).sqrt()
-        names = spoken or [""]
-        return cls(
-            norms=dict(zip(names, norms.tolist(), strict=True)),
-            counts=dict(zip(names, weight.tolist(), strict=True)),
-        )
+        norms: dict[str, float] = {}
+        counts: dict[str, float] = {}
+        for group in upload.values():
+            weight = group.weight.double().reshape(-1)
+            values = trainable(group.sums).values()
+            flat = [value.double().reshape(len(weight), -1) for value in values]
+            means = torch.cat(flat, 1) / weight[:, None]
+            root_mean_squares = means.square().mean(1).sqrt()
+            names = spoken if group.weight.dim() else [""]
+            for name, norm, count in zip(names, root_mean_squares, weight, strict=True):
+                norms[name] = max(norms.get(name, 0.0), float(norm))
+                counts[name] = max(counts.get(name, 0.0), float(count))
+        return cls(norms, counts)
 
 
 def find_outliers(

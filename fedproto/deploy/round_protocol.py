@@ -140,7 +140,7 @@ def _request_training(
         say(f"round {state.round + 1}: {state.title(name)} was refused: {reason}")
     for name, sent_bytes in transport.sent_bytes().items():
         if name in requests:
-            payload_bytes = len(requests[name].payload())
+            payload_bytes = requests[name].count_bytes()
             state.members[name].note_sent(payload_bytes, max(0, sent_bytes - payload_bytes))
     return silent
 
@@ -152,7 +152,7 @@ def _handle_reply(state: ServerState, reply: Reply, pending: frozenset[str]) -> 
     if name not in state.members:
         return "was refused: it is not a member"
     member = state.members[name]
-    payload_bytes = len(content.payload()) if isinstance(content, Message) else 0
+    payload_bytes = content.count_bytes() if isinstance(content, Message) else 0
     member.note_received(payload_bytes, max(0, reply.bytes - payload_bytes))
     if isinstance(content, str):
         member.note_refusal(content)

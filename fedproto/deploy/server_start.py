@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 
 from fedproto.config.choices import complete, parse_choice
-from fedproto.config.options import PositiveInt, convert
-from fedproto.core.types import Algorithm, Batch, Step, Task, Tree, nothing
+from fedproto.config.options import PositiveInt, convert, words
+from fedproto.core.tensors import flatten_state, unflatten_state
+from fedproto.core.types import (
+    Algorithm,
+    Batch,
+    Group,
+    GroupLayout,
+    Recipient,
+    State,
+    Step,
+    Task,
+    Tree,
+    Upload,
+    nothing,
+)
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.deploy.validation import UploadLayout, describe_upload
 from fedproto.errors import ConfigError
@@ -14,41 +31,100 @@ from fedproto.models import Fit
 from fedproto.runs.client_modules import copy_state, draw_model
 
 
+@dataclass(frozen=True)
+class ServerStart:
+    """What a server's algorithm starts from, for any number of classes."""
+
+    algorithm: Algorithm
+    params: Tree  # initial weights; a stand-in where no weights travel
+    task: Task  # without classes
+
+    def task_of(self, classes: int) -> Task:
+        """Return the task of a federation with this many classes."""
+        return self.task._replace(classes=classes)
+
+    def init(self, classes: int) -> State:
+        """Return the server's state before the first round, over this many classes."""
+        # There may be no classes yet, which no algorithm expects: it starts with one, which goes.
+        state = self.algorithm.init(self.params, self.task_of(max(1, classes)))
+        return state if classes else _without_rows(state, self.class_rows)
+
+    @cached_property
+    def class_rows(self) -> frozenset[str]:
+        """The flat names of the server's tensors that have one row for each class."""
+        smaller = flatten_state(self.algorithm.init(self.params, self.task_of(2)))
+        larger = flatten_state(self.algorithm.init(self.params, self.task_of(3)))
+        names = set()
+        for name, value in smaller.items():
+            if value.shape != larger[name].shape:
+                names.add(name)
+        return frozenset(names)
+
+    @cached_property
+    def can_grow(self) -> bool:
+        """Whether classes can be added: only the first axis of a tensor is over classes."""
+        smaller = flatten_state(self.algorithm.init(self.params, self.task_of(2)))
+        larger = flatten_state(self.algorithm.init(self.params, self.task_of(3)))
+        rows_fit = all(smaller[name].shape[1:] == larger[name].shape[1:] for name in smaller)
+        shapes = [layout.shapes for layout in self.declare(2).values()]
+        return rows_fit and shapes == [layout.shapes for layout in self.declare(3).values()]
+
+    def declare(self, classes: int) -> dict[str, GroupLayout]:
+        """Return the layouts of an upload's groups."""
+        return self.algorithm.declare(self.params, self.task_of(classes))
+
+    def describe_messages(self, classes: int) -> UploadLayout:
+        """Return what the messages of an upload look like."""
+        layouts = self.declare(max(1, classes))
+        if not layouts:
+            raise ConfigError(f"{self.algorithm.name} sends nothing, so there is nothing to deploy")
+        upload = make_template(layouts)
+        if self.algorithm.encode is not None:
+            server = self.init(max(1, classes))
+            recipient = Recipient(torch.tensor(0), torch.ones(max(1, classes)))
+            received = self.algorithm.send(server, recipient)
+            empty = torch.empty(0)
+            batch = Batch(empty, torch.zeros(0, dtype=torch.long), empty)
+            upload = self.algorithm.encode(upload, Step(self.params, empty, empty, batch, received))
+        return describe_upload(upload, layouts)
+
+
 def start_server(
     algorithm: Algorithm, terms: TrainingTerms, settings: ServerSettings, classes: tuple[str, ...]
-) -> tuple[Tree, UploadLayout]:
-    """Return the server's state before the first round, and the layout of an upload.
+) -> ServerStart:
+    """Return what the server starts from.
 
     Raises ConfigError if the settings say too little, or if the algorithm sends nothing.
     """
-    sends_prototypes = algorithm.shared is nothing
-    if sends_prototypes:
-        if not terms.dim:
-            raise ConfigError(
-                "dim, the number of values of a prototype, must be set: "
-                "the server does not take it from a member"
-            )
-        task = Task(max(1, len(classes)), terms.dim, 1, terms.seed)
-        params = {"any": torch.zeros(1)}
-    else:
-        task = Task(len(classes), terms.dim, 1, terms.seed)
-        params = _draw_weights(terms, settings, len(classes))
-    server = algorithm.init(params, task)
-    layout = _try_upload(algorithm, server, params, task)
-    if "known" in server:  # there may be no classes yet, where the task has one
-        server = {name: value[: len(classes)] for name, value in server.items()}
-    return server, layout
+    members = len(words(settings.members)) or settings.quorum
+    task = Task(0, terms.dim, members, terms.seed)
+    if algorithm.shared is not nothing:
+        return ServerStart(algorithm, _draw_weights(terms, settings, len(classes)), task)
+    if not terms.dim:
+        raise ConfigError(
+            "dim, the number of values of a prototype, must be set: "
+            "the server does not take it from a member"
+        )
+    return ServerStart(algorithm, {"any": torch.zeros(1)}, task)
 
 
-def _try_upload(algorithm: Algorithm, server: Tree, params: Tree, task: Task) -> UploadLayout:
-    """Return the layout of an upload, found with one sample of zeros."""
-    features = torch.zeros(1, task.dim)
-    batch = Batch(torch.empty(0), torch.zeros(1, dtype=torch.long), torch.ones(1))
-    received = algorithm.send(server, torch.ones(task.classes))
-    upload = algorithm.upload(Step(params, features, features, batch, received))
-    if not upload.sums:
-        raise ConfigError(f"{algorithm.name} sends nothing, so there is nothing to deploy")
-    return describe_upload(upload)
+def make_template(layouts: Mapping[str, GroupLayout]) -> Upload:
+    """Return an upload of zeros, with a weight of 1 everywhere."""
+    upload = {}
+    for name, layout in layouts.items():
+        rows = () if layout.per == "client" else (layout.rows,)
+        sums = {key: torch.zeros(rows + shape) for key, shape in layout.shapes.items()}
+        counts = {key: torch.ones(rows) for key in layout.counts}
+        upload[name] = Group(sums, torch.ones(rows), counts)
+    return upload
+
+
+def _without_rows(state: State, names: frozenset[str]) -> State:
+    """Return a state in which the named tensors have no rows."""
+    flat = flatten_state(state)
+    for name in names:
+        flat[name] = flat[name][:0]
+    return unflatten_state(flat)
 
 
 def _draw_weights(terms: TrainingTerms, settings: ServerSettings, classes: int) -> Tree:

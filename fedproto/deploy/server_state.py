@@ -13,7 +13,6 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedproto.config.options import words
 from fedproto.core.class_names import merge_names
@@ -24,19 +23,33 @@ from fedproto.core.files import (
     read_tensors,
     write_tensors,
 )
-from fedproto.core.tensors import flatten_groups, pad_rows, select_rows, split_groups
-from fedproto.core.types import Tree, Upload
+from fedproto.core.server import check_server_state
+from fedproto.core.tensors import (
+    align_axes,
+    flatten_groups,
+    flatten_state,
+    map_group,
+    split_groups,
+    unflatten_state,
+)
+from fedproto.core.types import Recipient, State, Tree, Upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.deploy.member_record import MemberRecord
 from fedproto.deploy.messages import Message, pack_download, place_rows, unpack_upload
 from fedproto.deploy.outliers import Amounts, find_outliers
 from fedproto.deploy.server_start import start_server
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
-from fedproto.deploy.validation import ExpectedReply, check_new_classes, check_reply
-from fedproto.errors import Refused, RunFolderError
+from fedproto.deploy.validation import (
+    ExpectedReply,
+    check_new_classes,
+    check_reply,
+    check_upload,
+)
+from fedproto.errors import ConfigError, Refused, RunFolderError
 
 STATE_FILE = "server.safetensors"
-STATE_FORMAT = TensorFormat("server state", 1)
+ONCE = "once"  # the group of the file's tensors of what members send once
+STATE_FORMAT = TensorFormat("server state", 2)
 
 
 class AcceptedReply(NamedTuple):
@@ -65,8 +78,24 @@ class ServerState:
         self.members: dict[str, MemberRecord] = {}
         self.registered: set[str] = set()  # names of keys, which a member without a key cannot use
         self.uploads = LatestUploads(0)  # by the members' numbers
+        self.once_uploads = LatestUploads(0)  # of the groups that are sent once
         self.replies: dict[str, AcceptedReply] = {}  # of the round that is not closed yet
-        self.server, self.layout = start_server(self.algorithm, terms, settings, self.classes)
+        self.start = start_server(self.algorithm, terms, settings, self.classes)
+        self.layouts = self.start.declare(max(1, len(self.classes)))
+        self.messages = self.start.describe_messages(len(self.classes))
+        self.server = self.start.init(len(self.classes))
+        #: The groups of an upload that have one weight per class.
+        self.class_groups = {name for name, group in self.layouts.items() if group.per == "class"}
+        self._refuse_growth()
+
+    def _refuse_growth(self) -> None:
+        """Raise ConfigError if classes may be added, but the algorithm needs all of them."""
+        may_grow = self.settings.new_classes or not self.classes
+        if self.class_groups and may_grow and not self.start.can_grow:
+            raise ConfigError(
+                f"{self.algorithm.name} needs all classes from the start: list them as `classes`, "
+                "without new-classes"
+            )
 
     # --- a round
 
@@ -79,7 +108,8 @@ class ServerState:
         member = self.members.setdefault(name, MemberRecord(len(self.members)))
         send_all = all_classes or not member.spoken
         own = [float(send_all or each in member.spoken) for each in self.classes]
-        received = self.algorithm.send(self.server, torch.tensor(own))
+        recipient = Recipient(torch.tensor(member.number), torch.tensor(own))
+        received = self.algorithm.send(self.server, recipient)
         download = pack_download(received, self.classes)
         round = self.round + 1
         terms = replace(self.terms, lr=self.terms.lr * self.settings.rate_factor(round))
@@ -94,7 +124,15 @@ class ServerState:
         }
         if member.reason:
             header["refused"] = member.reason
+        if self._has_sent_once(member):
+            header["delivered"] = sorted(self.algorithm.once)
         return Message(header, download.arrays)
+
+    def _has_sent_once(self, member: MemberRecord) -> bool:
+        """Return whether the groups that a member sends only once have arrived."""
+        if not self.algorithm.once or member.number >= len(self.once_uploads.last_round):
+            return False
+        return bool(self.once_uploads.last_round[member.number])
 
     def expect_replies(self, pending: frozenset[str]) -> ExpectedReply:
         """Return what a reply of this round must look like; `pending` are who may still reply."""
@@ -102,7 +140,7 @@ class ServerState:
             round=self.round + 1,
             members=pending,
             classes=self.classes,
-            layout=self.layout,
+            layout=self.messages,
             limits=self.settings,
             uniform=self.terms.part().options.get("weighting") == "uniform",
         )
@@ -113,8 +151,11 @@ class ServerState:
         Raises Refused if it fails a check; its member is told the reason with the next request.
         """
         try:
+            expected = self._without_delivered(name, expected)
             check_reply(name, reply, expected)
-            spoken = list(reply.header["spoken"]) if expected.layout.by_class else []
+            upload = self._decode(name, unpack_upload(reply))
+            check_upload(upload, expected)
+            spoken = list(reply.header["spoken"]) if expected.by_class else []
             brought = check_new_classes(
                 spoken, self._classes_with_new(), set(self.members[name].brought), self.settings
             )
@@ -122,10 +163,31 @@ class ServerState:
             if name in self.members:
                 self.members[name].note_refusal(str(error))
             raise
-        self.replies[name] = AcceptedReply(unpack_upload(reply), spoken, brought)
+        self.replies[name] = AcceptedReply(upload, spoken, brought)
         self.members[name].reason = ""
         self.members[name].note_accuracy(reply)
         self.members[name].site = reply.header.get("site", "")
+
+    def _without_delivered(self, name: str, expected: ExpectedReply) -> ExpectedReply:
+        """Return what a member's reply must look like, without groups that have arrived before."""
+        if name not in self.members or not self._has_sent_once(self.members[name]):
+            return expected
+        layout = dict(expected.layout)
+        for group in self.algorithm.once:
+            layout.pop(group, None)
+        return replace(expected, layout=layout)
+
+    def _decode(self, name: str, wire: Upload) -> Upload:
+        """Return a member's upload out of what travelled; Refused if that cannot be decoded."""
+        if self.algorithm.decode is None:
+            return wire
+        number = torch.tensor(self.members[name].number)
+        everything = torch.ones(max(1, len(self.classes)))
+        try:
+            received = self.algorithm.send(self.server, Recipient(number, everything))
+            return self.algorithm.decode(wire, received)
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise Refused(f"it cannot be decoded: {str(error)[:200]}") from error
 
     def _classes_with_new(self) -> set[str]:
         """Return the federation's classes and those that accepted replies bring."""
@@ -156,24 +218,35 @@ class ServerState:
         self._store_replies()
         self._remove_leavers()
         uploads = self.uploads.recall(None if self.algorithm.remembers else self.round)
-        if uploads is not None and uploads.sums:
-            self.server = self.algorithm.aggregate(self._state_before(uploads), uploads)
+        sent_once = self.once_uploads.recall()
+        if sent_once is not None:
+            uploads = sent_once | (uploads or {})
+        if uploads:
+            before = self._state_before(uploads)
+            server = self.algorithm.aggregate(before, uploads)
+            self.server = check_server_state(server, "aggregate")
 
     def _store_replies(self) -> None:
         """Make the accepted replies the latest uploads, in the order of the members' numbers."""
         self.uploads.add_clients(len(self.members))
+        self.once_uploads.add_clients(len(self.members))
         for name in sorted(self.replies, key=lambda each: self.members[each].number):
             reply = self.replies[name]
             member = self.members[name]
             member.last_round = self.round
             member.spoken = reply.spoken
             member.brought += reply.brought
-            upload = reply.upload
-            if self.layout.by_class:
+            if self.class_groups:
                 self.classes = tuple(dict.fromkeys((*self.classes, *reply.spoken)))
-                self.uploads.widen(len(self.classes))
-                upload = place_rows(upload, reply.spoken, self.classes)
-            self.uploads.store_one(member.number, upload, self.round)
+                self.uploads.widen(len(self.classes), self.class_groups)
+                self.once_uploads.widen(len(self.classes), self.class_groups)
+            upload = place_rows(reply.upload, reply.spoken, self.classes, self.layouts)
+            once = {key: group for key, group in upload.items() if key in self.algorithm.once}
+            every_round = {key: group for key, group in upload.items() if key not in once}
+            if once:
+                self.once_uploads.store_one(member.number, once, self.round)
+            if every_round:
+                self.uploads.store_one(member.number, every_round, self.round)
         self.replies = {}
 
     def _remove_leavers(self) -> None:
@@ -191,6 +264,7 @@ class ServerState:
             member.spoken = []
             member.brought = []
             self.uploads.remove(member.number)
+            self.once_uploads.remove(member.number)
         self._keep_classes([name not in of_leavers or name in kept for name in self.classes])
 
     def _keep_classes(self, stays: list[bool]) -> None:
@@ -200,24 +274,32 @@ class ServerState:
         names = [name for name, stay in zip(self.classes, stays, strict=True) if stay]
         self.classes = tuple(names)
         places = torch.tensor(stays).nonzero().flatten()
-        if self.layout.by_class:
-            self.uploads.keep_classes(places)
-        if "known" in self.server:  # the server has no rows yet for classes of this round
-            old_places = places[places < len(self.server["known"])]
-            self.server = {name: value[old_places] for name, value in self.server.items()}
+        self.uploads.keep_classes(places, self.class_groups)
+        self.once_uploads.keep_classes(places, self.class_groups)
+        flat = flatten_state(self.server)
+        for name in self.start.class_rows:  # the server has no rows yet for classes of this round
+            flat[name] = flat[name][places[places < len(flat[name])]]
+        self.server = unflatten_state(flat)
 
-    def _state_before(self, uploads: Upload) -> Tree:
-        """Return the server's state over today's classes; zeros where it has no value yet."""
-        weight = uploads.weights["weight"]
-        state = {name: torch.zeros_like(value[0]) for name, value in uploads.sums.items()}
-        if self.layout.by_class:
-            state["known"] = torch.zeros_like(weight[0])
-        if self.algorithm.remembers:
-            return state  # the uploads are all that the server's state is made of
-        for name, zeros in state.items():
-            if name in self.server:
-                state[name] = _pad_like(self.server[name], zeros)
-        return state
+    def _state_before(self, uploads: Upload) -> State:
+        """Return the server's state over today's classes.
+
+        Classes that came in this round start afresh. So do those that nobody speaks for any more,
+        if the latest uploads of all members are aggregated: what a leaver sent is gone.
+        """
+        flat = flatten_state(self.server)
+        fresh = flatten_state(self.start.init(len(self.classes)))
+        spoken = torch.zeros(len(self.classes), dtype=torch.bool)
+        for name in self.class_groups & uploads.keys():
+            spoken |= uploads[name].weight.sum(0) > 0
+        for name in self.start.class_rows:
+            value = fresh[name].clone()
+            before = flat[name]
+            value[: len(before)] = before
+            if self.algorithm.remembers and self.class_groups:
+                value = torch.where(align_axes(spoken, value), value, fresh[name])
+            flat[name] = value
+        return unflatten_state(flat)
 
     # --- the members
 
@@ -243,10 +325,11 @@ class ServerState:
     def _spoken_rows(self, name: str) -> Upload:
         """Return a member's latest upload as it was sent, with the rows of its classes only."""
         upload = self.upload_of(name)
-        if not self.layout.by_class:
-            return upload
-        places = [self.classes.index(each) for each in self.members[name].spoken]
-        return select_rows(upload, torch.tensor(places))
+        places = torch.tensor([self.classes.index(each) for each in self.members[name].spoken])
+        rows = dict(upload)
+        for group in self.class_groups & upload.keys():
+            rows[group] = map_group(upload[group], lambda value: value[places])
+        return rows
 
     # --- on disk
 
@@ -271,9 +354,11 @@ class ServerState:
 
         Raises WriteError if that fails; the earlier file is unchanged then.
         """
-        tensors = flatten_groups({"server": self.server})
+        tensors = flatten_groups({"server": flatten_state(self.server)})
         if self.algorithm.remembers:
             tensors |= self.uploads.export()
+        if self.algorithm.once:
+            tensors |= flatten_groups({ONCE: self.once_uploads.export()})
         header = {
             "id": self.id,
             "round": self.round,
@@ -300,27 +385,34 @@ class ServerState:
                 f"{self.path} belongs to {stored_algorithm}, not to {self.terms.part()}: "
                 "name another state"
             )
-        server = split_groups(tensors).get("server", {})
+        groups = split_groups(tensors)
+        server = groups.get("server", {})
         try:
             self._read_header(header)
             if self.algorithm.remembers:
                 self.uploads = LatestUploads.restore(tensors)
-                self._fit_uploads(len(header["classes"]))
+                self._fit_uploads(self.uploads, len(header["classes"]))
+            if self.algorithm.once:
+                self.once_uploads = LatestUploads.restore(groups.get(ONCE, {}))
+                self._fit_uploads(self.once_uploads, len(header["classes"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"{self.path} is corrupted: {error}") from error
         self._refuse_other_layout(server)
-        if "known" in server:  # classes that the settings have named since have no prototype yet
-            server = {name: pad_rows(value, len(self.classes)) for name, value in server.items()}
-        self.server = server
+        fresh = flatten_state(self.start.init(len(self.classes)))
+        for (
+            name
+        ) in self.start.class_rows:  # classes that the settings have named since start afresh
+            rows = server[name]
+            server[name] = torch.cat([rows, fresh[name][len(rows) :]])
+        self.server = unflatten_state(server)
 
-    def _fit_uploads(self, stored_classes: int) -> None:
+    def _fit_uploads(self, uploads: LatestUploads, stored_classes: int) -> None:
         """Widen restored uploads to classes that the settings have named since."""
-        stored = self.uploads.uploads
-        if stored is None or not self.layout.by_class:
-            return
-        if stored.weights["weight"].shape[1:] != (stored_classes,):
-            raise ValueError("its uploads are not those of its classes")
-        self.uploads.widen(len(self.classes))
+        stored = uploads.uploads or {}
+        for name in self.class_groups & stored.keys():
+            if stored[name].weight.shape[1:] != (stored_classes,):
+                raise ValueError("its uploads are not those of its classes")
+        uploads.widen(len(self.classes), self.class_groups)
 
     def _read_header(self, header: dict[str, Any]) -> None:
         self.id = str(header["id"])
@@ -332,15 +424,22 @@ class ServerState:
 
     def _refuse_other_layout(self, stored: Tree) -> None:
         """Refuse a state of other prototypes, or of another architecture than the settings'."""
-        by_class = "known" in self.server
-        expected_shapes = {name: _row_shape(value, by_class) for name, value in self.server.items()}
-        stored_shapes = {name: _row_shape(value, by_class) for name, value in stored.items()}
+        expected_shapes = self._row_shapes(flatten_state(self.server))
+        stored_shapes = self._row_shapes(stored)
         for name in sorted(expected_shapes.keys() | stored_shapes.keys()):
             if expected_shapes.get(name) != stored_shapes.get(name):
                 raise RunFolderError(
                     f"{self.path} holds a state of another dim, model, shape or number of classes "
                     f"({name})"
                 )
+
+    def _row_shapes(self, tensors: Tree) -> dict[str, torch.Size]:
+        """Return the shapes of tensors; of those with a row per class, the shape of one row."""
+        shapes = {}
+        for name, value in tensors.items():
+            has_rows = name in self.start.class_rows and value.dim() > 0
+            shapes[name] = value.shape[1:] if has_rows else value.shape
+        return shapes
 
 
 def title_member(name: str, site: str) -> str:
@@ -359,12 +458,3 @@ def read_state(path: Path) -> tuple[Tree, dict[str, Any]]:
     if missing:
         raise RunFolderError(f"{path} is not a server's state: it lacks {min(missing)!r}")
     return tensors, header
-
-
-def _row_shape(value: Tensor, by_class: bool) -> torch.Size:
-    return value.shape[1:] if by_class and value.dim() else value.shape
-
-
-def _pad_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor with rows of zeros appended, as many rows as another tensor has."""
-    return pad_rows(value, len(like)) if like.dim() else value

@@ -5,15 +5,18 @@ A reply is checked alone by `check_reply`; `outliers.py` compares it with those 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from fedproto.core.class_names import is_plain
 from fedproto.core.client_names import MAX_NAME_CHARACTERS as MAX_SITE_CHARACTERS
 from fedproto.core.client_names import is_chosen_name
-from fedproto.core.codec import upload_parts
-from fedproto.core.types import Upload
+from fedproto.core.codec import group_parts
+from fedproto.core.tensors import align_axes
+from fedproto.core.types import Group, GroupLayout, Upload
 from fedproto.deploy.messages import Message
 from fedproto.deploy.settings import ServerSettings
 from fedproto.errors import Refused, shown
@@ -25,11 +28,16 @@ ROWS = "extra.rows"
 
 
 @dataclass(frozen=True)
-class UploadLayout:
-    """The arrays of an upload's message."""
+class GroupArrays:
+    """The arrays of the message of one group of an upload."""
 
-    shapes: dict[str, tuple[int, ...]]  # by name; with `by_class`, the shape of one class's row
-    by_class: bool  # whether there is one weight per class, rather than one per member
+    shapes: dict[str, tuple[int, ...]]  # by name; unless `per` is client, the shape of one row
+    types: dict[str, np.dtype]
+    per: Literal["client", "class", "cluster"]
+
+
+#: The arrays of an upload's messages, by group.
+UploadLayout = dict[str, GroupArrays]
 
 
 @dataclass(frozen=True)
@@ -43,21 +51,33 @@ class ExpectedReply:
     limits: ServerSettings
     uniform: bool = False  # every member counts once, however many samples it has
 
+    @property
+    def by_class(self) -> bool:
+        """Whether a reply has rows of classes."""
+        return any(group.per == "class" for group in self.layout.values())
+
 
 def check_reply(member: str, reply: Message, expected: ExpectedReply) -> None:
-    """Raise Refused, with the reason, unless the reply can be believed."""
+    """Raise Refused, with the reason, unless the reply has the expected form.
+
+    Its values are checked by `check_upload`, once what travelled is decoded.
+    """
     _check_sender(member, reply, expected)
     _check_site(reply)
     size = sum(value.nbytes for value in reply.arrays.values())
     if size > expected.limits.max_bytes:
         raise Refused(f"it has {size} bytes; at most {expected.limits.max_bytes} are accepted")
-    rows = None
-    if expected.layout.by_class:
+    rows = 0
+    if expected.by_class:
         _check_class_names(reply, expected)
         rows = len(reply.header["spoken"])
-    _check_arrays(reply, expected.layout, rows)
-    _check_weights(reply, expected)
-    _check_values(reply, expected)
+    groups = reply.groups()
+    unexpected = sorted(groups.keys() ^ expected.layout.keys())
+    if unexpected:
+        name = _quote(unexpected[0])
+        raise Refused(f"its arrays are not those of this algorithm: {name} is missing or unknown")
+    for name, arrays in groups.items():
+        _check_arrays(name, arrays, expected.layout[name], rows)
 
 
 def _check_sender(member: str, reply: Message, expected: ExpectedReply) -> None:
@@ -137,21 +157,27 @@ def check_new_classes(
     return new
 
 
-def _check_arrays(reply: Message, layout: UploadLayout, rows: int | None) -> None:
-    """Refuse arrays with other names, shapes or types, or with values that are not finite."""
-    unexpected = sorted(reply.arrays.keys() ^ layout.shapes.keys())
+def _check_arrays(
+    group: str, arrays: dict[str, np.ndarray], layout: GroupArrays, rows: int
+) -> None:
+    """Refuse arrays with other names, shapes or types, or with values that are not finite.
+
+    rows  how many classes the reply speaks of
+    """
+    unexpected = sorted(arrays.keys() ^ layout.shapes.keys())
     if unexpected:
         name = _quote(unexpected[0])
         raise Refused(f"its arrays are not those of this algorithm: {name} is missing or unknown")
-    for name, value in reply.arrays.items():
+    if layout.per == "cluster":
+        rows = len(arrays[ROWS]) if arrays[ROWS].ndim else 0
+    for name, value in arrays.items():
         shape = layout.shapes[name]
-        if rows is not None:
+        if layout.per != "client":
             shape = (rows, *shape)
-        kind = np.int32 if name == ROWS else np.float32
+        kind = layout.types[name]
         if value.shape != shape or value.dtype != kind:
             raise Refused(
-                f"{name} is {value.dtype} of shape {value.shape} instead of "
-                f"{kind.__name__} of shape {shape}"
+                f"{name} is {value.dtype} of shape {value.shape} instead of {kind} of shape {shape}"
             )
         if name == ROWS:
             _check_row_numbers(value)
@@ -165,47 +191,58 @@ def _check_row_numbers(rows: np.ndarray) -> None:
         raise Refused("it names a row twice, or a row below 0")
 
 
-def _check_weights(reply: Message, expected: ExpectedReply) -> None:
+def check_upload(upload: Upload, expected: ExpectedReply) -> None:
+    """Raise Refused unless the weights and values of a decoded upload are within the limits."""
+    for group in upload.values():
+        _check_weights(group, expected)
+        _check_values(group, expected)
+
+
+def _check_weights(group: Group, expected: ExpectedReply) -> None:
     """Refuse weights out of bounds, and counts other than 1 where every member counts once."""
     max_count = expected.limits.max_count
-    weight = reply.arrays[WEIGHT]
-    accepted = (weight > 0) & (weight.astype(np.float64) <= max_count)
-    if not accepted.all():
+    weight = group.weight.double()
+    if not ((weight > 0) & (weight <= max_count)).all():
         raise Refused(f"it has a weight that is not above 0 and at most {max_count:g}")
-    for name, value in reply.arrays.items():
-        is_count = name.startswith("extra.") and name not in (ROWS, WEIGHT)
-        counts_once = is_count or (name == WEIGHT and expected.uniform)
-        if counts_once and not (value == 1).all():
-            raise Refused(f"{name} is not 1, although every member counts once")
+    if expected.uniform and not (weight == 1).all():
+        raise Refused(f"{WEIGHT} is not 1, although every member counts once")
+    for name, value in group.counts.items():
+        if not (value == 1).all():
+            raise Refused(f"extra.{name} is not 1, although every member counts once")
 
 
-def _check_values(reply: Message, expected: ExpectedReply) -> None:
-    """Refuse values that are too large once they are divided by their weight."""
-    weight = reply.arrays[WEIGHT].astype(np.float64)
+def _check_values(group: Group, expected: ExpectedReply) -> None:
+    """Refuse values that are not finite, or too large once they are divided by their weight."""
     max_norm = expected.limits.max_norm
-    for name, value in reply.arrays.items():
-        if not name.startswith("value.") or not value.size:
+    for name, value in group.sums.items():
+        if not value.numel():
             continue
-        missing_axes = value.ndim - weight.ndim
-        divisor = weight.reshape(weight.shape + (1,) * missing_axes)
-        mean = value.astype(np.float64) / divisor
-        axes = tuple(range(weight.ndim, value.ndim))
-        with np.errstate(over="ignore"):
-            root_mean_squares = np.sqrt((mean**2).mean(axes))
-        largest = float(root_mean_squares.max())
+        mean = value.double() / align_axes(group.weight.double(), value)
+        rows = (
+            mean.flatten(group.weight.dim())
+            if value.dim() > group.weight.dim()
+            else mean[..., None]
+        )
+        largest = float(rows.square().mean(-1).sqrt().max())
         if not largest <= max_norm:
             raise Refused(
-                f"{name} has a root mean square of {largest:.3g}; at most {max_norm:g} is accepted"
+                f"value.{name} has a root mean square of {largest:.3g}; "
+                f"at most {max_norm:g} is accepted"
             )
 
 
-def describe_upload(upload: Upload) -> UploadLayout:
-    """Return what the message of such an upload looks like."""
-    by_class = upload.weights["weight"].dim() > 0
-    shapes = {}
-    for name, value in upload_parts(upload).items():
-        shapes[name] = tuple(value.shape[1:] if by_class else value.shape)
-    return UploadLayout(shapes, by_class)
+def describe_upload(upload: Upload, layouts: Mapping[str, GroupLayout]) -> UploadLayout:
+    """Return what the messages of such an upload look like."""
+    described = {}
+    for group_name, group in upload.items():
+        per = layouts[group_name].per
+        shapes = {}
+        types = {}
+        for name, value in group_parts(group).items():
+            shapes[name] = tuple(value.shape if per == "client" else value.shape[1:])
+            types[name] = value.numpy().dtype
+        described[group_name] = GroupArrays(shapes, types, per)
+    return described
 
 
 def _quote(value: object) -> str:

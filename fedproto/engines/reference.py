@@ -12,8 +12,8 @@ from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
 from fedproto.core.federation import EvaluatedPart, Federation
 from fedproto.core.local_training import Training
 from fedproto.core.measurement import MeasuredClient
-from fedproto.core.tensors import stack_uploads
-from fedproto.core.types import Algorithm, Tree
+from fedproto.core.tensors import flatten_upload, stack_uploads
+from fedproto.core.types import Algorithm, State, Tree
 
 
 class ReferenceEngine:
@@ -32,10 +32,18 @@ class ReferenceEngine:
         self.shard = shard
         self.states: list[list[Tree]] = []  # by federation and client
         for federation in federations:
-            self.states.append([member.initial for member in federation.members])
+            self.states.append(self._start_clients(federation))
+
+    def _start_clients(self, federation: Federation) -> list[Tree]:
+        """Return the whole states of a federation's clients before round 1."""
+        with errors_named(f"algorithm {self.algorithm.name}, before round 1"):
+            return [
+                local_training.start_client(self.algorithm, member.initial, federation.task)
+                for member in federation.members
+            ]
 
     def train(
-        self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]
+        self, round: int, servers: Sequence[State], cohorts: Sequence[Cohort]
     ) -> Iterator[Chunk]:
         """Train the sampled clients, one chunk each, and keep their new states."""
         for number, server in enumerate(servers):
@@ -46,13 +54,13 @@ class ReferenceEngine:
                     yield self._train_one(round, number, server, cohort, client, client in slow)
 
     def _train_one(
-        self, round: int, number: int, server: Tree, cohort: Cohort, client: int, slow: bool
+        self, round: int, number: int, server: State, cohort: Cohort, client: int, slow: bool
     ) -> Chunk:
         """Train one client of the federation with this number; return its chunk."""
         federation = self.federations[number]
         member = federation.members[client]
         with errors_named(f"round {round}, client {member.name} ({member.model}), training"):
-            received = self.algorithm.send(server, federation.own_classes[client])
+            received = self.algorithm.send(server, federation.recipient(client))
             outcome = local_training.train(
                 member,
                 self.algorithm,
@@ -65,30 +73,30 @@ class ReferenceEngine:
         self.states[number][client] = outcome.state
         uploads = stack_uploads([outcome.upload])
         loss = {name: value[None] for name, value in outcome.loss.items()}
-        sound = _is_finite(outcome.loss | outcome.state | outcome.upload.sums)
-        return make_chunk(number, cohort, torch.tensor([client]), uploads, loss, sound[None])
+        sound = _is_finite(outcome.loss | outcome.state | flatten_upload(outcome.upload))
+        sizes = outcome.sizes[None]
+        return make_chunk(number, cohort, torch.tensor([client]), uploads, sizes, loss, sound[None])
 
-    def evaluate(self, servers: Sequence[Tree], part: EvaluatedPart = "test") -> list[Tree]:
+    def evaluate(self, servers: Sequence[State], part: EvaluatedPart = "test") -> list[Tree]:
         """Return every client's accuracies with the server's present state, per federation."""
         tables = []
         for number, server in enumerate(servers):
             tables.append(self._evaluate_federation(number, server, part))
         return tables
 
-    def _evaluate_federation(self, number: int, server: Tree, part: EvaluatedPart) -> Tree:
+    def _evaluate_federation(self, number: int, server: State, part: EvaluatedPart) -> Tree:
         """Return the accuracies of one federation's clients.
 
         They are 0 for clients of other shards, and for clients without rows of this part.
         """
         federation = self.federations[number]
         states = self.states[number]
-        all_classes = torch.ones_like(federation.own_classes[0])
         table: Tree = {}
         for member in federation.members:
             if not self.shard.holds(member.id) or not len(member.examples_of(part)):
                 continue
             with errors_named(f"client {member.name} ({member.model}), evaluation"):
-                received = self.algorithm.send(server, all_classes)
+                received = self.algorithm.send(server, federation.recipient(member.id, True))
                 accuracies = local_training.evaluate(
                     member, self.algorithm, states[member.id], received, part
                 )
@@ -99,7 +107,7 @@ class ReferenceEngine:
         return table
 
     def measure(
-        self, servers: Sequence[Tree], part: EvaluatedPart = "test"
+        self, servers: Sequence[State], part: EvaluatedPart = "test"
     ) -> list[dict[int, MeasuredClient]]:
         """Return all metrics of every client of this shard by its number, per federation."""
         tables = []
@@ -108,11 +116,10 @@ class ReferenceEngine:
         return tables
 
     def _measure_federation(
-        self, number: int, server: Tree, part: EvaluatedPart
+        self, number: int, server: State, part: EvaluatedPart
     ) -> dict[int, MeasuredClient]:
         """Return the metrics of one federation's clients that are in this shard."""
         federation = self.federations[number]
-        all_classes = torch.ones_like(federation.own_classes[0])
         measured = {}
         for member in federation.members:
             if not self.shard.holds(member.id):
@@ -121,7 +128,7 @@ class ReferenceEngine:
                 measured[member.id] = MeasuredClient({}, None, None)
                 continue
             with errors_named(f"client {member.name} ({member.model}), evaluation"):
-                received = self.algorithm.send(server, all_classes)
+                received = self.algorithm.send(server, federation.recipient(member.id, True))
                 own = self.states[number][member.id]
                 scores, y = local_training.score(member, self.algorithm, own, received, part)
                 measured[member.id] = federation.measure_client(member.id, scores, y, part)

@@ -6,13 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedproto.core import files
 from fedproto.core.class_names import class_name
 from fedproto.core.client_names import chosen_name
-from fedproto.core.tensors import FLOATS, flatten_groups, select_rows, split_groups
+from fedproto.core.tensors import (
+    FLOATS,
+    flatten_upload,
+    map_upload,
+    select_rows,
+    unflatten_upload,
+)
 from fedproto.core.types import Tree, Upload
-from fedproto.core.uploads import LatestUploads
+from fedproto.core.uploads import LatestUploads, read_uploads
 from fedproto.errors import DataError
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import (
@@ -45,8 +52,9 @@ class Contribution:
     @classmethod
     def of(cls, member: str, classes: tuple[str, ...], upload: Upload) -> Contribution:
         """Return the rows that have a weight, of an upload over all classes of a federation."""
-        places = upload.weights["weight"].nonzero().flatten()
-        rows = _move_to_cpu(select_rows(upload, places))
+        has_weight = torch.stack([group.weight > 0 for group in upload.values()]).any(0)
+        places = has_weight.nonzero().flatten()
+        rows = map_upload(select_rows(upload, places), Tensor.cpu)
         names = tuple(classes[place] for place in places.tolist())
         return cls(member, names, rows)
 
@@ -63,8 +71,10 @@ class Contribution:
         path = path / UPLOAD if path.is_dir() else path
         tensors, header = files.read_tensors(path, UPLOAD_FORMAT)
         member = header.get("member") or path.parent.name
-        groups = split_groups(tensors)
-        upload = Upload(groups.get("sums", {}), groups.get("weights", {}))
+        try:
+            upload = unflatten_upload(tensors)
+        except ValueError as error:
+            raise DataError(f"{path} is not an upload: {error}") from error
         return cls(str(member), read_class_names(header, path), upload, folder)
 
     @classmethod
@@ -73,7 +83,7 @@ class Contribution:
         path = folder.path
         checkpoint = folder.load_checkpoint()
         result = folder.result()
-        if checkpoint is None or result is None or "sums.prototypes" not in checkpoint[1]:
+        if checkpoint is None or result is None or not has_prototypes(checkpoint[1]):
             raise DataError(
                 f"{path} holds no {UPLOAD} and is not a finished run of fedproto: "
                 "finish it with `fedproto resume`"
@@ -94,43 +104,44 @@ class Contribution:
 
     def save(self, path: Path) -> None:
         """Write the upload to a file that `load` reads."""
-        tensors = flatten_groups(self.upload._asdict())
+        tensors = flatten_upload(self.upload)
         header = {"member": self.member, "classes": list(self.classes)}
         files.write_tensors(path, tensors, UPLOAD_FORMAT, header)
 
     def cast(self, like: Upload) -> Contribution:
         """Return the contribution in the types of another upload with the same names."""
 
-        def cast_tree(tree: Tree, others: Tree) -> Tree:
-            return {name: value.to(others[name]) for name, value in tree.items()}
+        others = flatten_upload(like)
+        cast = {name: value.to(others[name]) for name, value in self._flat.items()}
+        return replace(self, upload=unflatten_upload(cast))
 
-        sums = cast_tree(self.upload.sums, like.sums)
-        weights = cast_tree(self.upload.weights, like.weights)
-        return replace(self, upload=Upload(sums, weights))
+    @property
+    def _flat(self) -> Tree:
+        return flatten_upload(self.upload)
 
     def check_layout(self, like: Upload) -> None:
         """Raise DataError unless names and shapes are those of another member's upload."""
         where = f"the upload of {self.member!r}"
         rows = len(self.classes)
-        for expected, found in zip(like, self.upload, strict=True):
-            if set(expected) != set(found):
-                found_names = ", ".join(sorted(found)) or "nothing"
-                expected_names = ", ".join(sorted(expected)) or "nothing"
+        expected = flatten_upload(like)
+        found = self._flat
+        if set(expected) != set(found):
+            found_names = ", ".join(sorted(found)) or "nothing"
+            expected_names = ", ".join(sorted(expected)) or "nothing"
+            raise DataError(
+                f"{where} holds {found_names} instead of {expected_names}: "
+                "is it of the same algorithm?"
+            )
+        for name, value in found.items():
+            shape = (rows, *expected[name].shape[1:])
+            if value.shape != shape:
                 raise DataError(
-                    f"{where} holds {found_names} instead of {expected_names}: "
-                    "is it of the same algorithm?"
+                    f"{where} has {name} of shape {tuple(value.shape)} instead of {shape}"
                 )
-            for name, value in found.items():
-                shape = (rows, *expected[name].shape[1:])
-                if value.shape != shape:
-                    raise DataError(
-                        f"{where} has {name} of shape {tuple(value.shape)} instead of {shape}"
-                    )
-                if value.dtype not in FLOATS:
-                    raise DataError(
-                        f"{where} has {name} of type {value.dtype} instead of "
-                        "floating-point numbers"
-                    )
+            if value.dtype not in FLOATS:
+                raise DataError(
+                    f"{where} has {name} of type {value.dtype} instead of floating-point numbers"
+                )
 
     def check_values(self, uniform: bool) -> None:
         """Raise DataError unless all values are finite and all weights are positive.
@@ -138,23 +149,27 @@ class Contribution:
         With `uniform`, every member counts once, so that each weight must be 1.
         """
         where = f"the upload of {self.member!r}"
-        for tree in self.upload:
-            for name, value in tree.items():
-                if not torch.isfinite(value).all():
-                    raise DataError(f"{where} has {name} with values that are not finite")
-        for weight in self.upload.weights.values():
-            if not (weight > 0).all():
-                raise DataError(f"{where} names a class with a weight that is not positive")
-        if uniform and not (self.upload.weights["weight"] == 1).all():
-            raise DataError(
-                f"{where} is weighted by samples, but in this federation every member counts once"
-            )
+        for name, value in self._flat.items():
+            if not torch.isfinite(value).all():
+                raise DataError(f"{where} has {name} with values that are not finite")
+        for group in self.upload.values():
+            for weight in (group.weight, *group.counts.values()):
+                if not (weight > 0).all():
+                    raise DataError(f"{where} names a class with a weight that is not positive")
+            if uniform and not (group.weight == 1).all():
+                raise DataError(
+                    f"{where} is weighted by samples, but in this federation every member counts "
+                    "once"
+                )
 
 
-def _move_to_cpu(upload: Upload) -> Upload:
-    sums = {name: value.cpu() for name, value in upload.sums.items()}
-    weights = {name: value.cpu() for name, value in upload.weights.items()}
-    return Upload(sums, weights)
+def has_prototypes(checkpoint: Tree) -> bool:
+    """Return whether a checkpoint holds uploads of prototypes."""
+    try:
+        uploads = read_uploads(checkpoint)
+    except ValueError:
+        return False
+    return "prototypes" in uploads and "prototypes" in uploads["prototypes"].sums
 
 
 def read_file_classes(path: Path) -> tuple[str, ...]:

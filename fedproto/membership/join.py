@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedproto.config import plugins
@@ -256,7 +255,8 @@ def _mark_rows(experiment: Experiment, result: Result) -> Tensor:
     device = experiment.federation.device
     state = {name: value.to(device) for name, value in result.states[0].items()}
     own_classes = experiment.federation.own_classes[0]
-    received = experiment.algorithm.send(experiment.progress.server, torch.ones_like(own_classes))
+    recipient = experiment.federation.recipient(0, all_classes=True)
+    received = experiment.algorithm.send(experiment.progress.server, recipient)
     scores, y = score(newcomer, experiment.algorithm, state, received)
     return mark_correct({"head": scores["head"]}, y, own_classes > 0)["head"].cpu()
 

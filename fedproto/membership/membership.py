@@ -27,11 +27,11 @@ from fedproto.core.client_names import (
     list_names,
     refuse_equal_names,
 )
-from fedproto.core.tensors import FLOATS, scatter_rows
+from fedproto.core.tensors import FLOATS, flatten_upload, scatter_rows
 from fedproto.core.types import Tree, Upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.errors import ConfigError, DataError, RunFolderError, shown
-from fedproto.membership.contribution import Contribution, read_file_classes
+from fedproto.membership.contribution import Contribution, has_prototypes, read_file_classes
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import (
     MEMBERS,
@@ -90,8 +90,7 @@ class Membership:
                 "or leave it exactly: this needs a run of fedproto with absent=remember"
             )
         checkpoint = folder.load_checkpoint()
-        needed = {"sums.prototypes", "weights.weight", "last"}
-        if checkpoint is None or not needed <= checkpoint[1].keys():
+        if checkpoint is None or not has_prototypes(checkpoint[1]):
             raise RunFolderError(f"{path} has no checkpoint with its members' uploads")
         _, tensors = checkpoint
         classes = read_file_classes(path / PROTOTYPES)
@@ -148,7 +147,7 @@ class Membership:
         else:
             uploads = self.uploads.recall()
         assert uploads is not None, "a membership has at least one member"
-        zeros = torch.zeros_like(uploads.sums["prototypes"][0])
+        zeros = torch.zeros_like(uploads["prototypes"].sums["prototypes"][0])
         server = {"prototypes": zeros, "known": zeros[:, 0]}
         if self.base is not None:
             base = self.base.over(self.classes)
@@ -163,7 +162,7 @@ class Membership:
 
     def held_by(self, name: str) -> list[str]:
         """Return the classes for which a member's upload has a weight."""
-        held = self.upload_of(name).weights["weight"].nonzero().flatten()
+        held = self.upload_of(name)["prototypes"].weight.nonzero().flatten()
         return [self.classes[place] for place in held.tolist()]
 
     def _held_by_all(self) -> set[str]:
@@ -223,11 +222,10 @@ class Membership:
             return False
         contribution.check_layout(upload)
         places = torch.tensor([self.classes.index(each) for each in contribution.classes])
-        other = scatter_rows(contribution.cast(upload).upload, places, len(self.classes))
-        for tree, other_tree in zip(upload, other, strict=True):
-            if any(not torch.equal(value, other_tree[name]) for name, value in tree.items()):
-                return False
-        return True
+        other = _spread(contribution.cast(upload).upload, places, len(self.classes))
+        others = flatten_upload(other)
+        own = flatten_upload(upload)
+        return all(torch.equal(value, others[name]) for name, value in own.items())
 
     # --- joining and leaving
 
@@ -249,10 +247,10 @@ class Membership:
         classes = tuple(dict.fromkeys((*self.classes, *contribution.classes)))
         number = len(self.uploads.last_round)
         uploads = self.uploads.copy()
-        uploads.widen(len(classes))
+        uploads.widen(len(classes), contribution.upload)
         uploads.add_clients(number + 1)
         places = torch.tensor([classes.index(each) for each in contribution.classes])
-        upload = scatter_rows(contribution.upload, places, len(classes))
+        upload = _spread(contribution.upload, places, len(classes))
         uploads.store_one(number, upload, JOINING_ROUND)
         held_before = self._held_by_all()
         brought = [each for each in contribution.classes if each not in held_before]
@@ -335,17 +333,22 @@ def _restore_uploads(tensors: Tree, classes: tuple[str, ...], where: str) -> Lat
     except ValueError as error:
         raise DataError(f"{where} is corrupted: {error}") from error
     stored = uploads.uploads
-    if stored is None or "prototypes" not in stored.sums or not uploads.clients():
+    if stored is None or not has_prototypes(tensors) or not uploads.clients():
         raise DataError(f"{where} is corrupted: it holds no uploads of prototypes")
     clients = len(uploads.last_round)
-    weight = stored.weights["weight"]
-    if weight.shape != (clients, len(classes)) or stored.sums["prototypes"].dim() != 3:
+    weight_shapes = {group.weight.shape for group in stored.values()}
+    values = stored["prototypes"].sums["prototypes"]
+    if weight_shapes != {(clients, len(classes))} or values.dim() != 3:
         raise DataError(f"{where} is corrupted: its uploads are not those of its classes")
-    for tree in stored:
-        for name, value in tree.items():
-            if not torch.isfinite(value).all():
-                raise DataError(f"{where} is corrupted: {name} has values that are not finite")
+    for name, value in flatten_upload(stored).items():
+        if not torch.isfinite(value).all():
+            raise DataError(f"{where} is corrupted: {name} has values that are not finite")
     return uploads
+
+
+def _spread(upload: Upload, places: torch.Tensor, classes: int) -> Upload:
+    """Return an upload over all classes: its rows at these places, and zeros elsewhere."""
+    return {name: scatter_rows(group, places, classes) for name, group in upload.items()}
 
 
 def _check_members(stated: Any, uploads: LatestUploads, path: Path) -> dict[str, int]:
@@ -397,7 +400,7 @@ def _read_base(
     if "base" not in tensors:
         return None
     assert uploads.uploads is not None, "the uploads were checked before"
-    shape = uploads.uploads.sums["prototypes"].shape[1:]
+    shape = uploads.uploads["prototypes"].sums["prototypes"].shape[1:]
     values = tensors["base"]
     known = tensors.get("base_known")
     if known is None or values.shape != shape or known.shape != shape[:1]:

@@ -134,8 +134,8 @@ def _make_travel(experiment: Experiment) -> bytes:
     """
     uploads = experiment.progress.latest_uploads.uploads
     assert uploads is not None, "FedProto keeps its clients' latest uploads"
-    sums = uploads.sums["prototypes"]
-    weights = uploads.weights["weight"]
+    sums = uploads["prototypes"].sums["prototypes"]
+    weights = uploads["prototypes"].weight
     server = experiment.progress.server
     clients = []
     for member, state in _members_with_states(experiment):

@@ -16,14 +16,14 @@ from fedproto.core.best_round import BestRound, refuse_idle_settings
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member
-from fedproto.core.local_training import Training
+from fedproto.core.local_training import Training, start_client
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.metrics import ACCURACIES
 from fedproto.core.optimisers import Optimiser, RateSchedule
 from fedproto.core.rounds import FederationRun, RoundResult
 from fedproto.core.sampling import Schedule
 from fedproto.core.server import Progress
-from fedproto.core.tensors import find_mismatch, flatten_groups, split_groups
+from fedproto.core.tensors import find_mismatch, flatten_groups, split_client, split_groups
 from fedproto.core.types import Algorithm, Tree
 from fedproto.data import Source
 from fedproto.engines.selection import build_engine, resolve
@@ -312,8 +312,12 @@ class Experiment:
 
     def client_states(self) -> list[Tree]:
         """Return each client's own parameters and buffers by name."""
-        states = split_groups(self.engine.export(self.place))
-        return [states.get(str(member.id), {}) for member in self.federation.members]
+        whole_states = split_groups(self.engine.export(self.place))
+        states = []
+        for member in self.federation.members:
+            params, _ = split_client(whole_states.get(str(member.id), {}))
+            states.append(params)
+        return states
 
     def as_evaluated(self, member: Member, own: Tree) -> Tree:
         """Return a client's model as it is evaluated, on the device."""
@@ -341,7 +345,8 @@ class Experiment:
         """Return all clients' states before the first round, as an engine exports them."""
         states: Tree = {}
         for member in self.federation.members:
-            for name, value in member.initial.items():
+            whole = start_client(self.algorithm, member.initial, self.federation.task)
+            for name, value in whole.items():
                 states[f"{member.id}.{name}"] = value
         return states
 

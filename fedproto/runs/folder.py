@@ -57,7 +57,7 @@ BEST = "best"
 CLIENT_MODELS = "models"
 DIVERGED = "diverged.json"
 VERSION = 1  # of the JSON files, and of each line of metrics.jsonl
-CHECKPOINT_FORMAT = TensorFormat("checkpoint", 1)
+CHECKPOINT_FORMAT = TensorFormat("checkpoint", 2)
 MAX_NAMED_RUNS = 10  # in one sentence
 
 

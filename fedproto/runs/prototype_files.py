@@ -24,7 +24,7 @@ UPLOAD = "upload.safetensors"
 START = "start.safetensors"
 
 PROTOTYPES_FORMAT = files.TensorFormat("prototypes", 1, DataError)
-UPLOAD_FORMAT = files.TensorFormat("upload", 1, DataError)
+UPLOAD_FORMAT = files.TensorFormat("upload", 2, DataError)
 
 
 @dataclass(frozen=True)

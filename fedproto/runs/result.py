@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fedproto.core.federation import Federation, Member
-from fedproto.core.types import Algorithm, Tree
+from fedproto.core.types import Algorithm, State, Tree
 from fedproto.errors import RunFolderError
 
 
@@ -20,7 +20,7 @@ class TrainedFederation:
 
     federation: Federation
     algorithm: Algorithm
-    server: Tree
+    server: State
     #: Whether its modules were passed from Python, so that no file can name them.
     has_own_modules: bool
 
@@ -29,7 +29,8 @@ class TrainedFederation:
 
         That is its own state, with what the server sends adopted where the algorithm does so.
         """
-        received = self.algorithm.send(self.server, self.federation.own_classes[member.id])
+        recipient = self.federation.recipient(member.id)
+        received = self.algorithm.send(self.server, recipient)
         device = self.federation.device
         own_on_device = {name: value.to(device) for name, value in own.items()}
         return self.algorithm.adopt(own_on_device, received)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from fedproto.core.tensors import split_groups
+from fedproto.core.tensors import split_client, split_groups
 from fedproto.core.types import Tree
 from fedproto.data.shared.python_data import PythonData
 from fedproto.engines.distributed.torchrun import follows
@@ -73,7 +73,10 @@ def read_result(folder: RunFolder) -> Result:
     if "prototypes" in server and "known" in server:
         prototypes = {name: server[name] for name in ("prototypes", "known")}
     of_clients = split_groups(groups.get("client", {}))
-    states = [of_clients[str(client)] for client in range(len(of_clients))]
+    states = []
+    for client in range(len(of_clients)):
+        params, _ = split_client(of_clients[str(client)])
+        states.append(params)
     if states and "frozen" in folder.read_start():
         models = ClientModels.open(folder)  # a checkpoint holds nothing of a frozen body
         states = [models.read(client).state | state for client, state in enumerate(states)]

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from fedproto.core.engine import Chunk, Cohort, Engine, Shard
 from fedproto.core.federation import EvaluatedPart
 from fedproto.core.measurement import MeasuredClient
-from fedproto.core.types import Algorithm, Tree
+from fedproto.core.tensors import flatten_state
+from fedproto.core.types import Algorithm, State, Tree
 from fedproto.engines.distributed.exchange import (
     LOST_PROCESSES,
     Order,
@@ -69,23 +70,23 @@ class DistributedEngine:
         self.in_step = True
 
     def train(
-        self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]
+        self, round: int, servers: Sequence[State], cohorts: Sequence[Cohort]
     ) -> Iterator[Chunk]:
         """Train the sampled clients; return one chunk per federation when all ranks are done."""
         self._start(len(servers))
-        return iter(self._order("train", servers, round, list(cohorts)))
+        return iter(self._order("train", _flatten(servers), round, list(cohorts)))
 
-    def evaluate(self, servers: Sequence[Tree], part: EvaluatedPart = "test") -> list[Tree]:
+    def evaluate(self, servers: Sequence[State], part: EvaluatedPart = "test") -> list[Tree]:
         """Return every client's accuracies with the server's present state, per federation."""
         self._start(len(servers))
-        return self._order("evaluate", servers, part)
+        return self._order("evaluate", _flatten(servers), part)
 
     def measure(
-        self, servers: Sequence[Tree], part: EvaluatedPart = "test"
+        self, servers: Sequence[State], part: EvaluatedPart = "test"
     ) -> list[dict[int, MeasuredClient]]:
         """Return all metrics of every client by its number, per federation."""
         self._start(len(servers))
-        return self._order("measure", servers, part)
+        return self._order("measure", _flatten(servers), part)
 
     def export(self, federation: int) -> Tree:
         """Return all clients' states as one flat tree, `CLIENT.NAME`, for a checkpoint."""
@@ -192,3 +193,7 @@ class DistributedEngine:
     def _refuse_if_lost(self) -> None:
         if not self.in_step:
             raise LostProcessError(LOST_PROCESSES)
+
+
+def _flatten(servers: Sequence[State]) -> list[Tree]:
+    return [flatten_state(server) for server in servers]

@@ -22,10 +22,11 @@ from fedproto.core.federation import EvaluatedPart
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.tensors import (
     concatenate_rows,
-    flatten_groups,
+    flatten_upload,
     join_uploads,
-    split_groups,
     sum_uploads,
+    unflatten_state,
+    unflatten_upload,
 )
 from fedproto.core.types import Algorithm, Tree, Upload
 from fedproto.engines.distributed.exchange import (
@@ -75,13 +76,14 @@ def _train(
     inner: Engine, algorithm: Algorithm, servers: list[Tree], round: int, cohorts: Sequence[Cohort]
 ) -> list[Chunk]:
     """Train the sampled clients; return one chunk per federation on rank 0."""
+    states = [unflatten_state(server) for server in servers]
 
     def work() -> list[_TrainedPart]:
         parts = []
-        for number, server in enumerate(servers):
-            check = AdditivityCheck(algorithm, server, round)
+        for number, state in enumerate(states):
+            check = AdditivityCheck(algorithm, state, round)
             parts.append(_TrainedPart(number, algorithm.additive, check))
-        for chunk in inner.train(round, servers, cohorts):
+        for chunk in inner.train(round, states, cohorts):
             parts[chunk.federation].add(chunk)
         return parts
 
@@ -107,7 +109,7 @@ def _evaluate(
     """Return every client's accuracies on a part of its data, per federation."""
 
     def work() -> list[Tree]:
-        return inner.evaluate(servers, part)
+        return inner.evaluate([unflatten_state(server) for server in servers], part)
 
     def make_report(tables: list[Tree]) -> list[Layout]:
         return [describe_tree(table) for table in tables]
@@ -126,7 +128,7 @@ def _measure(
     """Return every client's metrics by its number, per federation; each rank measures its own."""
 
     def work() -> list[dict[int, MeasuredClient]]:
-        return inner.measure(servers, part)
+        return inner.measure([unflatten_state(server) for server in servers], part)
 
     _, tables_of_ranks = do_together(work, _report_everything)
     tables = []
@@ -204,8 +206,8 @@ class _TrainedPart:
 
     def add(self, chunk: Chunk) -> None:
         """Add a chunk of finished clients."""
-        self.chunks.append(chunk._replace(uploads=Upload({}, {})))
-        if not len(chunk.speakers) or not chunk.uploads.sums:
+        self.chunks.append(chunk._replace(uploads={}))
+        if not len(chunk.speakers) or not chunk.uploads:
             return
         self.uploads.append(chunk.uploads)
         if self.additive:
@@ -218,8 +220,7 @@ class _TrainedPart:
         """The uploads as one tree; to be read when all chunks are there."""
         if not self.uploads:
             return {}
-        sums, weights = join_uploads(self.uploads)
-        return flatten_groups({"sums": sums, "weights": weights})
+        return flatten_upload(join_uploads(self.uploads))
 
     def report(self) -> _PartReport:
         """Return what the other ranks need to know."""
@@ -227,11 +228,11 @@ class _TrainedPart:
         no_clients = Chunk(
             federation=self.federation,
             clients=nobody,
-            sizes=nobody.reshape(0, 2),
+            sizes=nobody.reshape(0, 0, 2),
             loss={},
             sound=nobody.bool(),
             speakers=nobody,
-            uploads=Upload({}, {}),
+            uploads={},
         )
         chunks_on_cpu = [_move_to_cpu(chunk) for chunk in self.chunks]
         chunk = _join_chunks([no_clients, *chunks_on_cpu])
@@ -247,11 +248,13 @@ def _join_chunks(chunks: Sequence[Chunk]) -> Chunk:
     """Return several chunks of one federation as one, without their uploads."""
     federation = chunks[0].federation
     clients = torch.cat([chunk.clients for chunk in chunks])
-    sizes = torch.cat([chunk.sizes for chunk in chunks])
+    # The chunk of a rank without clients does not know the number of groups.
+    all_sizes = [chunk.sizes for chunk in chunks if len(chunk.clients)]
+    sizes = torch.cat(all_sizes) if all_sizes else chunks[0].sizes
     loss = concatenate_rows([chunk.loss for chunk in chunks])
     sound = torch.cat([chunk.sound for chunk in chunks])
     speakers = torch.cat([chunk.speakers for chunk in chunks])
-    return Chunk(federation, clients, sizes, loss, sound, speakers, Upload({}, {}))
+    return Chunk(federation, clients, sizes, loss, sound, speakers, {})
 
 
 def _sort_by_client(chunk: Chunk, tree: Tree, additive: bool) -> Chunk:
@@ -265,7 +268,6 @@ def _sort_by_client(chunk: Chunk, tree: Tree, additive: bool) -> Chunk:
     speaker_order = chunk.speakers.argsort()
     if not additive:
         tree = {name: _select(value, speaker_order) for name, value in tree.items()}
-    groups = split_groups(tree)
     return Chunk(
         federation=chunk.federation,
         clients=chunk.clients[order],
@@ -273,7 +275,7 @@ def _sort_by_client(chunk: Chunk, tree: Tree, additive: bool) -> Chunk:
         loss={name: value[order] for name, value in chunk.loss.items()},
         sound=chunk.sound[order],
         speakers=chunk.speakers[speaker_order],
-        uploads=Upload(groups.get("sums", {}), groups.get("weights", {})),
+        uploads=unflatten_upload(tree),
     )
 
 

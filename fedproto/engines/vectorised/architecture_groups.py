@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from fedproto.core.class_balance import balanced_weights, count_classes
 from fedproto.core.dropout import Dropped
-from fedproto.core.engine import Shard
+from fedproto.core.engine import Shard, errors_named
 from fedproto.core.federation import EvaluatedPart, Examples, Federation, Member
-from fedproto.core.local_training import Training, steps_per_epoch
+from fedproto.core.local_training import Training, start_client, steps_per_epoch
+from fedproto.core.types import Algorithm, Tree
 from fedproto.engines.vectorised.state_store import Place, Store
 
 #: Attributes that every module has, such as hooks, children and parameters.
@@ -75,14 +76,18 @@ class ArchitectureGroup:
 
 
 def build_groups(
-    federations: Sequence[Federation], trainings: Sequence[Training], place: Place, shard: Shard
+    federations: Sequence[Federation],
+    algorithm: Algorithm,
+    trainings: Sequence[Training],
+    place: Place,
+    shard: Shard,
 ) -> list[ArchitectureGroup]:
     """Return the architecture groups of the shard's clients.
 
     Within a group, clients stay in the order of their federations and numbers.
     """
     groups = group_by_architecture(federations, shard)
-    return [build_group(clients, federations, trainings, place) for clients in groups]
+    return [build_group(clients, federations, algorithm, trainings, place) for clients in groups]
 
 
 def group_by_architecture(
@@ -159,6 +164,7 @@ def _describe_settings(layer: nn.Module) -> list[Any]:
 def build_group(
     clients: Sequence[GroupedClient],
     federations: Sequence[Federation],
+    algorithm: Algorithm,
     trainings: Sequence[Training],
     place: Place,
 ) -> ArchitectureGroup:
@@ -174,7 +180,7 @@ def build_group(
         own_classes.append(federation.own_classes[client.member.id])
         per_epoch.append(steps_per_epoch(client.member, training))
     borders = [member.border for member in members if member.border is not None]
-    initial_states = [member.initial for member in members]
+    initial_states = _start_clients(clients, federations, algorithm)
     federation_numbers = [client.federation for client in clients]
     client_numbers = [member.id for member in members]
     seeds = [training.seed for training in client_trainings]
@@ -205,6 +211,18 @@ def build_group(
         validation=_pool(validation_data) if validation_data else None,
         class_weights=class_weights,
     )
+
+
+def _start_clients(
+    clients: Sequence[GroupedClient], federations: Sequence[Federation], algorithm: Algorithm
+) -> list[Tree]:
+    """Return the clients' whole states before round 1."""
+    states = []
+    for client in clients:
+        task = federations[client.federation].task
+        with errors_named(f"algorithm {algorithm.name}, before round 1"):
+            states.append(start_client(algorithm, client.member.initial, task))
+    return states
 
 
 def _weigh_classes(data: Data, classes: int, dtype: torch.dtype) -> Tensor:

@@ -11,8 +11,8 @@ from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
 from fedproto.core.federation import EvaluatedPart, Federation
 from fedproto.core.local_training import Training
 from fedproto.core.measurement import MeasuredClient
-from fedproto.core.tensors import move_index
-from fedproto.core.types import Algorithm, Tree, Upload
+from fedproto.core.tensors import map_upload, move_index
+from fedproto.core.types import Algorithm, State, Tree
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, build_groups
 from fedproto.engines.vectorised.plan import Plan
 from fedproto.engines.vectorised.receiving import send_all_classes, send_own_classes
@@ -33,7 +33,7 @@ class VectorisedEngine:
         self.algorithm = algorithm
         self.federations = federations
         self.sizes = [len(federation.members) for federation in federations]
-        groups = build_groups(federations, trainings, plan.place, shard)
+        groups = build_groups(federations, algorithm, trainings, plan.place, shard)
         self.stacks = [Stack(group, algorithm, trainings[0], plan) for group in groups]
 
     @property
@@ -42,7 +42,7 @@ class VectorisedEngine:
         return [stack.group for stack in self.stacks]
 
     def train(
-        self, round: int, servers: Sequence[Tree], cohorts: Sequence[Cohort]
+        self, round: int, servers: Sequence[State], cohorts: Sequence[Cohort]
     ) -> Iterator[Chunk]:
         """Train the sampled clients, stack by stack, in chunks that fit; keep their new states."""
         is_sampled = _mark_clients(self.sizes, [cohort.sampled for cohort in cohorts])
@@ -58,7 +58,7 @@ class VectorisedEngine:
                     trained = stack.train(round, positions, received, slow[positions])
                 yield from _split_by_federation(group, positions, cohorts, trained)
 
-    def evaluate(self, servers: Sequence[Tree], part: EvaluatedPart = "test") -> list[Tree]:
+    def evaluate(self, servers: Sequence[State], part: EvaluatedPart = "test") -> list[Tree]:
         """Return every client's accuracies with the server's present state, per federation."""
         tables: list[Tree] = [{} for _ in servers]
         for stack in self.stacks:
@@ -83,7 +83,7 @@ class VectorisedEngine:
                 table[name][clients] = values[belongs]
 
     def measure(
-        self, servers: Sequence[Tree], part: EvaluatedPart = "test"
+        self, servers: Sequence[State], part: EvaluatedPart = "test"
     ) -> list[dict[int, MeasuredClient]]:
         """Return all metrics of every client of this shard by its number, per federation."""
         tables: list[dict[int, MeasuredClient]] = [{} for _ in servers]
@@ -160,7 +160,7 @@ def _split_by_federation(
         part = trained
         if len(rows) < len(positions):
             part = _select_clients(trained, rows)
-        yield make_chunk(number, cohort, clients, part.uploads, part.loss, part.sound)
+        yield make_chunk(number, cohort, clients, part.uploads, part.sizes, part.loss, part.sound)
 
 
 def _select_clients(trained: TrainedClients, rows: Tensor) -> TrainedClients:
@@ -170,5 +170,6 @@ def _select_clients(trained: TrainedClients, rows: Tensor) -> TrainedClients:
     def select(tree: Tree) -> Tree:
         return {name: value[on_device] for name, value in tree.items()}
 
-    uploads = Upload(select(trained.uploads.sums), select(trained.uploads.weights))
-    return TrainedClients(uploads, select(trained.loss), trained.sound[on_device])
+    uploads = map_upload(trained.uploads, lambda value: value[on_device])
+    sizes = trained.sizes[move_index(rows, trained.sizes.device)]
+    return TrainedClients(uploads, sizes, select(trained.loss), trained.sound[on_device])

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from fedproto.core.engine import Shard
 from fedproto.core.federation import Federation, Member
 from fedproto.core.local_training import Training, has_batch_norm, steps_per_epoch
-from fedproto.core.types import Algorithm, Tree
+from fedproto.core.types import Algorithm, State
 from fedproto.engines.vectorised.architecture_groups import (
     ArchitectureGroup,
     Data,
@@ -112,7 +112,7 @@ def _find_error(
     number, member = clients[0]
     training = trainings[number]
     try:
-        group = build_group(clients[:2], federations, trainings, "device")
+        group = build_group(clients[:2], federations, algorithm, trainings, "device")
         server = algorithm.init(member.initial, federations[number].task)
         _try_round(_shorten(group, training.batch), algorithm, server, training, plan)
     except Exception as error:  # a user's module may raise anything under vmap
@@ -134,7 +134,7 @@ def _describe_error(error: Exception, model: str, algorithm: Algorithm) -> str:
 
 
 def _try_round(
-    group: ArchitectureGroup, algorithm: Algorithm, server: Tree, training: Training, plan: Plan
+    group: ArchitectureGroup, algorithm: Algorithm, server: State, training: Training, plan: Plan
 ) -> None:
     """Do a round and an evaluation of all clients of a small group."""
     # All of them fit, however little memory is free: how many do is decided later, for the run.

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedproto.core.tensors import move_index
-from fedproto.core.types import Algorithm, Tree
+from fedproto.core.tensors import flatten_state, move_index, unflatten_state
+from fedproto.core.types import Algorithm, Recipient, State
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
 
 
 def send_own_classes(
-    algorithm: Algorithm, servers: Sequence[Tree], group: ArchitectureGroup, positions: Tensor
-) -> Tree:
+    algorithm: Algorithm, servers: Sequence[State], group: ArchitectureGroup, positions: Tensor
+) -> State:
     """Return what clients receive for training, with a leading axis over these clients.
 
     servers    the states of the federations' servers
@@ -26,8 +26,8 @@ def send_own_classes(
 
 
 def send_all_classes(
-    algorithm: Algorithm, servers: Sequence[Tree], group: ArchitectureGroup, positions: Tensor
-) -> Tree:
+    algorithm: Algorithm, servers: Sequence[State], group: ArchitectureGroup, positions: Tensor
+) -> State:
     """Return what clients receive for evaluation, which is over all classes."""
     own_classes = group.own[move_index(positions, group.device)]
     return _send(algorithm, servers, group, positions, torch.ones_like(own_classes))
@@ -35,16 +35,18 @@ def send_all_classes(
 
 def _send(
     algorithm: Algorithm,
-    servers: Sequence[Tree],
+    servers: Sequence[State],
     group: ArchitectureGroup,
     positions: Tensor,
     classes: Tensor,
-) -> Tree:
+) -> State:
+    recipients = Recipient(move_index(group.number[positions], group.device), classes)
     if len(servers) == 1:  # what all clients receive is not copied for each of them
-        return vmap(algorithm.send, in_dims=(None, 0))(servers[0], classes)
+        return vmap(algorithm.send, in_dims=(None, 0))(servers[0], recipients)
     federations = move_index(group.federation[positions], group.device)
+    flat_servers = [flatten_state(server) for server in servers]
     server_of_each = {}
-    for name in servers[0]:
-        values = torch.stack([server[name] for server in servers]).to(group.device)
+    for name in flat_servers[0]:
+        values = torch.stack([server[name] for server in flat_servers]).to(group.device)
         server_of_each[name] = values[federations]
-    return vmap(algorithm.send)(server_of_each, classes)
+    return vmap(algorithm.send)(unflatten_state(server_of_each), recipients)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedproto.core import codec
 from fedproto.core.engine import even_size
 from fedproto.core.federation import EvaluatedPart
-from fedproto.core.local_training import Training, seed_module_draws
+from fedproto.core.local_training import (
+    Training,
+    make_upload,
+    replace_trained,
+    seed_module_draws,
+    trained_tree,
+)
 from fedproto.core.metrics import divide_counts, mark_correct
-from fedproto.core.tensors import move_index
-from fedproto.core.types import Algorithm, Batch, Phase, Step, Tree, Upload
+from fedproto.core.tensors import flatten_upload, join_client, move_index, split_client
+from fedproto.core.types import Algorithm, Batch, Phase, State, Step, Tree, Upload, refuse_forward
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
 from fedproto.engines.vectorised.forward_passes import ForwardPasses
 from fedproto.engines.vectorised.layers import make_stackable
@@ -33,6 +40,7 @@ class TrainedClients(NamedTuple):
     """The outcome of a round for m clients."""
 
     uploads: Upload  # with a leading axis over the clients
+    sizes: Tensor  # (m, groups, 2): values and bytes of what travels
     loss: Tree  # each term, (m,)
     sound: Tensor  # (m,) whether loss, parameters and upload are finite
 
@@ -97,13 +105,13 @@ class Stack:
 
     # --- training
 
-    def train(self, round: int, positions: Tensor, received: Tree, slow: Tensor) -> TrainedClients:
+    def train(self, round: int, positions: Tensor, received: State, slow: Tensor) -> TrainedClients:
         """Do a round of local training of some clients, and keep their new states.
 
         received  what the server sent, with a leading axis over these clients
         slow      (m,) whether a client does half its steps
         """
-        state = vmap(self.algorithm.adopt)(self.group.states.take(positions), received)
+        params, kept = self._start_round(positions, received)
         tables = self._make_or_take_tables(round, positions, slow)
         phase_results: list[Tree] = []
         first = int(positions[0])
@@ -112,17 +120,39 @@ class Stack:
         with seed_module_draws(seed, round, client, self.group.device):
             for number, phase in enumerate(self.phases):
                 step_counts = self.timetable.count_steps(positions, phase, slow)
-                moved_state, results = self.steps.run_phase(
-                    number, state, received, tables[number], step_counts
+                start = trained_tree(phase, params, kept)
+                moved, results = self.steps.run_phase(
+                    number, start, kept, received, tables[number], step_counts
                 )
-                state = _replace_trained(state, moved_state, phase)
+                moved = _replace_trained(start, moved, phase)
+                params, kept = replace_trained(phase, params, kept, moved)
                 phase_results.append(results)
         self._prepare_next_round(round, positions, slow)
-        closing_step = self._closing_step(positions, state, received, phase_results)
-        uploads = vmap(self.algorithm.upload)(closing_step)
+        closing_step = self._closing_step(positions, params, received, phase_results)
+        last_tables = tables[-1]
+        last_counts = self.timetable.count_steps(positions, self.phases[-1], slow)
+        closing_step = closing_step._replace(
+            state=kept,
+            lr=last_tables["lr"],
+            steps=last_tables["steps_before"] + move_index(last_counts, self.group.device),
+            key=last_tables["key"],
+            number=last_tables["number"],
+        )
+        uploads, wire, kept = _finish(self.algorithm, closing_step)
+        sizes = codec.upload_sizes(wire, len(positions))
+        state = join_client(params, kept)
         self.group.states.put(positions, state)
         loss = _mean_loss(phase_results)
-        return TrainedClients(uploads, loss, _are_finite(state | uploads.sums | loss))
+        sound = _are_finite(state | flatten_upload(uploads) | loss)
+        return TrainedClients(uploads, sizes, loss, sound)
+
+    def _start_round(self, positions: Tensor, received: State) -> tuple[Tree, State]:
+        """Return what the clients train from, and what they keep beside their models."""
+        own, kept = split_client(self.group.states.take(positions))
+        params = vmap(self.algorithm.adopt)(own, received)
+        if kept:
+            kept = vmap(self.algorithm.client_start)(kept, received)
+        return params, kept
 
     def _make_or_take_tables(self, round: int, positions: Tensor, slow: Tensor) -> list[Tree]:
         """Return the tables of a round, which may have been made ahead for just these clients."""
@@ -140,7 +170,7 @@ class Stack:
         self.tables_ahead = {round + 1: (positions, tables)}
 
     def _closing_step(
-        self, positions: Tensor, state: Tree, received: Tree, phase_results: list[Tree]
+        self, positions: Tensor, state: Tree, received: State, phase_results: list[Tree]
     ) -> Step:
         """Return a step over all the clients' samples, with the features the algorithm asks for."""
         if self.algorithm.collects == "during":
@@ -161,7 +191,7 @@ class Stack:
             all_logits.append(outputs.logits)
         return Step(state, torch.cat(all_features, 1), torch.cat(all_logits, 1), batch, received)
 
-    def _collected_step(self, state: Tree, received: Tree, phase_results: list[Tree]) -> Step:
+    def _collected_step(self, state: Tree, received: State, phase_results: list[Tree]) -> Step:
         """Return the step over the samples that the phases collected.
 
         Each slot was filled in one phase at most, and is zero in the others.
@@ -181,7 +211,7 @@ class Stack:
 
     # --- evaluation
 
-    def evaluate(self, positions: Tensor, received: Tree, part: EvaluatedPart = "test") -> Tree:
+    def evaluate(self, positions: Tensor, received: State, part: EvaluatedPart = "test") -> Tree:
         """Return some clients' accuracies on a part of their data: (m,) each, float64, on the CPU.
 
         A client without rows of this part has accuracy 0.
@@ -203,7 +233,7 @@ class Stack:
         yield from torch.arange(len(self.group)).split(clients)
 
     def score(
-        self, positions: Tensor, received: Tree, part: EvaluatedPart
+        self, positions: Tensor, received: State, part: EvaluatedPart
     ) -> Iterator[tuple[int, Tree, Tensor]]:
         """Yield each client's position, its scores, (n, C) each, and its rows' classes, (n,).
 
@@ -224,10 +254,11 @@ class Stack:
             yield position, scores, y[place, :length]
 
     def _score_columns(
-        self, positions: Tensor, received: Tree, part: EvaluatedPart
+        self, positions: Tensor, received: State, part: EvaluatedPart
     ) -> Iterator[_ScoredColumns]:
         """Yield the scores of some clients' rows, some columns of them at a time."""
-        state = vmap(self.algorithm.adopt)(self.group.states.take(positions), received)
+        own, kept = split_client(self.group.states.take(positions))
+        state = vmap(self.algorithm.adopt)(own, received)
         data = self.group.data_of(part)
         on_device = move_index(positions, self.group.device)
         lengths = data.lengths[on_device]
@@ -237,8 +268,30 @@ class Stack:
             inside = column_numbers < lengths[:, None]
             empty = features.new_empty(len(positions), 0)
             batch = Batch(empty, y[:, columns], inside.to(features.dtype))
-            scores = vmap(self.algorithm.predict)(Step(state, features, logits, batch, received))
+            scores = _predict(self.algorithm, state, features, logits, batch, received, kept)
             yield _ScoredColumns(scores, batch.y, inside)
+
+
+def _finish(algorithm: Algorithm, step: Step) -> tuple[Upload, Upload, State]:
+    """Return the clients' uploads, what travels of them, and what the clients keep.
+
+    The tensors of the step have a leading axis over the clients.
+    """
+
+    def finish_one(*fields: Any) -> tuple[Upload, Upload, State]:
+        params, features, logits, batch, received, kept, *rest = fields
+        one_step = Step(params, features, logits, batch, received, kept, refuse_forward, *rest)
+        upload, wire = make_upload(algorithm, one_step)
+        return upload, wire, algorithm.client_update(one_step)
+
+    fields = [value for name, value in step._asdict().items() if name != "forward"]
+    uploads, wire, kept = vmap(finish_one)(*fields)
+    return uploads, (uploads if algorithm.encode is None else wire), kept
+
+
+def _predict(algorithm: Algorithm, *fields: Any) -> Tree:
+    """Return the scores of the clients' rows, given the first fields of a step."""
+    return vmap(lambda *one: algorithm.predict(Step(*one)))(*fields)
 
 
 def _replace_trained(state: Tree, moved_state: Tree, phase: Phase) -> Tree:
@@ -272,8 +325,10 @@ def _mean_loss(phase_results: Sequence[Tree]) -> Tree:
     """Return each term's mean over the samples of all phases: (m,) each."""
     count = torch.stack([results["count"] for results in phase_results]).sum(0)
     means = {}
-    for name in part_of_tree(phase_results[0], "terms."):
-        by_phase = torch.stack([results[f"terms.{name}"] for results in phase_results])
+    zero = torch.zeros_like(count)
+    names = dict.fromkeys(name for each in phase_results for name in part_of_tree(each, "terms."))
+    for name in names:  # a phase may have terms of its own, which are 0 in the others
+        by_phase = torch.stack([each.get(f"terms.{name}", zero) for each in phase_results])
         means[name] = by_phase.sum(0) / count
     return means
 

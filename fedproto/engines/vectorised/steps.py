@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedproto.core.class_balance import weigh_samples
-from fedproto.core.local_training import crop_and_flip
+from fedproto.core.local_training import crop_and_flip, run_copy
 from fedproto.core.optimisers import adam_rates, clip_factor, move_by_adam
 from fedproto.core.rng import preserve_torch_generators
-from fedproto.core.tensors import align_axes
-from fedproto.core.types import Algorithm, Batch, Phase, Step, Tree
+from fedproto.core.tensors import align_axes, flatten_state, unflatten_state
+from fedproto.core.types import Algorithm, Batch, Phase, State, Step, Tree
 from fedproto.engines.gpu.fused_passes import descend
 from fedproto.engines.gpu.graphs import STEP, Replay
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
@@ -55,9 +55,10 @@ class StepBatch(NamedTuple):
 class Steps:
     """The steps of all phases of a stack, and the tensors they work on.
 
-    These tensors are a *workspace*: the tables of the timetable, `state.*`, `received.*`, the
-    optimiser's moments `velocity.*` and `square.*`, sums of the loss `terms.*` over `count`
-    samples, the number of the next step, and `collected` embeddings. Steps change it in place.
+    These tensors are a *workspace*: the tables of the timetable, `state.*`, `received.*`, what the
+    clients keep beside their models `kept.*`, the optimiser's moments `velocity.*` and `square.*`,
+    sums of the loss `terms.*` over `count` samples, the number of the next step, and `collected`
+    embeddings. Steps change it in place.
     """
 
     def __init__(
@@ -79,29 +80,37 @@ class Steps:
         self.optimiser = timetable.training.optimiser
         self.capacity = capacity
         self.plan = plan
+        self.phases = phases
         self.trained_names = [trainable_names(group.module, phase) for phase in phases]
         self.buffer_names = {name for name, _ in group.module.named_buffers()}
         self.graph_pool = torch.cuda.graph_pool_handle() if group.device.type == "cuda" else None
         self.workspaces: dict[int, Tree] = {}  # by phase, on a GPU
         self.recorded: dict[tuple[int, int], Replay] = {}  # by phase and number of clients
-        self.output_layout: tuple[list[str], int] | None = None
+        self.output_layouts: dict[int, tuple[list[str], int]] = {}  # by phase
         self.received_shapes: dict[str, torch.Size] | None = None
 
     def clear(self) -> None:
         """Free the recorded steps and the tensors they work on."""
         self.workspaces.clear()
         self.recorded.clear()
-        self.output_layout = None
+        self.output_layouts.clear()
 
     def run_phase(
-        self, phase: int, state: Tree, received: Tree, tables: Tree, step_counts: Tensor
+        self,
+        phase: int,
+        state: Tree,
+        kept: State,
+        received: State,
+        tables: Tree,
+        step_counts: Tensor,
     ) -> tuple[Tree, Tree]:
         """Do all steps of a phase; return the state, and what the steps summed and collected.
 
-        A step works on the first clients only, up to the last one that has a step left.
+        A step works on the first clients only, up to the last one that has a step left. `state` is
+        what the phase trains, `kept` what the clients keep beside their models.
         """
         clients = len(step_counts)
-        workspace = self.load(phase, state, received, tables)
+        workspace = self.load(phase, state, kept, received, tables)
         has_step = step_counts[:, None] > torch.arange(int(step_counts.max()))
         client_numbers = torch.arange(1, clients + 1)[:, None]
         active_counts = (has_step * client_numbers).amax(0)
@@ -119,17 +128,20 @@ class Steps:
 
     # --- the workspace
 
-    def load(self, phase: int, state: Tree, received: Tree, tables: Tree) -> Tree:
+    def load(self, phase: int, state: Tree, kept: State, received: State, tables: Tree) -> Tree:
         """Return the workspace of a phase, filled with a chunk's values.
 
         On a GPU it is always the same memory, since recorded steps read and write that.
         """
         values = dict(tables)
-        for name, value in received.items():
+        flat_received = flatten_state(received)
+        for name, value in flat_received.items():
             values[f"received.{name}"] = value
+        for name, value in flatten_state(kept).items():
+            values[f"kept.{name}"] = value
         for name, value in state.items():
             values[f"state.{name}"] = value
-        self._clear_if_received_changed(received)
+        self._clear_if_received_changed(flat_received)
         if self.group.device.type == "cuda":
             return self._load_fixed_memory(phase, values)
         workspace = values | self._make_zeros(phase, values, len(tables["at"]))
@@ -169,7 +181,7 @@ class Steps:
         embeddings.
         """
         like = values["lr"]
-        term_names, output_width = self._find_output_layout(values)
+        term_names, output_width = self._find_output_layout(phase, values)
         zeros = {}
         for name in self.trained_names[phase]:
             shape = values[f"state.{name}"].shape[1:]
@@ -184,19 +196,19 @@ class Steps:
             zeros["collected"] = like.new_zeros(clients, slots, output_width)
         return zeros
 
-    def _find_output_layout(self, values: Tree) -> tuple[list[str], int]:
+    def _find_output_layout(self, phase: int, values: Tree) -> tuple[list[str], int]:
         """Return the names of the loss's terms, and the width of embedding and logits together.
 
         One client's step is computed to find out, the first time.
         """
-        if self.output_layout is None:
+        if phase not in self.output_layouts:
             one_client = {name: value[:1].clone() for name, value in values.items()}
             one_client[STEP] = torch.zeros(1, dtype=torch.int64, device=self.group.device)
             state = part_of_tree(one_client, "state.")
             with preserve_torch_generators(self.group.device):
-                computed = self._compute(one_client, state)
-            self.output_layout = (list(computed.terms), computed.outputs.shape[-1])
-        return self.output_layout
+                computed = self._compute(phase, one_client, state)
+            self.output_layouts[phase] = (list(computed.terms), computed.outputs.shape[-1])
+        return self.output_layouts[phase]
 
     # --- a step
 
@@ -239,7 +251,7 @@ class Steps:
         trained_names = self.trained_names[phase]
         leaves = {name: state[name].detach().requires_grad_() for name in trained_names}
         buffers = {n: value.clone() for n, value in state.items() if n in self.buffer_names}
-        terms, outputs, mask = self._compute(workspace, state | leaves | buffers)
+        terms, outputs, mask = self._compute(phase, workspace, state | leaves | buffers)
         loss = torch.stack(list(terms.values())).sum()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         with torch.no_grad():
@@ -280,22 +292,34 @@ class Steps:
             rates = adam_rates(rate_of_value, step_number)
             move_by_adam(value, velocity, workspace[f"square.{name}"], gradient, rates)
 
-    def _compute(self, workspace: Tree, state: Tree) -> StepOutputs:
+    def _compute(self, phase: int, workspace: Tree, state: Tree) -> StepOutputs:
         """Return the loss, embeddings and logits of every client's next batch."""
         batch, module_buffers, mask = self._gather_batch(workspace)
-        received = part_of_tree(workspace, "received.")
+        received = unflatten_state(part_of_tree(workspace, "received."))
+        kept = unflatten_state(part_of_tree(workspace, "kept."))
+        steps = workspace["steps_before"] + workspace[STEP]
+        compute_loss = self.phases[phase].loss or self.algorithm.loss
 
         def compute_one(
-            state: Tree, module_buffers: Tree, batch: Batch, received: Tree
+            state: Tree,
+            module_buffers: Tree,
+            batch: Batch,
+            received: State,
+            kept: State,
+            *rest: Tensor,
         ) -> tuple[Tree, Tensor]:
+            def run_other(others: Tree) -> tuple[Tensor, Tensor]:
+                return run_copy(self.module, state | others, module_buffers, batch.x)
+
             features, logits = functional_call(self.module, state | module_buffers, (batch.x,))
-            terms = self.algorithm.loss(Step(state, features, logits, batch, received))
-            return terms, torch.cat([features, logits], 1)
+            step = Step(state, features, logits, batch, received, kept, run_other, *rest)
+            return compute_loss(step), torch.cat([features, logits], 1)
 
         self.module.train()
         compute_all = vmap(compute_one, randomness="different")
+        rest = (workspace["lr"], steps, workspace["key"], workspace["number"])
         with torch.autocast(mask.device.type, torch.bfloat16, enabled=self.plan.half):
-            terms, outputs = compute_all(state, module_buffers, batch, received)
+            terms, outputs = compute_all(state, module_buffers, batch, received, kept, *rest)
         return StepOutputs(terms, outputs, mask)
 
     def _gather_batch(self, workspace: Tree) -> StepBatch:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedproto.core import dropout, rng
 from fedproto.core.class_balance import draw_balanced
-from fedproto.core.local_training import Training
+from fedproto.core.local_training import Training, algorithm_key
 from fedproto.core.tensors import move_index
 from fedproto.core.types import Phase, Tree
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
@@ -35,6 +35,7 @@ class Timetable:
     mask      (m, steps, batch)         0 where a step takes nothing
     slot      (m, steps, batch)         where a step's embeddings are collected, if they are
     lr, momentum  (m,)
+    key, number, steps_before  (m,)     of the client and the round; steps of earlier phases
     class_weights (m, C)                how much a sample of a class counts, if not equally
     """
 
@@ -80,8 +81,9 @@ class Timetable:
             epochs = self.count_epochs(phase)
             tree = self._draw_order(round, positions, range(first_epoch, first_epoch + epochs))
             tree |= self._lay_out_steps(positions, epochs, step_counts[number])
+            steps_before = step_counts[:number].sum(0)
+            tree["steps_before"] = move_index(steps_before, self.group.device)
             if self.collecting:
-                steps_before = step_counts[:number].sum(0)
                 tree["slot"] = self._assign_slots(positions, tree["mask"], steps_before, all_steps)
             trees.append(tree)
             first_epoch += epochs
@@ -115,6 +117,10 @@ class Timetable:
             tree[f"keep.{name}"] = value.flatten(1, 2)
         tree["lr"] = group.lr[on_device] * self.training.schedule.factor(round)
         tree["momentum"] = group.momentum[on_device]
+        numbers = group.number[positions]
+        key = algorithm_key(group.seed[positions], round, numbers)
+        tree["key"] = move_index(key, group.device)
+        tree["number"] = move_index(numbers, group.device)
         if group.class_weights is not None:
             tree["class_weights"] = group.class_weights[on_device]
         return tree
