@@ -41,6 +41,11 @@ class Version(NamedTuple):
         """How many versions the server has made since each arriving client started."""
         return self.round - self.started
 
+    @property
+    def mean_staleness(self) -> float:
+        """The mean of `staleness`; 0 if nothing arrives."""
+        return float(self.staleness.double().mean()) if len(self.arrived) else 0.0
+
 
 def iterate_versions(steps: Tensor, schedule: Schedule) -> Iterator[Version]:
     """Yield all rounds of an asynchronous run, one after the other and without end.

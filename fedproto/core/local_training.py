@@ -226,6 +226,15 @@ def steps_per_epoch(member: Member, training: Training) -> int:
     return full_batches if drops_last and full_batches else full_batches + 1
 
 
+def count_steps(member: Member, algorithm: Algorithm, training: Training) -> int:
+    """Return the number of local steps of a client in a round."""
+    epochs = 0
+    for phase in algorithm.phases:
+        if _trained_names(member.module, phase):
+            epochs += phase.epochs or training.epochs
+    return epochs * steps_per_epoch(member, training)
+
+
 def _batches(
     member: Member,
     training: Training,

@@ -7,7 +7,7 @@ to what it would send now: value − received at the start + received now.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
@@ -33,10 +33,16 @@ def scale_uploads(uploads: Upload, factors: Tensor) -> Upload:
     return map_upload(uploads, scale)
 
 
+def age_uploads(uploads: Upload, factors: Tensor, once: Collection[str]) -> Upload:
+    """Return uploads scaled by `scale_uploads`, but for the groups that are sent once."""
+    ageing = {name: group for name, group in uploads.items() if name not in once}
+    return uploads | scale_uploads(ageing, factors)
+
+
 def take_changes(uploads: Upload, received: State, layouts: Mapping[str, GroupLayout]) -> Upload:
     """Return uploads whose relative groups hold the changes of what their senders had received.
 
-    uploads   with a leading axis over the speakers
+    uploads   of one client, or with a leading axis over the speakers
     received  what each of them had received, with the same leading axis
     """
     return _shift(uploads, received, layouts, -1)

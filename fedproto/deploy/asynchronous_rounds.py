@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from fedproto.deploy.round_protocol import (
+from fedproto.deploy.server_actions import (
     FIRST_PAUSE_SECONDS,
     MAX_PAUSE_SECONDS,
     Say,
@@ -41,6 +41,7 @@ class AsynchronousRounds:
 
     open       when each open request is given up, by member
     refused    the members whose last reply did not count
+    next_look  when the server looks again who can be asked
     """
 
     state: ServerState
@@ -48,6 +49,7 @@ class AsynchronousRounds:
     say: Say
     open: dict[str, float] = field(default_factory=dict)
     refused: dict[str, _Absence] = field(default_factory=dict)
+    next_look: float = 0.0
 
     def run(self) -> None:
         """Run all remaining rounds; what is still open then is not waited for."""
@@ -65,8 +67,7 @@ class AsynchronousRounds:
         settings = state.settings
         number = state.round + 1
         self._ask_idle_members()
-        last_look = time.monotonic()
-        deadline = last_look + settings.timeout + settings.patience
+        deadline = time.monotonic() + settings.timeout + settings.patience
         while len(state.replies) < settings.buffer:
             accepted = self._take_replies()
             now = time.monotonic()
@@ -80,9 +81,8 @@ class AsynchronousRounds:
                     f"round {number}: {len(state.replies)} replies accepted, but {settings.buffer} "
                     "are needed; run this again: it continues with the same round"
                 )
-            elif now > last_look + PRESENCE_SECONDS or not self.open:
+            elif now > self.next_look:
                 self._ask_idle_members()
-                last_look = now
         late = state.describe_late_replies()
         count = len(state.replies)
         state.close_round()
@@ -96,23 +96,26 @@ class AsynchronousRounds:
         """
         state = self.state
         now = time.monotonic()
+        self.next_look = now + PRESENCE_SECONDS
         for name, given_up in list(self.open.items()):
             if now > given_up:
                 del self.open[name]
                 self.say(f"round {state.round + 1}: {state.title(name)} did not reply in time")
         idle = []
         for name in sorted(set(self.transport.find_members())):
-            is_waiting = name in self.refused and now < self.refused[name].until
-            is_busy = name in self.open or name in state.replies
-            if state.admits(name) and not is_busy and not is_waiting:
-                idle.append(name)
+            if not state.admits(name) or name in self.open or name in state.replies:
+                continue
+            if name in self.refused and now < self.refused[name].until:
+                self.next_look = min(self.next_look, self.refused[name].until)
+                continue
+            idle.append(name)
         if not idle:
             return
         requests = {name: state.make_request(name) for name in idle}
         self.transport.send("train", requests, state.settings.timeout)
         note_sent_bytes(state, self.transport, requests)
-        for name in idle:
-            self.open[name] = now + state.settings.timeout
+        given_up = time.monotonic() + state.settings.timeout
+        self.open |= dict.fromkeys(idle, given_up)
 
     def _take_replies(self) -> int:
         """Handle the replies that have come; return how many of them were accepted."""
@@ -142,3 +145,4 @@ class AsynchronousRounds:
         if name in self.refused:
             pause = min(2 * self.refused[name].pause, MAX_PAUSE_SECONDS)
         self.refused[name] = _Absence(time.monotonic() + pause, pause)
+        self.next_look = min(self.next_look, self.refused[name].until)

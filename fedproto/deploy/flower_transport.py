@@ -20,7 +20,7 @@ from fedproto.core.client_names import is_chosen_name
 from fedproto.core.files import parse_json
 from fedproto.deploy.messages import Message, name_arrays
 from fedproto.deploy.reply_pulling import MAX_DESCRIPTION_BYTES, Puller
-from fedproto.deploy.round_protocol import Reply
+from fedproto.deploy.server_actions import Reply
 from fedproto.errors import Refused
 
 POLL_SECONDS = 0.2  # per pending reply, between two attempts; grid.send_and_receive waits 3 s

@@ -66,7 +66,6 @@ STACKED_SETTINGS = (
     "participation",
     "lost_uploads",
     "stragglers",
-    "buffer",
     "concurrency",
     "staleness",
     "speed_spread",

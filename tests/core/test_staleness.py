@@ -47,11 +47,9 @@ def test_received_trees_may_be_named_like_the_group() -> None:
 
 
 def test_late_prototypes_stay_where_they_are_and_all_their_counts_shrink() -> None:
-    group = make_group(
-        {"prototypes": torch.tensor([[[1.0, 2.0], [0.0, 0.0]]])},
-        torch.tensor([[4.0, 0.0]]),
-        holders=torch.tensor([[1.0, 0.0]]),
-    )
+    prototypes = torch.tensor([[[1.0, 2.0], [0.0, 0.0]]])
+    group = make_group({"prototypes": prototypes}, torch.tensor([[4.0, 0.0]]))
+    group = group._replace(counts={"holders": torch.tensor([[1.0, 0.0]])})
     received = {"prototypes": torch.full((1, 2, 2), 9.0)}
     assert take_changes({"prototypes": group}, received, PROTOTYPES)["prototypes"] is group
     weighed = scale_uploads({"prototypes": group}, torch.tensor([0.5], dtype=torch.float64))

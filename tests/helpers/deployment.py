@@ -19,7 +19,8 @@ from fedproto.deploy.member_checkpoint import STATE_FILE as MEMBER_FILE
 from fedproto.deploy.messages import (
     Message,
 )
-from fedproto.deploy.round_protocol import Reply, serve
+from fedproto.deploy.round_protocol import serve
+from fedproto.deploy.server_actions import Reply
 from fedproto.deploy.server_state import (
     ServerState,
 )
@@ -47,7 +48,12 @@ WEIGHTS = ("fedavg", "fedprox", "fedper", "fedrep")
 DIM = 12
 
 
-SUMS, WEIGHT, ROWS, HOLDERS = "value.prototypes", "extra.weight", "extra.rows", "extra.holders"
+SUMS, WEIGHT, ROWS, HOLDERS = (
+    "prototypes/value.prototypes",
+    "prototypes/extra.weight",
+    "prototypes/extra.rows",
+    "prototypes/extra.holders",
+)
 
 
 @dataclass
@@ -143,7 +149,7 @@ class LocalTransport:
 
 def count_message_bytes(message: Message) -> int:
     """The bytes of a message whose header is one text."""
-    return len(json.dumps(message.header)) + len(message.payload())
+    return len(json.dumps(message.header)) + message.count_bytes()
 
 
 def clone_tree(server: Tree) -> Tree:
