@@ -98,15 +98,16 @@ class Progress:
         server = {name: value.to(fresh[name].device) for name, value in stored.items()}
         clients = len(self.latest_uploads.last_round)
         device = next((value.device for value in server.values()), torch.device("cpu"))
-        self.latest_uploads = LatestUploads.restore(tree, clients, self.layouts, device)
-        self.once_uploads = LatestUploads(clients)
+        latest_uploads = LatestUploads.restore(tree, clients, self.layouts, device)
+        once_uploads = LatestUploads(clients)
         if _ONCE in groups:
-            stored_once = LatestUploads.restore(groups[_ONCE], clients, self.layouts, device)
-            self.once_uploads = stored_once
-        self.in_flight = LatestUploads(clients)
+            once_uploads = LatestUploads.restore(groups[_ONCE], clients, self.layouts, device)
+        in_flight = LatestUploads(clients)
         if _IN_FLIGHT in groups:
-            flying = LatestUploads.restore(groups[_IN_FLIGHT], clients, self.layouts, device)
-            self.in_flight = flying
+            in_flight = LatestUploads.restore(groups[_IN_FLIGHT], clients, self.layouts, device)
+        self.latest_uploads = latest_uploads
+        self.once_uploads = once_uploads
+        self.in_flight = in_flight
         self.server = unflatten_state(server)
         self.ledger.counts = tree["ledger"]
         self.round = round

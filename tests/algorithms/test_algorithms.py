@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers.tiny import ALGORITHMS, build, experiment, step
+from helpers.tiny import ALGORITHMS, build, experiment, send, step
 
 from fedproto.core import rng
 from fedproto.core.local_training import train
-from fedproto.core.tensors import stack_uploads, sum_uploads
-from fedproto.core.types import Task, Upload
+from fedproto.core.tensors import flatten_upload, stack_uploads, sum_uploads
+from fedproto.core.types import Group, Task
 from fedproto.errors import ConfigError
 
 TASK = Task(classes=2, dim=2, clients=4, seed=0)
@@ -39,7 +39,7 @@ def start(name, **options):
 
 def uploads_of(algorithm, server, *clients):
     """The stacked uploads of clients given as (params, number of samples)."""
-    received = algorithm.send(server, torch.ones(2))
+    received = send(algorithm, server, torch.ones(2))
     return stack_uploads(
         [
             algorithm.upload(step(params, received, X[:count], Y[:count]))
@@ -152,7 +152,7 @@ def test_fedavg_averages_by_samples():
 def test_personal_layers_stay_at_home(name):
     algorithm, server = start(name)
     uploads = uploads_of(algorithm, server, (PARAMS, 3), (OTHER, 1))
-    assert uploads.sums.keys() == server.keys() == {"body.w"}
+    assert uploads["model"].sums.keys() == server.keys() == {"body.w"}
     new = algorithm.aggregate(server, uploads)
     adopted = algorithm.adopt(OTHER, new)
     assert torch.allclose(adopted["body.w"], PARAMS["body.w"] + 0.25)
@@ -169,7 +169,7 @@ def test_fedrep_trains_the_head_then_the_body():
 def test_local_says_nothing():
     algorithm, server = start("local")
     assert server == {}
-    assert algorithm.upload(step(PARAMS, {}, X, Y)) == ({}, {})
+    assert algorithm.upload(step(PARAMS, {}, X, Y)) == {}
 
 
 #: Global prototypes of two clients with 2 + 1 and 1 + 0 samples; the class means are (1, 1),
@@ -206,10 +206,10 @@ def test_a_client_is_sent_the_known_prototypes_of_its_own_classes_only(name):
         "prototypes": torch.arange(8.0).reshape(4, 2),
         "known": torch.tensor([1.0, 1.0, 0.0, 1.0]),
     }
-    received = build(name).send(server, torch.tensor([0.0, 1.0, 1.0, 0.0]))
+    received = send(build(name), server, torch.tensor([0.0, 1.0, 1.0, 0.0]))
     assert received["known"].tolist() == [0, 1, 0, 0]
     assert received["prototypes"][1].tolist() == [2, 3]
-    everything = build(name).send(server, torch.ones(4))
+    everything = send(build(name), server, torch.ones(4))
     assert everything["known"].tolist() == [1, 1, 0, 1]
 
 
@@ -271,7 +271,7 @@ def test_fesem_seeds_its_centres_by_weights_and_not_by_running_statistics():
     algorithm = build("fesem", clusters=2)
     statistics = {"bn.running_var": torch.zeros(2, dtype=torch.float64)}
     server = algorithm.init(PARAMS | statistics, TASK)
-    received = algorithm.send(server, torch.ones(2))
+    received = send(algorithm, server, torch.ones(2))
     uploads = []
     for shift, variance in ((0.0, 0.0), (0.2, 1e6), (50.0, 0.0), (50.2, 1e6)):
         params = {name: value + shift for name, value in PARAMS.items()}
@@ -403,7 +403,7 @@ def first_step(name, extra=0, **options):
     algorithm, server = start(name, **options)
     if server:
         server = algorithm.aggregate(server, uploads_of(algorithm, server, *[(OTHER, 3)] * 3))
-    received = algorithm.send(server, torch.ones(2))
+    received = send(algorithm, server, torch.ones(2))
     x = torch.cat([X, torch.full((extra, 2), 7.0, dtype=X.dtype)])
     y = torch.cat([Y, torch.ones(extra, dtype=torch.int64)])
     return algorithm, received, x, y
@@ -441,9 +441,10 @@ def test_padding_changes_no_loss_no_upload(name, options):
     plain, padded = step(PARAMS, received, X, Y), step(PARAMS, received, x, y, mask)
     for key, value in algorithm.loss(plain).items():
         assert torch.allclose(algorithm.loss(padded)[key], value)
-    for ours, theirs in zip(algorithm.upload(padded), algorithm.upload(plain), strict=True):
-        assert ours.keys() == theirs.keys()
-        assert all(torch.allclose(ours[key].double(), theirs[key].double()) for key in ours)
+    ours = flatten_upload(algorithm.upload(padded))
+    theirs = flatten_upload(algorithm.upload(plain))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.allclose(ours[key].double(), theirs[key].double()) for key in ours)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -467,11 +468,11 @@ def test_an_additive_server_needs_only_the_sum(name):
 def test_what_is_uploaded_is_what_is_shared(name):
     run = experiment(name)
     member = run.federation.members[0]
-    received = run.algorithm.send(run.progress.server, run.federation.own_classes[0])
+    received = run.algorithm.send(run.progress.server, run.federation.recipient(0))
     upload = train(
         member, run.algorithm, run.engine.states[0][0], received, run.engine.trainings[0], 1
     ).upload
-    weights = {key for key in upload.sums if key in member.initial}
+    weights = {key for group in upload.values() for key in group.sums if key in member.initial}
     assert weights == {key for key in member.initial if run.algorithm.shared(key)}
 
 
@@ -494,7 +495,7 @@ def test_a_stack_of_clients_computes_what_each_computes_alone(name, options):
         gradient = torch.func.grad(lambda p: sum(algorithm.loss(step(p, received, x, y)).values()))(
             params
         )
-        return algorithm.loss(now), tuple(algorithm.upload(now)), algorithm.predict(now), gradient
+        return algorithm.loss(now), algorithm.upload(now), algorithm.predict(now), gradient
 
     together = torch.vmap(outputs)(stacked)
     alone = [outputs(params) for params in clients]
@@ -517,7 +518,7 @@ def test_the_mean_over_clients_is_numpys():
         "known": torch.zeros(4, dtype=torch.float64),
     }
     new = algorithm.aggregate(
-        server, Upload({"prototypes": sums}, {"weight": torch.from_numpy(counts).double()})
+        server, {"prototypes": Group({"prototypes": sums}, torch.from_numpy(counts).double())}
     )
     for label in range(3):
         expected = np.average(means[:, label], axis=0, weights=counts[:, label])

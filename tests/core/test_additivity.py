@@ -7,11 +7,11 @@ import torch
 from helpers.tiny import build
 
 from fedproto.core.additivity import TOLERANCE, AdditivityCheck, _is_close
-from fedproto.core.types import Tree, Upload
+from fedproto.core.types import Group, Tree, Upload
 from fedproto.errors import ConfigError, TrainingError
 
 #: Three clients whose weighted mean is (1 + 2 + 6) / 3.
-UPLOADS = Upload({"w": torch.tensor([[1.0], [2.0], [6.0]])}, {"weight": torch.ones(3)})
+UPLOADS = {"model": Group({"w": torch.tensor([[1.0], [2.0], [6.0]])}, torch.ones(3))}
 
 
 def count_calls(aggregate):
@@ -19,14 +19,14 @@ def count_calls(aggregate):
     seen: list[int] = []
 
     def counted(server: Tree, uploads: Upload) -> Tree:
-        seen.append(len(uploads.weights["weight"]))
+        seen.append(len(uploads["model"].weight))
         return aggregate(server, uploads)
 
     return counted, seen
 
 
 def median(server: Tree, uploads: Upload) -> Tree:
-    return {"w": uploads.sums["w"].median(0).values}
+    return {"w": uploads["model"].sums["w"].median(0).values}
 
 
 @pytest.mark.parametrize(("round", "calls"), [(1, [3, 1]), (2, [])])
@@ -42,7 +42,7 @@ def test_it_compares_uploads_with_their_sum_in_round_1_only(round, calls) -> Non
 
 def test_a_single_upload_is_not_enough_and_the_next_two_are_compared() -> None:
     check = AdditivityCheck(replace(build("fedavg"), aggregate=median), {"w": torch.zeros(1)}, 1)
-    one = Upload({"w": torch.tensor([[1.0]])}, {"weight": torch.ones(1)})
+    one = {"model": Group({"w": torch.tensor([[1.0]])}, torch.ones(1))}
     check(one)
     assert check.is_pending
     with pytest.raises(ConfigError, match=r"is declared additive.*from 3 uploads.*\(w\)"):

@@ -112,7 +112,7 @@ def test_prototypes_are_sent_of_all_rows_unweighted() -> None:
     prepared = experiment("fedproto", clients=1)
     (member,) = prepared.federation.members
     (training,) = prepared.engine.trainings
-    received = prepared.algorithm.send(prepared.progress.server, prepared.federation.own_classes[0])
+    received = prepared.algorithm.send(prepared.progress.server, prepared.federation.recipient(0))
     labels = member.train.y[member.train.rows]
     for change in ({"class_weights": "balanced"}, {"sampling": "balanced"}):
         changed = replace(training, **change)
@@ -120,10 +120,10 @@ def test_prototypes_are_sent_of_all_rows_unweighted() -> None:
             member, prepared.algorithm, member.initial, received, changed, round=1
         )
         counts = torch.bincount(labels, minlength=len(prepared.federation.classes))
-        assert outcome.upload.weights["weight"].tolist() == counts.tolist()
+        assert outcome.upload["prototypes"].weight.tolist() == counts.tolist()
         features, y = local_training.embed(member.module, outcome.state, member.train)
         for label in y.unique().tolist():
-            sums = outcome.upload.sums["prototypes"][label]
+            sums = outcome.upload["prototypes"].sums["prototypes"][label]
             torch.testing.assert_close(sums, features[y == label].sum(0))
 
 

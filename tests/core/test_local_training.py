@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.tiny import build, experiment
+from helpers.tiny import build, experiment, send
 
 from fedproto.algorithms import supervised
 from fedproto.core import dropout, local_training, rng
 from fedproto.core.dropout import Dropped
 from fedproto.core.local_training import TrainedStep, crop_and_flip, embed
 from fedproto.core.prototypes import DISTANCES
-from fedproto.core.types import Batch, Step, Task, Upload, nothing
+from fedproto.core.types import Batch, Group, Step, Task, nothing
 from fedproto.runs.experiment import _training_of
 
 SEED = 5
@@ -101,7 +101,7 @@ def test_given_prototypes_stay_and_others_are_averaged() -> None:
     server["known"] = torch.tensor([1.0, 0.0, 0.0])
     server["given"] = torch.tensor([1.0, 0.0, 0.0])
     sums = {"prototypes": torch.tensor([[[2.0], [6.0], [0.0]]])}
-    uploads = Upload(sums, {"weight": torch.tensor([[2.0, 2.0, 0.0]])})
+    uploads = {"prototypes": Group(sums, torch.tensor([[2.0, 2.0, 0.0]]))}
     new = algorithm.aggregate(server, uploads)
     assert new["prototypes"].flatten().tolist() == [7.0, 3.0, 0.0]
     assert new["known"].tolist() == [1.0, 1.0, 0.0]
@@ -120,7 +120,7 @@ def test_the_epochs_of_all_phases_have_numbers_of_their_own(run, monkeypatch) ->
     member = run.federation.members[0]
     algorithm = build("fedrep", head_epochs=2, body_epochs=3)
     server = algorithm.init(member.initial, run.federation.task)
-    received = algorithm.send(server, torch.ones(len(run.federation.classes)))
+    received = send(algorithm, server, torch.ones(len(run.federation.classes)))
     training = _training_of(run.config)
     outcome = local_training.train(member, algorithm, member.initial, received, training, ROUND)
     assert ranges == [range(2), range(2, 5)]
@@ -145,7 +145,7 @@ def test_the_loss_of_a_round_is_that_of_all_phases(run) -> None:
 
     watched = replace(algorithm, loss=loss)
     server = algorithm.init(member.initial, run.federation.task)
-    received = algorithm.send(server, torch.ones(len(run.federation.classes)))
+    received = send(algorithm, server, torch.ones(len(run.federation.classes)))
     training = _training_of(run.config)
     outcome = local_training.train(member, watched, member.initial, received, training, ROUND)
     assert len(seen) == 4

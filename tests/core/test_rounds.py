@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.distributed_runs import use_processes
-from helpers.tiny import build, experiment, finished
+from helpers.tiny import build, experiment, finished, send
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
@@ -20,7 +20,7 @@ from fedproto.core.metrics import summarise
 from fedproto.core.rng import key, uniform
 from fedproto.core.sampling import Schedule, sample_cohort
 from fedproto.core.tensors import stack_uploads
-from fedproto.core.types import Task, Tree, Upload
+from fedproto.core.types import Group, Task, Tree, Upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.runs.experiment import Experiment
@@ -53,7 +53,13 @@ def test_samples_differ_between_rounds_and_seeds():
 def speak(value: float, count: float) -> Upload:
     """A client's upload of one class: a one-dimensional prototype `value` of `count` samples."""
     return stack_uploads(
-        [Upload({"prototypes": torch.tensor([[value * count]])}, {"weight": torch.tensor([count])})]
+        [
+            {
+                "prototypes": Group(
+                    {"prototypes": torch.tensor([[value * count]])}, torch.tensor([count])
+                )
+            }
+        ]
     )
 
 
@@ -96,8 +102,8 @@ def test_the_loop_remembers_or_drops_the_absent(absent):
 
     run.engine.train = watched
     run.execute()
-    sums = sum(upload.sums["prototypes"][0] for upload in last.values())
-    counts = sum(upload.weights["weight"][0] for upload in last.values())
+    sums = sum(upload["prototypes"].sums["prototypes"][0] for upload in last.values())
+    counts = sum(upload["prototypes"].weight[0] for upload in last.values())
     for label in counts.nonzero().flatten():
         assert torch.allclose(run.progress.server["prototypes"][label], sums[label] / counts[label])
 
@@ -221,7 +227,7 @@ def test_during_collects_what_passed_in_the_last_epoch():
 def test_during_collects_each_sample_once():
     run = experiment("fedproto(collect=during)", epochs=3)
     member = run.federation.members[0]
-    received = run.algorithm.send(run.progress.server, run.federation.own_classes[0])
+    received = run.algorithm.send(run.progress.server, run.federation.recipient(0))
     for slow in (False, True):
         upload = local_training.train(
             member,
@@ -233,8 +239,8 @@ def test_during_collects_each_sample_once():
             slow,
         ).upload
         counts = member.train.y[member.train.rows].bincount(minlength=10)
-        assert (upload.weights["weight"] <= counts).all()
-        assert slow or torch.equal(upload.weights["weight"], counts.double())
+        assert (upload["prototypes"].weight <= counts).all()
+        assert slow or torch.equal(upload["prototypes"].weight, counts.double())
 
 
 def test_crops_and_flips_are_those_of_a_loop_over_images():
@@ -260,7 +266,7 @@ def test_four_accuracies_by_hand():
     scores[:, other] = 2.0  # everything looks most like a class the client does not have
     scores[:, own] = 1.0
     algorithm = replace(run.algorithm, predict=lambda step: {"head": scores})
-    received = run.algorithm.send(run.progress.server, torch.ones(10))
+    received = send(run.algorithm, run.progress.server, torch.ones(10))
     accuracy = local_training.evaluate(member, algorithm, run.engine.states[0][0], received)
     assert accuracy == {"head": 0.0, "head_own": pytest.approx(float((y == own).double().mean()))}
 
@@ -306,7 +312,7 @@ def test_each_clients_downloads_are_those_of_its_own_classes(engine):
     assert [ledger.of(client)["values_up"] for client in range(6)] == [
         8 * count * 3 for count in held
     ]
-    received = [run.algorithm.send(run.progress.server, own) for own in run.federation.own_classes]
+    received = [send(run.algorithm, run.progress.server, own) for own in run.federation.own_classes]
     sizes = [codec.download_size(each).bytes for each in received]
     assert [ledger.of(client)["bytes_down"] for client in range(6)] == [2 * size for size in sizes]
     assert result.metrics[2]["bytes_down"] == sum(sizes)
@@ -325,10 +331,9 @@ def test_downloads_belong_to_the_clients_that_were_drawn():
 
 
 def test_uploads_count_values_with_weight_only():
-    upload = Upload(
-        {"prototypes": torch.zeros(10, 50)}, {"weight": torch.tensor([0.0] * 7 + [1.0] * 3)}
-    )
-    assert codec.upload_size(upload).values == 150
+    weight = torch.tensor([0.0] * 7 + [1.0] * 3)
+    group = Group({"prototypes": torch.zeros(10, 50)}, weight)
+    assert codec.upload_size({"prototypes": group}).values == 150
 
 
 def test_an_error_in_training_names_round_client_and_stage():
@@ -412,7 +417,7 @@ def test_groups_of_clients_with_permuted_labels_are_told_apart():
     }
     run = Experiment.prepare(configure(settings)[0], data=clients)
     fesem = run.execute()
-    centres = run.algorithm.send(run.progress.server, torch.ones(10))
+    centres = send(run.algorithm, run.progress.server, torch.ones(10))
     chosen = [run.algorithm.adopt(state, centres)["head.fc3.weight"] for state in fesem.states]
     groups = [int(torch.equal(weights, chosen[0])) for weights in chosen]
     assert groups == [1, 1, 1, 1, 0, 0, 0, 0]
@@ -427,10 +432,10 @@ def test_groups_of_clients_with_permuted_labels_are_told_apart():
 
 def median_of_uploads(server: Tree, uploads: Upload) -> Tree:
     """The median over clients of each parameter, which is not a function of the sum."""
-    weight = uploads.weights["weight"]
+    weight = uploads["model"].weight
     return {
         name: (sums / weight.view(-1, *[1] * (sums.dim() - 1))).median(0).values
-        for name, sums in uploads.sums.items()
+        for name, sums in uploads["model"].sums.items()
     }
 
 
@@ -454,7 +459,7 @@ def test_an_algorithm_that_is_declared_not_additive_sees_single_uploads() -> Non
     seen = []
 
     def aggregate(server: Tree, uploads: Upload) -> Tree:
-        seen.append(len(uploads.weights["weight"]))
+        seen.append(len(uploads["model"].weight))
         return median_of_uploads(server, uploads)
 
     run.algorithm = replace(run.algorithm, aggregate=aggregate, additive=False)

@@ -9,17 +9,21 @@ import pytest
 import torch
 
 from fedproto.core.server import Progress, check_server_state
+from fedproto.core.tensors import flatten_upload
 from fedproto.core.traffic import Ledger
-from fedproto.core.types import Tree, Upload
+from fedproto.core.types import Group, Task, Tree, per_class
 from fedproto.core.uploads import LatestUploads
 
 CLIENTS = 3
+SUMS = "uploads.prototypes/sums/prototypes"
+WEIGHT = "uploads.prototypes/weight"
 
 
 def fresh_progress() -> Progress:
     """Progress before round 1 of three clients: two classes, prototypes of four values."""
     server = {"prototypes": torch.zeros(2, 4), "known": torch.zeros(2)}
-    return Progress(server, Ledger(CLIENTS), LatestUploads(CLIENTS))
+    layouts = per_class(Task(2, 4, CLIENTS, 0), prototypes=(4,))
+    return Progress(server, Ledger(CLIENTS), LatestUploads(CLIENTS), layouts)
 
 
 def later_progress() -> Progress:
@@ -27,10 +31,8 @@ def later_progress() -> Progress:
     progress = fresh_progress()
     progress.server = {"prototypes": torch.arange(8.0).view(2, 4), "known": torch.ones(2)}
     clients = torch.tensor([0, 2])
-    uploads = Upload(
-        {"prototypes": torch.arange(16.0).view(2, 2, 4)},
-        {"weight": torch.tensor([[1.0, 2], [3, 0]])},
-    )
+    sums = {"prototypes": torch.arange(16.0).view(2, 2, 4)}
+    uploads = {"prototypes": Group(sums, torch.tensor([[1.0, 2], [3, 0]]))}
     progress.latest_uploads.store(clients, uploads, round=5)
     progress.ledger.up(clients, torch.tensor([[8, 100], [4, 60]]))
     progress.round = 5
@@ -58,12 +60,11 @@ def test_what_is_restored_is_what_was_exported() -> None:
     }
     assert after.latest_uploads.last_round.tolist() == [5, 0, 5]
     assert before.latest_uploads.uploads is not None and after.latest_uploads.uploads is not None
-    for stored, kept in zip(
-        after.latest_uploads.uploads, before.latest_uploads.uploads, strict=True
-    ):
-        assert stored.keys() == kept.keys()
-        for name, value in kept.items():
-            assert torch.equal(stored[name], value)
+    stored = flatten_upload(after.latest_uploads.uploads)
+    kept = flatten_upload(before.latest_uploads.uploads)
+    assert stored.keys() == kept.keys()
+    for name, value in kept.items():
+        assert torch.equal(stored[name], value)
 
 
 def test_a_checkpoint_without_uploads_forgets_those_of_the_present() -> None:
@@ -81,7 +82,7 @@ def test_states_of_clients_in_the_same_tree_are_left_to_the_engine() -> None:
 
 def test_a_server_that_keeps_nothing_is_restored() -> None:
     """The method `local` has no server state, so its tree has no such group."""
-    empty = Progress({}, Ledger(CLIENTS), LatestUploads(CLIENTS))
+    empty = Progress({}, Ledger(CLIENTS), LatestUploads(CLIENTS), {})
     empty.restore(empty.export(), round=4)
     assert empty.server == {}
     assert empty.round == 4
@@ -119,26 +120,34 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"last": torch.zeros(4, dtype=torch.int64)},
         "last is (4,) of torch.int64, where (3,) of torch.int64 is wanted",
     ),
-    "uploads without a weight": ({"weights.weight": None}, "there is no weights.weight"),
+    "uploads without a weight": ({WEIGHT: None}, "there is no 'prototypes'/weight"),
     "a weight without sums but of other clients": (
-        {"sums.prototypes": None, "weights.weight": torch.ones(4, 2)},
-        "'weights.weight' is (4, 2) of torch.float32",
+        {SUMS: None, WEIGHT: torch.ones(4, 2)},
+        "'prototypes/weight' is (4, 2) of torch.float32",
     ),
     "sums of other clients": (
-        {"sums.prototypes": torch.ones(4, 2, 4)},
-        "'sums.prototypes' is (4, 2, 4) of torch.float32",
+        {SUMS: torch.ones(4, 2, 4)},
+        "'prototypes/sums/prototypes' is (4, 2, 4) of torch.float32",
     ),
     "sums of another number of classes than their weight": (
-        {"sums.other": torch.ones(3, 5, 4)},
-        "'sums.other' is (3, 5, 4) of torch.float32",
+        {"uploads.prototypes/sums/other": torch.ones(3, 5, 4)},
+        "'prototypes/sums/other' is (3, 5, 4) of torch.float32",
     ),
-    "sums whose rows differ from the server's": (
-        {"sums.prototypes": torch.ones(3, 2, 5)},
-        "'sums.prototypes' is (3, 2, 5) of torch.float32",
+    "sums whose rows are not the declared ones": (
+        {SUMS: torch.ones(3, 2, 5)},
+        "prototypes/sums/prototypes is (2, 5), where (2, 4) is declared",
+    ),
+    "a group that is not declared": (
+        {"uploads.other/weight": torch.ones(3)},
+        "there is a group 'other', where the declared ones are: prototypes",
+    ),
+    "a part of a group that does not exist": (
+        {"uploads.prototypes/means/a": torch.ones(3)},
+        "'prototypes/means/a' is not a part of an upload",
     ),
     "sums that are not floats": (
-        {"sums.prototypes": torch.ones(3, 2, 4, dtype=torch.int64)},
-        "'sums.prototypes' is (3, 2, 4) of torch.int64",
+        {SUMS: torch.ones(3, 2, 4, dtype=torch.int64)},
+        "'prototypes/sums/prototypes' is (3, 2, 4) of torch.int64",
     ),
 }
 
@@ -162,8 +171,10 @@ def test_long_names_from_a_file_are_cut_at_80_characters() -> None:
     tree = later_progress().export()
     with pytest.raises(ValueError, match=r"^it has no 'x{76}\.\.\.$"):
         restored(tree | {f"{name}.y": torch.zeros(1)})
-    with pytest.raises(ValueError, match=r"^'sums\.x{71}\.\.\. is \(1,\) of torch\.float32$"):
-        restored(tree | {f"sums.{name}": torch.zeros(1)})
+    with pytest.raises(
+        ValueError, match=r"^'prototypes/sums/x{60}\.\.\. is \(1,\) of torch\.float32$"
+    ):
+        restored(tree | {f"uploads.prototypes/sums/{name}": torch.zeros(1)})
 
 
 def test_looking_back_finds_the_smallest_positive_losses_and_the_first_divergence() -> None:
@@ -208,24 +219,25 @@ def test_local_prototypes_are_the_sums_divided_by_their_weights() -> None:
 def test_a_weight_below_one_still_counts_as_a_prototype() -> None:
     latest = LatestUploads(1)
     sums = {"prototypes": torch.tensor([[[0.25, 0.5]]])}
-    latest.store(torch.tensor([0]), Upload(sums, {"weight": torch.tensor([[0.5]])}), round=1)
+    latest.store(torch.tensor([0]), {"prototypes": Group(sums, torch.tensor([[0.5]]))}, round=1)
     assert latest.local_prototypes()["local"].tolist() == [[[0.5, 1.0]]]
 
 
-def store_one(sums: Tree, weights: Tree) -> LatestUploads:
+def store_one(sums: Tree, weight: torch.Tensor) -> LatestUploads:
     latest = LatestUploads(1)
-    latest.store(torch.tensor([0]), Upload(sums, weights), round=1)
+    latest.store(torch.tensor([0]), {"prototypes": Group(sums, weight)}, round=1)
     return latest
 
 
 def test_uploads_without_prototypes_have_no_local_prototypes() -> None:
     assert LatestUploads(1).local_prototypes() == {}
-    assert (
-        store_one({"weight": torch.ones(1, 3)}, {"weight": torch.ones(1)}).local_prototypes() == {}
-    )
+    assert store_one({"weight": torch.ones(1, 3)}, torch.ones(1)).local_prototypes() == {}
     prototypes = {"prototypes": torch.ones(1, 2, 4)}
-    assert store_one(prototypes, {"other": torch.ones(1, 2)}).local_prototypes() == {}
-    assert store_one(prototypes, {"weight": torch.ones(1)}).local_prototypes() == {}
+    assert store_one(prototypes, torch.ones(1)).local_prototypes() == {}
+    latest = LatestUploads(1)
+    other = {"other": Group(prototypes, torch.ones(1, 2))}
+    latest.store(torch.tensor([0]), other, round=1)
+    assert latest.local_prototypes() == {}
 
 
 @pytest.mark.parametrize("most, is_saved", [(8, True), (7, False)])
@@ -233,7 +245,7 @@ def test_too_many_local_prototypes_are_not_saved(
     most: int, is_saved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedproto.core.uploads.LARGEST_LOCAL_VALUES", most)
-    latest = store_one({"prototypes": torch.ones(1, 2, 4)}, {"weight": torch.ones(1, 2)})
+    latest = store_one({"prototypes": torch.ones(1, 2, 4)}, torch.ones(1, 2))
     assert bool(latest.local_prototypes()) == is_saved
 
 
@@ -241,4 +253,4 @@ def test_a_checkpoint_names_its_groups() -> None:
     """These names are in every checkpoint file; older files could not be read without them."""
     names = {"server.prototypes", "server.known", "ledger", "last"}
     assert fresh_progress().export().keys() == names
-    assert later_progress().export().keys() == names | {"sums.prototypes", "weights.weight"}
+    assert later_progress().export().keys() == names | {SUMS, WEIGHT}

@@ -5,10 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedproto.core.types import Upload
+from fedproto.core.tensors import flatten_upload
+from fedproto.core.types import Group, Upload
 from fedproto.core.uploads import LatestUploads
 
 DIM = 3
+SUMS = "uploads.prototypes/sums/prototypes"
+WEIGHT = "uploads.prototypes/weight"
 
 
 def make_upload(classes: int, seed: int) -> Upload:
@@ -16,7 +19,7 @@ def make_upload(classes: int, seed: int) -> Upload:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randint(0, 4, (classes,), generator=generator).float()
     means = torch.randn(classes, DIM, generator=generator) * 10.0 ** (seed % 7)
-    return Upload({"prototypes": means * weight[:, None]}, {"weight": weight})
+    return {"prototypes": Group({"prototypes": means * weight[:, None]}, weight)}
 
 
 @st.composite
@@ -50,8 +53,9 @@ def test_the_order_of_arrival_does_not_matter(
     for client in random.sample(stored, len(stored)):
         other.store_one(client, latest.get(client), int(latest.last_round[client]))
     assert_same(latest, other)
-    for name, value in latest.sum().sums.items():
-        assert torch.equal(value, other.sum().sums[name])
+    others = flatten_upload(other.sum())
+    for name, value in flatten_upload(latest.sum()).items():
+        assert torch.equal(value, others[name])
 
 
 @given(stored_uploads(), st.integers(0, 4), st.data())
@@ -61,11 +65,11 @@ def test_widening_and_removing_commute(
     latest, classes = drawn
     client = data.draw(st.sampled_from(latest.clients()))
     widened_first = latest.copy()
-    widened_first.widen(classes + more)
+    widened_first.widen(classes + more, {"prototypes"})
     widened_first.remove(client)
     removed_first = latest.copy()
     removed_first.remove(client)
-    removed_first.widen(classes + more)
+    removed_first.widen(classes + more, {"prototypes"})
     assert_same(widened_first, removed_first)
 
 
@@ -84,15 +88,17 @@ def test_a_client_that_was_removed_was_never_summed(
     joined = latest.copy()
     newcomer = len(joined.last_round)
     joined.add_clients(newcomer + 1)
-    joined.widen(classes + more)
+    joined.widen(classes + more, {"prototypes"})
     joined.store_one(newcomer, make_upload(classes + more, seed), round=1)
     joined.remove(newcomer)
     assert joined.clients() == latest.clients()
-    for name, value in latest.sum().sums.items():
-        assert torch.equal(joined.sum().sums[name][:, :classes], value)
-    joined.keep_classes(torch.arange(classes))
-    for before, after in zip(latest.recall(), joined.recall(), strict=True):
-        assert all(torch.equal(value, after[name]) for name, value in before.items())
+    sums = flatten_upload(joined.sum())
+    for name, value in flatten_upload(latest.sum()).items():
+        assert torch.equal(sums[name][:, :classes], value)
+    joined.keep_classes(torch.arange(classes), {"prototypes"})
+    after = flatten_upload(joined.recall())
+    for name, value in flatten_upload(latest.recall()).items():
+        assert torch.equal(value, after[name])
 
 
 @given(stored_uploads(), st.integers(0, 10**6))
@@ -105,9 +111,9 @@ def test_a_client_without_a_class_changes_no_bit_of_its_sum(
     joined.add_clients(newcomer + 1)
     upload = make_upload(classes, seed)
     joined.store_one(newcomer, upload, round=1)
-    untouched = upload.weights["weight"] == 0
-    before = latest.sum().sums["prototypes"][0]
-    after = joined.sum().sums["prototypes"][0]
+    untouched = upload["prototypes"].weight == 0
+    before = latest.sum()["prototypes"].sums["prototypes"][0]
+    after = joined.sum()["prototypes"].sums["prototypes"][0]
     assert torch.equal(before[untouched], after[untouched])
 
 
@@ -118,8 +124,10 @@ def test_a_copy_is_independent() -> None:
     copied.remove(0)
     assert latest.clients() == [0]
     assert copied.clients() == []
-    assert latest.get(0).sums["prototypes"].shape == (2, DIM)
-    assert not copied.uploads.sums["prototypes"].any(), "nothing of the upload is left"
+    assert latest.get(0)["prototypes"].sums["prototypes"].shape == (2, DIM)
+    assert not copied.uploads["prototypes"].sums["prototypes"].any(), (
+        "nothing of the upload is left"
+    )
     with pytest.raises(KeyError, match=r"^0$"):
         copied.get(0)
 
@@ -132,8 +140,8 @@ def test_uploads_of_one_round_can_be_recalled() -> None:
         latest.store_one(client, make_upload(2, client), round)
     assert latest.clients() == [0, 2]
     assert latest.clients(round=2) == [0]
-    assert len(latest.recall().weights["weight"]) == 2
-    assert len(latest.recall(round=1).weights["weight"]) == 1
+    assert len(latest.recall()["prototypes"].weight) == 2
+    assert len(latest.recall(round=1)["prototypes"].weight) == 1
     assert latest.recall(round=3) is None
 
 
@@ -141,8 +149,9 @@ def test_classes_are_selected_by_place() -> None:
     latest = LatestUploads(1)
     upload = make_upload(3, 5)
     latest.store_one(0, upload, round=1)
-    latest.keep_classes(torch.tensor([2, 0]))
-    assert torch.equal(latest.get(0).sums["prototypes"], upload.sums["prototypes"][[2, 0]])
+    latest.keep_classes(torch.tensor([2, 0]), {"prototypes"})
+    kept = latest.get(0)["prototypes"].sums["prototypes"]
+    assert torch.equal(kept, upload["prototypes"].sums["prototypes"][[2, 0]])
 
 
 @pytest.mark.parametrize(
@@ -150,10 +159,10 @@ def test_classes_are_selected_by_place() -> None:
     [
         ({"last": None}, "there is no last"),
         ({"last": torch.zeros(2)}, "last is"),
-        ({"weights.weight": None}, "there is no weights.weight"),
-        ({"sums.prototypes": torch.zeros(1, 3, DIM)}, "'sums.prototypes' is"),
-        ({"sums.prototypes": torch.zeros(2, 4, DIM)}, "'sums.prototypes' is"),
-        ({"weights.weight": torch.zeros(2, 3, dtype=torch.int64)}, "'weights.weight' is"),
+        ({WEIGHT: None}, "there is no 'prototypes'/weight"),
+        ({SUMS: torch.zeros(1, 3, DIM)}, "'prototypes/sums/prototypes' is"),
+        ({SUMS: torch.zeros(2, 4, DIM)}, "'prototypes/sums/prototypes' is"),
+        ({WEIGHT: torch.zeros(2, 3, dtype=torch.int64)}, "'prototypes/weight' is"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(changes: dict, reason: str) -> None:

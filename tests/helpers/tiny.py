@@ -7,7 +7,8 @@ import torch
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
-from fedproto.core.types import Algorithm, Batch, Step, Tree
+from fedproto.core.tensors import split_client
+from fedproto.core.types import Algorithm, Batch, Recipient, State, Step, Tree
 from fedproto.runs.experiment import Experiment
 from fedproto.runs.result import Result
 
@@ -52,13 +53,21 @@ def largest_difference(a: Experiment, b: Experiment) -> float:
 
 
 def scored_states(run: Experiment) -> list[Tree]:
-    everything = torch.ones(len(run.federation.classes))
-    received = run.algorithm.send(run.progress.server, everything)
-    return [run.algorithm.adopt(state, received) for state in run.engine.states[0]]
+    received = send(run.algorithm, run.progress.server, torch.ones(len(run.federation.classes)))
+    return [run.algorithm.adopt(split_client(state)[0], received) for state in run.engine.states[0]]
+
+
+def send(algorithm: Algorithm, server: State, classes: torch.Tensor, number: int = 0) -> State:
+    """What a client receives that is sent something of these classes, marked by 1."""
+    return algorithm.send(server, Recipient(torch.tensor(number), classes))
 
 
 def step(
-    params: Tree, received: Tree, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor | None = None
+    params: Tree,
+    received: State,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    mask: torch.Tensor | None = None,
 ) -> Step:
     """A step of the smallest model: features = x W, logits = features V (`body.w`, `head.v`)."""
     features = x @ params["body.w"]
