@@ -1,6 +1,7 @@
 """Deployed federations in real processes, with TLS and keys, against the simulator."""
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,7 +93,8 @@ class Setup(NamedTuple):
                 file.unlink()
         if name in self.federation.processes:
             self.federation.stop(name)
-        self.federation.bring(name, PYTHONPATH=str(folder))
+        paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+        self.federation.bring(name, PYTHONPATH=os.pathsep.join(paths))
         return folder
 
 
