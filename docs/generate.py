@@ -44,6 +44,7 @@ RUN_MEANINGS = {
     "class_weights": "`balanced`: a sample counts the more, the rarer its class is with the client",
     "sampling": "`balanced`: an epoch has equally many rows of all classes of the client",
     "epochs": "local epochs per round",
+    "local_steps": "batches of every client per round, in place of `epochs`",
     "last_batch": "keep or drop the partial batch at the end of an epoch; "
     "`auto` drops it for models with batch normalisation",
     "dim": "length of the prototypes, to which built-in models project; a model of your own must "
@@ -203,7 +204,8 @@ def _syntax(kind: str) -> list[str]:
     return [
         "Options are written in parentheses behind the name, with `--set OPTION=VALUE`",
         f"(`--set {kind}.OPTION=VALUE` if the name alone is ambiguous), or in a table",
-        f"`[{kind}]` of the file, which has the key `name`.",
+        f"`[{kind}]` of the file, which has the key `name`. In parentheses, a value with a comma,",
+        "a bracket or a quote is quoted.",
     ]
 
 
@@ -305,6 +307,14 @@ def _api_section(name: str, value: Any) -> list[str]:
             "```",
             "",
             "Tensors by name: a model, or what travels.",
+        ]
+    if name == "Upload":
+        return [
+            "```text",
+            "Upload = dict[str, fedproto.core.types.Group]",
+            "```",
+            "",
+            "What a client sends: groups by name, each with a weight of its own.",
         ]
     if inspect.isclass(value) and issubclass(value, Exception):
         sentence = f"Exception, subclass of `{value.__base__.__name__}`. {_own_docstring(value)}"

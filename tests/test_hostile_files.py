@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.uploads import prototype_upload
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy._core.multiarray import _reconstruct, scalar
@@ -26,6 +27,8 @@ from fedproto.config.config_file import read_tables
 from fedproto.config.options import Part
 from fedproto.config.settings import configure
 from fedproto.core.class_names import class_name, describe_similar_names, is_plain, normalise_name
+from fedproto.core.csv_cells import make_harmless
+from fedproto.core.csv_cells import write_csv as as_csv
 from fedproto.core.types import Tree, Upload
 from fedproto.data import DataFolders, Source, Split, from_arrays
 from fedproto.data.cifar10 import read_batch
@@ -36,8 +39,6 @@ from fedproto.membership.contribution import Contribution
 from fedproto.membership.membership import Membership
 from fedproto.models import load_body
 from fedproto.partitions.file import hash_partition, read_partition
-from fedproto.report.cells import make_harmless
-from fedproto.report.cells import write_csv as as_csv
 from fedproto.report.figures.figure import finish_figure, make_panel
 from fedproto.report.groups import group_runs
 from fedproto.report.read import read_run
@@ -264,13 +265,13 @@ def test_names_without_anything_to_normalise_change_nothing():
 
 
 def test_an_upload_speaks_of_the_class_however_it_is_spelled():
-    upload = Upload({"prototypes": torch.ones(1, 2)}, {"weight": torch.ones(1)})
+    upload = prototype_upload(torch.ones(1, 2), torch.ones(1))
     assert Contribution("zoo", (DECOMPOSED,), upload).classes == (COMPOSED,)
     with pytest.raises(
         DataError, match=r"the upload of 'zoo' has a class 'a\\nb', which holds a line break"
     ):
         Contribution("zoo", ("a\nb",), upload)
-    two = Upload({"prototypes": torch.ones(2, 2)}, {"weight": torch.ones(2)})
+    two = prototype_upload(torch.ones(2, 2), torch.ones(2))
     with pytest.raises(DataError, match="names a class twice"):
         Contribution("zoo", SPELLINGS[:2], two)
 
@@ -318,16 +319,15 @@ def run(finished, tmp_path) -> Path:
 
 def upload_of(value: float, weight: float = 1.0, dtype: torch.dtype = torch.float64) -> Upload:
     values = torch.full((1, 4), value, dtype=torch.float64).to(dtype)
-    return Upload(
-        {"prototypes": values}, {"weight": torch.full((1,), weight, dtype=torch.float64).to(dtype)}
-    )
+    return prototype_upload(values, torch.full((1,), weight, dtype=torch.float64).to(dtype))
 
 
 @pytest.mark.parametrize(
     ("upload", "sentence"),
     [
-        (upload_of(1e300), "has prototypes with values that are not finite"),  # infinite in float32
-        (upload_of(1.0, 1e300), "has weight with values that are not finite"),
+        # infinite in float32
+        (upload_of(1e300), "has prototypes/sums/prototypes with values that are not finite"),
+        (upload_of(1.0, 1e300), "has prototypes/weight with values that are not finite"),
         (upload_of(1.0, 1e-300), "a weight that is not positive"),  # zero in float32
         (upload_of(3e38, 1e-30), "is too large: with it the prototypes are not finite"),
         (
@@ -415,6 +415,10 @@ def renamed(tree: Tree, old: str, new: str) -> Tree:
     return {new if name == old else name: value for name, value in tree.items()}
 
 
+#: The names of the tensors of the clients' uploads.
+SUMS = "uploads.prototypes/sums/prototypes"
+WEIGHT = "uploads.prototypes/weight"
+
 SPOILT = {
     "a flipped letter": lambda t: renamed(
         t, "client.0.body.fc1.weight", "client.0.body.fc1.wmight"
@@ -427,11 +431,13 @@ SPOILT = {
     "no ledger": lambda t: {name: value for name, value in t.items() if name != "ledger"},
     "another ledger": lambda t: t | {"ledger": torch.zeros(5, 4, dtype=torch.int64)},
     "another group": lambda t: t | {"servr.x": torch.zeros(1)},
-    "uploads of nobody": lambda t: t | {"sums.prototypes": t["sums.prototypes"][:1]},
-    "uploads without weights": lambda t: {
-        n: v for n, v in t.items() if not n.startswith("weights.")
-    },
-    "uploads of numbers": lambda t: t | {"weights.weight": t["weights.weight"].long()},
+    "uploads of nobody": lambda t: t | {SUMS: t[SUMS][:1]},
+    "uploads without weights": lambda t: {name: v for name, v in t.items() if name != WEIGHT},
+    "uploads of whole numbers": lambda t: t | {WEIGHT: t[WEIGHT].long()},
+    "uploads of another group": lambda t: t | {"uploads.model/weight": t[WEIGHT]},
+    "uploads of other counts": lambda t: t | {"uploads.prototypes/counts/holders": t[WEIGHT]},
+    "uploads of other parts": lambda t: t | {"uploads.prototypes/others/a": t[WEIGHT]},
+    "uploads of another size": lambda t: t | {SUMS: t[SUMS][..., :1]},
 }
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from fedproto.cli.flags import PluginDir, TrustPlugins
 from fedproto.cli.output import print_json_lines, print_table, say
 from fedproto.errors import ConfigError, DataError
+from fedproto.inference.ways import Among, By
 
 if TYPE_CHECKING:
     from fedproto.inference.labelled_inputs import LabelledInput
@@ -31,8 +32,6 @@ SCORES = {
 #: The fraction of known inputs that may be rejected where the user names none.
 DEFAULT_REJECT = 0.05
 
-Way = Literal["prototype", "head"]
-Among = Literal["all", "own"]
 Run = Annotated[
     Path, typer.Argument(help="a run folder, an exported one, or a deployed member's TOML file")
 ]
@@ -102,7 +101,7 @@ def predict(
     if out is not None:
         check_answer_path(out)
     trained = _read_trained(run, client)
-    ways: list[Way]
+    ways: list[By]
     if by != "both":
         ways = [by]
     elif trained.prototypes is None:
@@ -209,7 +208,7 @@ def _refuse_other_client(trained: TrainedClient, client: str | None, run: Path) 
     return trained
 
 
-def _print_answers(answers: list[dict[str, Any]], ways: list[Way]) -> None:
+def _print_answers(answers: list[dict[str, Any]], ways: list[By]) -> None:
     rows = []
     has_unseen = False
     for answer in answers:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedproto.core.measurement import METRICS
 from fedproto.runs.metric_contents import (
+    BASELINES,
     explain_majority,
     list_failures,
     shown_metrics,
@@ -70,10 +71,9 @@ def _list_baselines(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the label and the metrics of each baseline of a result."""
     rows = []
     for name, baseline in result.get("baselines", {}).items():
-        if name == "majority":
-            rows.append(("majority class", baseline))
-        elif "metrics" in baseline:
-            rows.append((f"{name} training", baseline["metrics"]))
+        metrics = baseline if name == "majority" else baseline.get("metrics")
+        if metrics is not None:
+            rows.append((BASELINES.get(name, name), metrics))
     return rows
 
 

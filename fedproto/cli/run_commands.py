@@ -78,6 +78,10 @@ def run(
     test_shots: Annotated[str | None, _flag("test-shots", "N", "test rows per class [all]")] = None,
     rounds: Annotated[str | None, _flag("rounds", "N", "communication rounds [100]")] = None,
     batch: Annotated[str | None, _flag("batch", "N", "rows per training step [8]")] = None,
+    local_steps: Annotated[
+        str | None,
+        _flag("local-steps", "N", "batches per client and round [those of one epoch]"),
+    ] = None,
     lr: Annotated[str | None, _flag("lr", "X", "learning rate [0.01]")] = None,
     optimiser: Annotated[str | None, _flag("optimiser", "NAME", "sgd, adam or adamw [sgd]")] = None,
     schedule: Annotated[
@@ -174,6 +178,7 @@ def run(
         "partition.test_shots": test_shots,
         "rounds": rounds,
         "batch": batch,
+        "local_steps": local_steps,
         "lr": lr,
         "optimiser": optimiser,
         "schedule": schedule,
@@ -229,6 +234,8 @@ def _drop_replaced(stored: dict[str, Any], flags: dict[str, str]) -> dict[str, A
     from fedproto.config.settings import GOVERNED
 
     replaced = {key for key, value in flags.items() if value != stored.get(key)}
+    if "local_steps" in replaced:
+        replaced.add("epochs")
     kept = {}
     for key, value in stored.items():
         is_governed = "profile" in replaced and key in GOVERNED

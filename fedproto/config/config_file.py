@@ -110,4 +110,5 @@ def format_value(value: Any) -> str:
     if value is None:  # written, not left out: a profile would fill the gap with something else
         return '"none"'
     # Unescaped, because JSON escapes characters beyond \uFFFF as pairs, which TOML refuses.
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")  # the one control character that JSON leaves as it is

@@ -4,7 +4,8 @@ An option is a keyword-only parameter of a plug-in's function; its annotation ca
 
     def fedprox(*, mu: NonNegativeFloat = 0.1): ...
 
-A user sets it with `--algorithm fedprox --set mu=0.1` or with `--algorithm 'fedprox(mu=0.1)'`.
+A user sets it with `--algorithm fedprox --set mu=0.1` or with `--algorithm 'fedprox(mu=0.1)'`; in
+the latter, a value with a comma, a bracket or a quote is quoted: `fedper(personal="fc1,fc2")`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
+from fedproto.config.quoting import Marked, quote, quote_if, read_quotes, split_elements
 from fedproto.errors import ConfigError, FedProtoError, unknown
 
 # --- types with bounds
@@ -100,6 +102,13 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     return _convert_scalar(name, value, kind)
 
 
+def names_file(kind: Any) -> bool:
+    """Return whether a type is `File`, or `File` or nothing."""
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        return any(names_file(each) for each in typing.get_args(kind))
+    return any(isinstance(mark, FilePath) for mark in typing.get_args(kind))
+
+
 def _convert_path(name: str, value: Any, kind: type) -> str:
     """Return a path, given as text or as a Path, as absolute text."""
     text = str(value) if isinstance(value, os.PathLike) else value
@@ -127,9 +136,14 @@ def _convert_optional(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
 
 
 def _convert_tuple(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
-    """Convert `"1,4"`, a list or a single value to a tuple of values of one type."""
+    """Convert `"1,4"`, a list or a single value to a tuple of values of one type.
+
+    In text, an element that holds a comma is quoted, and empty text is an empty list of texts.
+    """
+    if value == "" and kind is str:
+        return ()
     if isinstance(value, str):
-        elements: typing.Sequence[Any] = value.split(",")
+        elements: typing.Sequence[Any] = split_elements(value, f"{name} {value!r}")
     elif isinstance(value, (list, tuple)):
         elements = value
     else:
@@ -317,8 +331,7 @@ class Part:
 
     def __str__(self) -> str:
         """The text from which `parse` makes an equal part."""
-        needs_quotes = re.search(r"[,()*]", self.name)  # a path may hold any of these
-        text = f'"{self.name}"' if needs_quotes else self.name
+        text = quote_if(_NEEDS_QUOTES_IN_NAME, self.name)
         assignments = []
         for name, value in self.options.items():
             if value is not None:
@@ -330,18 +343,19 @@ class Part:
         return text
 
 
+#: What a name has that must be quoted; a path may hold any of these.
+_NEEDS_QUOTES_IN_NAME = r"""[,()*"]|^'|[:=]\s*'|^\s|\s$"""
+_NEEDS_QUOTES_IN_VALUE = r"""[,()=\s"']|^$"""
+
+
 def _format_value(value: Any) -> str:
     """Write the value of an option such that `parse` reads it back; quoted where need be."""
     if isinstance(value, (list, tuple)):
-        elements = ",".join(str(element) for element in value)
-        return f'"{elements}"'
+        elements = [_format_value(element) for element in value]
+        return quote(",".join(elements))
     if isinstance(value, bool):
         return str(value).lower()
-    if value == "":
-        return '""'
-    if isinstance(value, str) and re.search(r"[,()=\s']", value):
-        return f'"{value}"'
-    return str(value)
+    return quote_if(_NEEDS_QUOTES_IN_VALUE, str(value))
 
 
 def words(text: str) -> list[str]:
@@ -351,7 +365,7 @@ def words(text: str) -> list[str]:
 
 
 def parse(text: str, what: str) -> list[Part]:
-    """Split `a(x=1)*2,b` into parts. Commas inside brackets or double quotes do not separate.
+    """Split `a(x=1)*2,b` into parts. Commas inside brackets or quotes do not separate.
 
     `what` says in errors what the text chooses.
 
@@ -360,32 +374,35 @@ def parse(text: str, what: str) -> list[Part]:
     Part(name='cnn', options={'channels': '18'}, count=7)
     >>> mlp
     Part(name='mlp', options={}, count=None)
+    >>> parse("fedper(personal='fc1,fc2')", "algorithm")
+    [Part(name='fedper', options={'personal': 'fc1,fc2'}, count=None)]
     """
-    return [_parse_part(piece, what) for piece in _split_at_commas(text)]
+    where = f"{what} {text!r}"
+    pieces = _split_at_commas(read_quotes(text, where), where)
+    return [_parse_part(piece, what) for piece in pieces]
 
 
-def _split_at_commas(text: str) -> list[str]:
-    """Split a text at its commas, except those inside brackets or double quotes."""
-    pieces = [""]
+def _split_at_commas(marked: Marked, where: str) -> list[Marked]:
+    """Split a text at its commas, except those inside brackets or quotes."""
+    commas = []
     depth = 0
-    is_quoted = False
-    for character in text:
-        if character == '"':
-            is_quoted = not is_quoted
-        elif character == "(" and not is_quoted:
+    for place, character in enumerate(marked.syntax):
+        if character == "(":
             depth += 1
-        elif character == ")" and not is_quoted:
+        elif character == ")":
             depth -= 1
-        if character == "," and depth == 0 and not is_quoted:
-            pieces.append("")
-        else:
-            pieces[-1] += character
-    return [piece.strip() for piece in pieces]
+        elif character == "," and depth == 0:
+            commas.append(place)
+        if depth < 0:
+            break
+    if depth:
+        raise _unreadable(where)
+    return marked.split(commas)
 
 
 _PART = re.compile(
     r"""
-    (?P<name>    (?: "[^"]*" | [^()*"] )+ )
+    (?P<name>    [^()*]+ )
     (?: \( (?P<options> .* ) \) )?
     (?: \s* \* \s* (?P<count> [^()*]+ ) )?
     """,
@@ -393,34 +410,44 @@ _PART = re.compile(
 )
 
 
-def _parse_part(text: str, what: str) -> Part:
+def _parse_part(piece: Marked, what: str) -> Part:
     """Parse one choice, such as `cnn(channels=18)*7`."""
-    match = _PART.fullmatch(text)
+    where = f"{what} {piece.text!r}"
+    match = _PART.fullmatch(piece.syntax)
     if match is None:
-        accepted = "'name', 'name(option=value)' or 'name*7'"
-        raise ConfigError(f"{what} {text!r} cannot be read; write it like {accepted}")
-    name = match["name"].replace('"', "").strip()
-    options = _parse_options(match["options"] or "", f"{what} {text!r}")
+        raise _unreadable(where)
+    name = piece.slice(*match.span("name")).text
+    if not name:
+        raise _unreadable(where)
+    options = {}
+    if match["options"] is not None:
+        options = _parse_options(piece.slice(*match.span("options")), where)
     count = None
     if match["count"] is not None:
-        count = convert(f"the count in {text!r}", match["count"], PositiveInt)
+        count = convert(f"the count in {piece.text!r}", match["count"], PositiveInt)
     return Part(name, options, count)
 
 
-def _parse_options(text: str, where: str) -> dict[str, str]:
+def _parse_options(text: Marked, where: str) -> dict[str, str]:
     """Parse `a=1, b="x,y"`."""
-    if not text.strip():
-        return {}
     options = {}
-    for piece in _split_at_commas(text):
-        name, equals, value = piece.partition("=")
-        if not equals:
-            raise ConfigError(f"{piece!r} in {where} is not an option; write 'name=value'")
-        options[name.strip()] = _remove_quotes(value.strip())
+    if not text.syntax:
+        return {}
+    for piece in _split_at_commas(text, where):
+        assignment = re.match(r"([\w-]+)\s*=", piece.syntax)
+        if assignment is None:
+            raise ConfigError(
+                f"{piece.text!r} in {where} is not an option; write 'name=value', with quotes "
+                "around a value that holds a comma"
+            )
+        value = piece.slice(assignment.end(), len(piece.text))
+        options[assignment[1]] = value.text
     return options
 
 
-def _remove_quotes(text: str) -> str:
-    """Remove one pair of equal quotes around a text."""
-    is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
-    return text[1:-1] if is_quoted else text
+def _unreadable(where: str) -> ConfigError:
+    """Return the error for a choice that has no form of a choice."""
+    return ConfigError(
+        f"{where} cannot be read; write it like 'name', 'name(option=value)' or 'name*7', with "
+        "quotes around a path or value that holds a comma, a bracket or a star"
+    )

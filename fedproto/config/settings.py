@@ -67,6 +67,8 @@ class Config:
     class_weights: Literal["none", "balanced"] = "none"
     sampling: Literal["shuffle", "balanced"] = "shuffle"
     epochs: Rounds = 1
+    #: Batches of every client per round; None: those of its `epochs`.
+    local_steps: Rounds | None = None
     #: What becomes of partial batches: see core/local_training.py.
     last_batch: Literal["auto", "keep", "drop"] = "auto"
     dim: Width | None = None
@@ -125,6 +127,8 @@ class Config:
         tables: list[str] = []
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "epochs" and self.local_steps is not None:
+                continue
             if field.name not in plugins.FOLDERS:
                 if value is not None:
                     lines.append(f"{field.name} = {format_value(value)}")
@@ -207,6 +211,8 @@ def configure(
         wanted |= _choose_training(chosen, wanted)
     owned = _find_owners(wanted, chosen, assigned)
     run_values = _convert_run_values(owned.run)
+    if run_values.get("local_steps") is not None and "epochs" in run_values:
+        raise two_lengths(run_values["local_steps"], run_values["epochs"])
     is_paper_setting = chosen["partition"][0].name == "nway" or not has_own_data(chosen["dataset"])
     if run_values.get("clients") is None and is_paper_setting:
         run_values["clients"] = DEFAULT_CLIENTS
@@ -266,6 +272,14 @@ def refuse_contradictions(rounds: int, warmup: int, class_weights: str, sampling
             "class_weights and sampling both balance the classes, which would favour rare ones: "
             "set one of them to balanced"
         )
+
+
+def two_lengths(local_steps: int, epochs: int) -> ConfigError:
+    """Return the error for settings that say twice how long a client trains."""
+    return ConfigError(
+        f"local_steps ({local_steps}) and epochs ({epochs}) both say how long a client trains per "
+        "round: leave one of them out"
+    )
 
 
 def _choose_partition(chosen: dict[str, list[Part]], settings: Mapping[str, Any]) -> Part:

@@ -18,6 +18,8 @@ _DIRECTIONAL = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _CONTROL = ("Cc", "Zl", "Zp")
 #: Unicode's categories of format, unassigned and private characters, and of spaces.
 _INVISIBLE = ("Cf", "Cn", "Co", "Zs")
+#: Names that one sentence lists.
+MAX_LISTED_NAMES = 20
 MAX_SENTENCES = 5  # about names that look alike
 
 
@@ -60,6 +62,26 @@ def merge_names(raw: Sequence[str], where: str) -> tuple[tuple[str, ...], list[i
     distinct = tuple(dict.fromkeys(names))
     position = {name: number for number, name in enumerate(distinct)}
     return distinct, [position[name] for name in names]
+
+
+def sort_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names in the order of the classes: short ones first, so that numbers count upwards.
+
+    >>> sort_names({"10", "9", "b", "a"})
+    ('9', 'a', 'b', '10')
+    """
+    return tuple(sorted(names, key=lambda name: (len(name), name)))
+
+
+def list_names(names: Sequence[str], limit: int = MAX_LISTED_NAMES) -> str:
+    """Return names as a list for a sentence, which is cut after `limit` of them.
+
+    >>> list_names(["Ulm", "Köln", "Bonn", "Trier"], 2)
+    'Ulm, Köln and 2 more'
+    """
+    listed = ", ".join(names[:limit])
+    others = len(names) - limit
+    return f"{listed} and {others} more" if others > 0 else listed
 
 
 def find_flaw(name: str, what: str = "class") -> str | None:

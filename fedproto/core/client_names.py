@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
-from fedproto.core.class_names import find_flaw, is_plain, normalise_name
+from fedproto.core.class_names import find_flaw, is_plain, list_names, normalise_name
 from fedproto.errors import ConfigError, DataError, find_near, shown
 
-#: Names that one sentence lists.
-MAX_LISTED_NAMES = 20
 #: Characters of a name that a person or another machine chooses.
 MAX_NAME_CHARACTERS = 100
 
@@ -83,17 +81,6 @@ def find_client(names: Sequence[str], text: str | int, where: str = "") -> int:
     if 0 <= number < len(names):
         return number
     raise ConfigError(f"there is no client {_show(text)}{where}: {_describe(names, str(text))}")
-
-
-def list_names(names: Sequence[str]) -> str:
-    """Return names as a list for a sentence, of which a long one is cut.
-
-    >>> list_names(["Ulm", "Köln"])
-    'Ulm, Köln'
-    """
-    listed = ", ".join(names[:MAX_LISTED_NAMES])
-    others = len(names) - MAX_LISTED_NAMES
-    return f"{listed} and {others} more" if others > 0 else listed
 
 
 def are_numbers(names: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,9 @@ from fedproto.core.types import Algorithm, Batch, Phase, State, Step, Task, Tree
 BORDER_PIXELS = 4  # added on every side of an image before a crop of its own size is cut out
 EVALUATION_BATCH = 1000  # examples per forward pass
 
+#: A number of one client, or one per client.
+Number = TypeVar("Number", int, Tensor)
+
 
 @dataclass(frozen=True)
 class Training:
@@ -47,6 +50,8 @@ class Training:
     schedule: RateSchedule = field(default_factory=RateSchedule)
     class_weights: Literal["none", "balanced"] = "none"
     sampling: Literal["shuffle", "balanced"] = "shuffle"
+    #: Batches of every client per round, and per phase without epochs of its own; None: `epochs`.
+    local_steps: int | None = None
 
     def rate(self, round: int) -> float:
         """Return the learning rate of a round; the first is 1."""
@@ -118,14 +123,19 @@ def train(
         number=torch.tensor(member.id, device=like.device),
     )
     trained: list[TrainedStep] = []
+    last_phase: list[TrainedStep] = []
+    per_epoch = steps_per_epoch(member, training)
     epoch = 0
     with seed_module_draws(training.seed, round, member.id, member.train.x.device):
         for phase in algorithm.phases:
             names = _trained_names(member.module, phase)
             if not names:  # a phase may have nothing to train: FedRep without a personal layer
                 continue
-            epochs = phase.epochs or training.epochs
-            batches = _batches(member, training, round, range(epoch, epoch + epochs), slow)
+            step_count = count_steps(phase, training, per_epoch)
+            epochs = count_passes(step_count, per_epoch)
+            if slow:
+                step_count = math.ceil(step_count / 2)
+            batches = _batches(member, training, round, range(epoch, epoch + epochs), step_count)
             start = trained_tree(phase, params, kept)
             moved, steps = _run_phase(
                 member,
@@ -142,8 +152,9 @@ def train(
             )
             params, kept = replace_trained(phase, params, kept, moved)
             trained += steps
+            last_phase = steps
             epoch += epochs
-    steps_seen = [each.step for each in trained]
+    steps_seen = [each.step for each in last_phase]
     closing_step = _closing_step(member, algorithm, params, received, steps_seen, training)
     closing_step = closing_step._replace(
         state=kept,
@@ -226,13 +237,28 @@ def steps_per_epoch(member: Member, training: Training) -> int:
     return full_batches if drops_last and full_batches else full_batches + 1
 
 
-def count_steps(member: Member, algorithm: Algorithm, training: Training) -> int:
+def count_steps(phase: Phase, training: Training, per_epoch: Number) -> Number:
+    """Return the steps of a phase for clients that have `per_epoch` steps in an epoch."""
+    if training.local_steps is None or phase.epochs:
+        return (phase.epochs or training.epochs) * per_epoch
+    if isinstance(per_epoch, Tensor):
+        return torch.full_like(per_epoch, training.local_steps)
+    return training.local_steps
+
+
+def count_passes(steps: Number, per_epoch: Number) -> Number:
+    """Return the epochs that so many steps take; the last one may be partial."""
+    return (steps + per_epoch - 1) // per_epoch
+
+
+def count_round_steps(member: Member, algorithm: Algorithm, training: Training) -> int:
     """Return the number of local steps of a client in a round."""
-    epochs = 0
+    per_epoch = steps_per_epoch(member, training)
+    steps = 0
     for phase in algorithm.phases:
         if _trained_names(member.module, phase):
-            epochs += phase.epochs or training.epochs
-    return epochs * steps_per_epoch(member, training)
+            steps += count_steps(phase, training, per_epoch)
+    return steps
 
 
 def _batches(
@@ -240,18 +266,15 @@ def _batches(
     training: Training,
     round: int,
     epochs: range,
-    slow: bool,
+    steps_left: int,
 ) -> Iterator[tuple[Batch, Tree]]:
-    """Yield the batches of some epochs and what dropout keeps of each; half of them if slow.
+    """Yield the first `steps_left` batches of some epochs, and what dropout keeps of each.
 
     Every epoch is shuffled, augmented and dropped out by draws of its own.
     """
     per_epoch = steps_per_epoch(member, training)
     count = len(member.train)
     device = member.train.rows.device
-    steps_left = len(epochs) * per_epoch
-    if slow:
-        steps_left = math.ceil(steps_left / 2)
 
     def key(purpose: str, epoch: int) -> Tensor:
         return rng.key(training.seed, purpose, round, member.id, epoch).to(device)
@@ -448,7 +471,10 @@ def _closing_step(
     seen: list[Step],
     training: Training,
 ) -> Step:
-    """Return one step over all the client's samples, with the features the algorithm asks for."""
+    """Return one step over all the client's samples, with the features the algorithm asks for.
+
+    seen  the steps of the last phase, of which the last epoch, maybe a partial one, is collected
+    """
     if algorithm.collects == "during":
         per_epoch = steps_per_epoch(member, training)
         epochs_before = (len(seen) - 1) // per_epoch

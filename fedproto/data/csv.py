@@ -36,14 +36,16 @@ def csv(
     class, target or y, else the last). `client` names the column of clients, for `natural`
     (default: one called client, if there is one). `group` names the column of what must stay
     together, such as the rows of one patient. `split` names a column that says train, val or test.
-    `ignore` names columns to leave out. Numbers are
-    standardised and texts become one input per value, both by the training rows. A missing value
-    (empty, NA, ? or a mark named in `missing`) becomes the mean, or a value of its own. A column of
-    texts that differ in nearly every row, such as names, ids or dates, is refused unless it is
-    named in `ignore`, or in `keep`. `decimal` is "," for numbers such as 1,5; `text_encoding` is
-    that of the file, such as latin-1. `encoding` names a file of an exported member that says how
-    columns become inputs. val.csv is optional; without `split`, a seeded fifth of each class of a
-    single file is held out as the test set.
+    val.csv is optional; without `split`, a seeded fifth of each class of a single file is held out
+    as the test set.
+
+    Numbers are standardised and texts become one input per value, both by the training rows. A
+    missing value (empty, NA, ? or a mark named in `missing`) becomes the mean, or a value of its
+    own. `ignore` names columns to leave out. A column of texts that differ in nearly every row,
+    such as names, ids or dates, is refused unless it is named in `ignore`, or in `keep`. `encoding`
+    names a file of an exported member that says how columns become inputs.
+
+    `decimal` is "," for numbers such as 1,5; `text_encoding` is that of the file, such as latin-1.
     """
     _refuse_other_formats(path)
     notation = Notation(missing, decimal, check_text_encoding(text_encoding))

@@ -21,7 +21,7 @@ from fedproto.data.shared.delimited import (
     read_rows,
 )
 from fedproto.data.shared.feature_encoding import TEXT, Words, read_encoding
-from fedproto.data.shared.labels import Labels, number_labels, read_sets
+from fedproto.data.shared.labels import Labels, divide_rows, number_labels, read_sets
 from fedproto.data.shared.tables import (
     LABEL_COLUMNS,
     VALIDATION_STEMS,
@@ -175,11 +175,7 @@ def _to_source(name: str, documents: list[Document], labels: Labels, words: Word
     if documents[0].client is not None:
         writer = np.array([document.client for document in documents])
     everything = Split(x, labels.y, writer, _read_groups(documents))
-    train = everything.select_rows(labels.train_rows)
-    test = everything.select_rows(labels.test_rows)
-    validation = None
-    if labels.validation_rows is not None:
-        validation = everything.select_rows(labels.validation_rows)
+    train, test, validation = divide_rows(everything, labels)
     size = len(words.words)
     mixed_models = [
         f"textcnn(words={size}, filters={filters})" for filters in FILTERS_OF_MIXED_MODELS

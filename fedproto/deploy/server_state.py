@@ -180,7 +180,9 @@ class ServerState:
             request = self._find_request(name, expected.round)
             upload = self._decode(name, unpack_upload(reply), request.server)
             check_upload(upload, expected)
-            spoken = list(reply.header["spoken"]) if expected.by_class else []
+            # A reply whose rows of classes have arrived before is of the classes they were of.
+            stated = reply.header["spoken"] if expected.by_class else self.members[name].spoken
+            spoken = list(stated)
             brought = check_new_classes(
                 spoken, self._classes_with_new(), set(self.members[name].brought), self.settings
             )
@@ -244,7 +246,8 @@ class ServerState:
         """Refuse replies that are too large beside the others; return their senders and reasons."""
         amounts = {}
         for name, reply in self.replies.items():
-            amounts[name] = Amounts.measure(reply.upload, reply.spoken)
+            if reply.upload:  # not if all it would send has arrived before
+                amounts[name] = Amounts.measure(reply.upload, reply.spoken)
         remembered = {}
         for name in self.members_with_upload():
             if name not in amounts and self.admits(name):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedproto.config import plugins
-from fedproto.config.choices import complete, parse_choice
+from fedproto.config.choices import AUTO, complete, parse_choice
 from fedproto.config.config_file import read_tables
 from fedproto.config.options import (
     Bounds,
@@ -21,6 +21,7 @@ from fedproto.config.options import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
+    Option,
     Part,
     PositiveFloat,
     PositiveInt,
@@ -28,10 +29,12 @@ from fedproto.config.options import (
     Samples,
     Threads,
     convert,
+    names_file,
+    options_of,
     parse,
     words,
 )
-from fedproto.config.settings import Seed, refuse_contradictions
+from fedproto.config.settings import Seed, refuse_contradictions, two_lengths
 from fedproto.core.class_names import normalise_name
 from fedproto.core.client_names import MAX_NAME_CHARACTERS, is_chosen_name
 from fedproto.core.local_training import Training
@@ -64,6 +67,7 @@ class TrainingTerms:
     class_weights: Literal["none", "balanced"] = "none"
     sampling: Literal["shuffle", "balanced"] = "shuffle"
     epochs: Rounds = 1
+    local_steps: Annotated[int, Bounds(0, 10**7)] = 0  # batches per member and round; 0: `epochs`
     last_batch: Literal["auto", "keep", "drop"] = "auto"
     seed: Seed = 0
 
@@ -79,6 +83,7 @@ class TrainingTerms:
             Optimiser(self.optimiser, self.weight_decay, self.clip_norm),
             class_weights=self.class_weights,
             sampling=self.sampling,
+            local_steps=self.local_steps or None,
         )
 
     def part(self) -> Part:
@@ -228,6 +233,7 @@ def read_member(path: Path, operated: bool = False) -> MemberSettings:
     _refuse_unknown(words(settings.sends), SENDS, f"word in `sends` in {path}")
     folder = path.absolute().parent
     located: dict[str, Any] = {"site": site, "data": _locate_data(folder, settings.data)}
+    located["model"] = _locate_options(folder, "model", settings.model)
     for key in _MEMBER_PATHS:
         if getattr(settings, key) is not None:
             located[key] = str(folder / given[key])
@@ -260,17 +266,43 @@ def _refuse_unknown(names: list[str], known: Iterable[str], what: str) -> None:
 def _locate_data(folder: Path, data: str) -> str:
     """Return a source such as `csv:scans.csv` with its path in the folder, if it exists there.
 
-    Options may follow the path, as in `csv:scans.csv(label=finding)`.
+    Options may follow the path, as in `csv:scans.csv(label=finding)`; files that they name are in
+    the folder.
     """
     kind, colon, path = data.partition(":")
     if colon and not Path(path).is_absolute() and (folder / path).exists():
         return f"{kind}:{folder / path}"
+    data = _locate_options(folder, "dataset", data)
     parts = parse(data, "data")
     kind, colon, path = parts[0].name.partition(":")
     is_one_path = len(parts) == 1 and colon and not Path(path).is_absolute()
     if is_one_path and (folder / path).exists():
         return str(replace(parts[0], name=f"{kind}:{folder / path}"))
     return data
+
+
+def _locate_options(folder: Path, kind: str, choice: str) -> str:
+    """Return the choice of a plug-in such that files that its options name are in the folder."""
+    parts = parse(choice, kind)
+    if not any(part.options for part in parts):
+        return choice
+    located = []
+    for part in parts:
+        options = dict(part.options)
+        for name in _find_file_options(kind, part) & set(options):
+            if options[name].lower() != "none":
+                options[name] = str(folder / options[name])
+        located.append(replace(part, options=options))
+    return choice if located == parts else ",".join(str(part) for part in located)
+
+
+def _find_file_options(kind: str, part: Part) -> set[str]:
+    """Return the options of a plug-in that name files; for `auto`, those of all models."""
+    names = plugins.names(kind) if part.name == AUTO else [part.name]
+    options: dict[str, Option] = {}
+    for name in names:
+        options |= options_of(plugins.find(kind, name))
+    return {name for name, option in options.items() if names_file(option.kind)}
 
 
 def split_run_config(config: Mapping[str, Any], where: str) -> tuple[ServerSettings, TrainingTerms]:
@@ -287,6 +319,8 @@ def split_run_config(config: Mapping[str, Any], where: str) -> tuple[ServerSetti
     terms = parse_settings(TrainingTerms, for_members, where)
     refuse_contradictions(settings.rounds, settings.warmup, terms.class_weights, terms.sampling)
     _refuse_large_buffer(settings)
+    if terms.local_steps and terms.epochs > 1:
+        raise two_lengths(terms.local_steps, terms.epochs)
     chosen = {"algorithm": terms.algorithm, "model": settings.model}
     _trust_if_allowed(chosen, settings.trust_plugins, where)
     return settings, terms

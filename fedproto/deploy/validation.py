@@ -74,7 +74,7 @@ def check_reply(member: str, reply: Message, expected: ExpectedReply) -> None:
     groups = reply.groups()
     unexpected = sorted(groups.keys() ^ expected.layout.keys())
     if unexpected:
-        name = _quote(unexpected[0])
+        name = _quote(unexpected[0] or min(groups[""]))  # an array of no group by its own name
         raise Refused(f"its arrays are not those of this algorithm: {name} is missing or unknown")
     for name, arrays in groups.items():
         _check_arrays(name, arrays, expected.layout[name], rows)

@@ -18,8 +18,8 @@ import torch
 from fedproto.config.settings import Config
 from fedproto.core.engine import Engine, Shard
 from fedproto.core.federation import Federation, Member
-from fedproto.core.local_training import Training, steps_per_epoch
-from fedproto.core.types import Algorithm
+from fedproto.core.local_training import Training, count_passes, count_steps, steps_per_epoch
+from fedproto.core.types import Algorithm, Phase
 from fedproto.engines.distributed import forked, torchrun
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.vectorised import memory
@@ -96,7 +96,7 @@ def _choose_engine(
     if federations[0].device.type == "cuda":
         return "vectorised"
     all_steps = sum(sum(steps) for steps in _count_steps(federations, trainings))
-    steps_of_run = config.rounds * config.epochs * config.participation * all_steps
+    steps_of_run = config.rounds * config.participation * all_steps
     largest_federation = max(len(federation.members) for federation in federations)
     can_share_work = largest_federation > 1 and _count_cores() > 1
     if steps_of_run >= MIN_STEPS_FOR_PROCESSES and can_share_work and _may_fork():
@@ -143,7 +143,7 @@ def _choose_compile(
     clients = sum(len(counts) for counts in steps)
     most_steps = max(max(counts) for counts in steps)
     seconds_saved_per_step = 0.0003 + 2.5e-6 * clients  # see benchmarks/RESULTS.md
-    seconds_saved = config.rounds * config.epochs * most_steps * seconds_saved_per_step
+    seconds_saved = config.rounds * most_steps * seconds_saved_per_step
     return seconds_saved > MIN_SECONDS_SAVED_BY_COMPILING
 
 
@@ -203,11 +203,15 @@ def _choose_stack_size(
 def _training_bytes(group: Sequence[GroupedClient], trainings: Sequence[Training]) -> int:
     """Return the bytes of a GPU's memory that one client of a group is granted in training."""
     number, first = group[0]
+    training = trainings[number]
     samples = max(len(client.member.train) for client in group)
+    if training.local_steps is not None:
+        shortest_epoch = min(steps_per_epoch(client.member, training) for client in group)
+        samples *= count_passes(training.local_steps, shortest_epoch)
     return memory.training_memory(
         model_bytes=_model_bytes(first),
         input_bytes=first.train.x[0].nbytes,
-        batch=trainings[number].batch,
+        batch=training.batch,
         dropped=first.dropped,
         samples=samples,
     )
@@ -219,10 +223,11 @@ def _training_bytes(group: Sequence[GroupedClient], trainings: Sequence[Training
 def _count_steps(
     federations: Sequence[Federation], trainings: Sequence[Training]
 ) -> list[list[int]]:
-    """Return each client's steps per epoch, by federation."""
+    """Return each client's steps in a round of one phase, by federation."""
     counts = []
     for federation, training in zip(federations, trainings, strict=True):
-        counts.append([steps_per_epoch(member, training) for member in federation.members])
+        per_epoch = [steps_per_epoch(member, training) for member in federation.members]
+        counts.append([count_steps(Phase(), training, steps) for steps in per_epoch])
     return counts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,10 +28,8 @@ from fedproto.inference.judgement import (
     name_client,
 )
 from fedproto.inference.trained_client import TrainedClient, load_client, take_client
+from fedproto.inference.ways import Among, By
 from fedproto.runs.result import Result
-
-By = Literal["prototype", "head"]
-Among = Literal["all", "own"]
 
 
 class _Fitted(NamedTuple):

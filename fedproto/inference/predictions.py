@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedproto.core.csv_cells import write_csv
 from fedproto.core.files import write_atomically
 from fedproto.core.measurement import Measurement, measure_predictions
 from fedproto.errors import ConfigError, DataError, need
 from fedproto.inference.judgement import Judgement, judge_inputs
 from fedproto.inference.labelled_inputs import LabelledInput
 from fedproto.inference.trained_client import TrainedClient
-
-Way = Literal["prototype", "head"]
-Among = Literal["all", "own"]
+from fedproto.inference.ways import Among, By
 
 #: Inputs that are classified at a time; a longer list is read and answered piece by piece.
 INPUTS_PER_CHUNK = 1000
@@ -45,7 +43,7 @@ class Predictor:
     def __init__(
         self,
         trained: TrainedClient,
-        ways: Sequence[Way],
+        ways: Sequence[By],
         among: Among = "all",
         reject: float | None = None,
         top: int = 1,
@@ -93,7 +91,7 @@ class Predictor:
         self.answers += answers
 
     def _list_candidates(
-        self, judged: Judgement, row: int, way: Way, names: Sequence[str]
+        self, judged: Judgement, row: int, way: By, names: Sequence[str]
     ) -> list[dict[str, Any]]:
         """Return the `top` most probable classes of one input."""
         probabilities = judged.probabilities[row]
@@ -162,11 +160,12 @@ def check_answer_path(path: Path) -> None:
         need("pyarrow", "'.[tables]'", f"--out {path}, a Parquet file,")
 
 
-def write_answers(path: Path, answers: Sequence[dict[str, Any]], ways: Sequence[Way]) -> None:
+def write_answers(path: Path, answers: Sequence[dict[str, Any]], ways: Sequence[By]) -> None:
     """Write one row per input to a CSV or Parquet file, which is replaced if it is there.
 
     The columns are `id`, `class` (the true one, if any is stated) and, for each way, its answer,
-    its probability and, by prototype, the distance.
+    its probability and, by prototype, the distance. In a CSV file, a name that a spreadsheet would
+    take for a formula gets an apostrophe before it.
     """
     columns = _make_columns(answers, ways)
     if path.suffix.lower() == ".parquet":
@@ -176,14 +175,11 @@ def write_answers(path: Path, answers: Sequence[dict[str, Any]], ways: Sequence[
         parquet.write_table(pyarrow.table(columns), buffer)
         write_atomically(path, buffer.getvalue())
         return
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    write_atomically(path, text.getvalue().encode())
+    rows = zip(*columns.values(), strict=True)
+    write_atomically(path, write_csv([list(columns), *rows]).encode())
 
 
-def _make_columns(answers: Sequence[dict[str, Any]], ways: Sequence[Way]) -> dict[str, list[Any]]:
+def _make_columns(answers: Sequence[dict[str, Any]], ways: Sequence[By]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {
         "id": [answer.get("id", answer["input"]) for answer in answers]
     }

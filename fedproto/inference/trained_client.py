@@ -27,6 +27,7 @@ from fedproto.inference.model_building import (
     load_into_copy,
 )
 from fedproto.inference.temperature import fit_temperature
+from fedproto.inference.ways import WAYS
 from fedproto.models import Fit
 from fedproto.runs.client_models import INDEX
 from fedproto.runs.devices import torch_settings
@@ -34,10 +35,7 @@ from fedproto.runs.folder import RunFolder
 from fedproto.runs.held_out import MAX_HELD_OUT_ROWS, Outputs, compute_outputs, split_test_rows
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
 from fedproto.runs.result import Result
-from fedproto.runs.stored_clients import ClientModels, StoredClient
-
-#: The ways to classify: by what, and among which classes.
-WAYS = ("prototype all", "prototype own", "head all", "head own")
+from fedproto.runs.stored_clients import ClientModels, StoredClient, find_most_experienced
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -274,7 +272,7 @@ def take_client(result: Result, client: int | str | None = None) -> TrainedClien
     federation = trained.federation
     if client is None:
         experience = [(len(each.classes), len(each.train)) for each in federation.members]
-        client = experience.index(max(experience))
+        client = find_most_experienced(experience)
     names = [member.name for member in federation.members]
     member = federation.members[find_client(names, client)]
     about = {

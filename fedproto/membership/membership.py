@@ -20,11 +20,10 @@ from fedproto.config.choices import parse_choice
 from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
 from fedproto.core import files
-from fedproto.core.class_names import describe_similar_names, is_plain, normalise_name
+from fedproto.core.class_names import describe_similar_names, is_plain, list_names, normalise_name
 from fedproto.core.client_names import (
     have_other_numbers,
     is_number,
-    list_names,
     refuse_equal_names,
 )
 from fedproto.core.tensors import FLOATS, flatten_upload, scatter_rows

@@ -4,13 +4,10 @@ from torch import Tensor, nn
 from fedproto.config.options import Fraction, PositiveInt
 from fedproto.errors import ConfigError
 from fedproto.models import Classifier, Fit, assemble
+from fedproto.models.shared.word_ids import PADDING_ID, RESERVED_IDS, read_word_ids
 
 #: Words that the filters span, as in Kim (2014).
 WIDTHS = (3, 4, 5)
-#: Ids with a meaning of their own; the most frequent words follow.
-PADDING_ID = 0
-UNKNOWN_ID = 1
-RESERVED_IDS = 2
 
 
 def textcnn(
@@ -57,9 +54,7 @@ class Words(nn.Module):
         self.vectors = nn.Embedding(words + RESERVED_IDS, embedding)
 
     def forward(self, x: Tensor) -> Tensor:
-        ids = x.long()  # exact: float32 counts to 2^24
-        is_known = (ids >= 0) & (ids < self.vectors.num_embeddings)
-        ids = torch.where(is_known, ids, UNKNOWN_ID)
+        ids = read_word_ids(x, self.vectors.num_embeddings)
         is_word = (ids != PADDING_ID)[..., None]
         vectors = self.vectors(ids) * is_word  # padding is zero, and learns nothing
         return vectors.transpose(-1, -2).unsqueeze(-2)

@@ -1,10 +1,9 @@
-import torch
 from torch import Tensor, nn
 
 from fedproto.config.options import Fraction, PositiveInt
 from fedproto.errors import ConfigError
 from fedproto.models import Classifier, Fit, assemble
-from fedproto.models.textcnn import PADDING_ID, RESERVED_IDS, UNKNOWN_ID
+from fedproto.models.shared.word_ids import PADDING_ID, RESERVED_IDS, read_word_ids
 
 #: Of the first word vectors. Small ones let the classes, not the draw, decide where words end up.
 INITIAL_STD = 0.1
@@ -46,9 +45,7 @@ class WeightedMean(nn.Module):
         nn.init.zeros_(self.importance.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        ids = x.long()  # exact: float32 counts to 2^24
-        is_known = (ids >= 0) & (ids < self.vectors.num_embeddings)
-        ids = torch.where(is_known, ids, UNKNOWN_ID)
+        ids = read_word_ids(x, self.vectors.num_embeddings)
         is_word = (ids != PADDING_ID).to(self.vectors.weight.dtype)
         weights = self.importance(ids)[..., 0].exp() * is_word
         shares = weights / weights.sum(-1, keepdim=True).clamp(min=1e-6)  # a text may have no word

@@ -10,6 +10,7 @@ from fedproto.core.measurement import METRICS
 from fedproto.report.groups import Group
 from fedproto.report.read_metrics import MetricSummary
 from fedproto.report.summary import Cell, Table
+from fedproto.runs.metric_contents import BASELINES
 
 NAMES = {
     "accuracy": "accuracy, %",
@@ -18,11 +19,6 @@ NAMES = {
     "auroc": "AUROC, %",
     "brier": "Brier score",
     "ece": "ECE, %",
-}
-BASELINES = {
-    "majority": "majority class",
-    "local": "local training",
-    "pooled": "pooled training",
 }
 NOT_DEFINED = "–"
 

@@ -37,7 +37,7 @@ def announce_rounds(
             LOGGER.info(describe_round(name, unit, result))
         for note in result.notes:
             LOGGER.warning("%s %d: %s", unit, result.round, note)
-        if progress and result.accuracy is not None:
+        if progress and (result.accuracy or result.validation):
             print(describe_round(name, unit, result), file=sys.stderr, flush=True)
         if on_round is not None:
             on_round(result)

@@ -4,7 +4,8 @@
 model on the training rows of all clients together, as if they could be brought to one place. All
 three start from the same weights and use the same batches, learning rate and optimiser, and each
 training row equally often: `rounds` times `epochs` times, of which a client does the fraction
-`participation`. So the number of gradient steps per training row is the same.
+`participation`. So the number of gradient steps per training row is the same. With `local_steps`,
+`pooled` does as many steps per round as all clients together.
 """
 
 from __future__ import annotations
@@ -86,9 +87,13 @@ def _train_pooled(
     if config.buffer:
         share = config.buffer / len(federation.members)
     rounds = max(1, round(config.rounds * share))
+    local_steps = config.local_steps
+    if local_steps is not None:
+        local_steps *= len(federation.members)
     config = replace(
         config,
         rounds=rounds,
+        local_steps=local_steps,
         participation=1.0,
         lost_uploads=0.0,
         stragglers=0.0,

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedproto.core.class_names import list_names
 from fedproto.core.federation import Federation
 from fedproto.data import Source
-from fedproto.data.shared.data_notices import list_names
+
+MAX_LISTED_CLASSES = 3  # in a sentence
 
 
 def describe_single_rows(sources: Sequence[Source]) -> list[str]:
@@ -22,7 +24,7 @@ def describe_single_rows(sources: Sequence[Source]) -> list[str]:
     if not names:
         return []
     if len(names) > 1:
-        return [f"{len(names)} classes have a single training row each: {list_names(names)}"]
+        return [f"{len(names)} classes have a single training row each: {_list_classes(names)}"]
     return [f"class {names[0]!r} has a single training row"]
 
 
@@ -36,8 +38,9 @@ def describe_lonely_classes(federation: Federation) -> list[str]:
     if not names:
         return []
     if len(names) > 1:
+        listed = _list_classes(names)
         return [
-            f"{len(names)} classes have training rows with one client alone ({list_names(names)}): "
+            f"{len(names)} classes have training rows with one client alone ({listed}): "
             "the prototype of each is that client's alone"
         ]
     (holder,) = federation.own_classes[:, lonely[0]].nonzero().flatten().tolist()
@@ -46,3 +49,7 @@ def describe_lonely_classes(federation: Federation) -> list[str]:
         f"class {names[0]!r} has training rows with client {client} alone, so its prototype is "
         "that client's alone"
     ]
+
+
+def _list_classes(names: Sequence[str]) -> str:
+    return list_names([repr(name) for name in names], MAX_LISTED_CLASSES)

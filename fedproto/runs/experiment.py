@@ -36,7 +36,7 @@ from fedproto.runs.execution import OnRound, execute
 from fedproto.runs.folder import RESULT, RunFolder
 from fedproto.runs.from_settings import FROM_PYTHON, build_federation, start_progress
 from fedproto.runs.own_draws import describe_own_draws
-from fedproto.runs.prototype_files import PROTOTYPES, START, write_prototypes
+from fedproto.runs.prototype_files import PROTOTYPES, START, take_prototypes, write_prototypes
 from fedproto.runs.result import Result, TrainedFederation
 from fedproto.runs.result_contents import describe_run
 from fedproto.runs.scheduling import build_schedule, count_local_steps, refuse_asynchrony
@@ -283,10 +283,7 @@ class Experiment:
         """
         data = describe_run(self, lines, accuracies, measured)
         data["baselines"] |= baselines
-        server = self.progress.server
-        prototypes: Tree = {}
-        if "prototypes" in server and "known" in server:
-            prototypes = {name: server[name].cpu() for name in ("prototypes", "known")}
+        prototypes = take_prototypes(self.progress.server)
         states = []
         for member, state in zip(self.federation.members, self.client_states(), strict=True):
             states.append(member.whole_state(state))
@@ -366,6 +363,7 @@ def _training_of(config: Config) -> Training:
         RateSchedule(config.schedule, config.warmup, config.rounds),
         config.class_weights,
         config.sampling,
+        config.local_steps,
     )
 
 

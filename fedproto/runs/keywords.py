@@ -33,6 +33,7 @@ class RunSettings(TypedDict, total=False):
     class_weights: Literal["none", "balanced"]  # none
     sampling: Literal["shuffle", "balanced"]  # shuffle
     epochs: int  # 1
+    local_steps: int | None  # None
     last_batch: Literal["auto", "keep", "drop"]  # auto
     dim: int | None  # None
     start: Literal["shared", "own"]  # shared

@@ -23,6 +23,13 @@ from fedproto.core.measurement import (
 )
 from fedproto.core.metrics import compute_probabilities
 
+#: What tables call the baselines.
+BASELINES = {
+    "majority": "majority class",
+    "local": "local training",
+    "pooled": "pooled training",
+}
+
 
 def describe_client_metrics(measured: MeasuredClient) -> dict[str, Any]:
     """Return a client's `metrics`: for each way to predict, each metric, null if not defined."""

@@ -54,6 +54,14 @@ class Prototypes:
         return Prototypes(classes, values, known, self.weighting)
 
 
+def take_prototypes(server: Tree) -> Tree:
+    """Return the `prototypes` and which are `known` of a server's state; empty if it has none."""
+    names = ("prototypes", "known")
+    if any(name not in server for name in names):
+        return {}
+    return {name: server[name].cpu() for name in names}
+
+
 def read_prototypes(path: Path) -> Prototypes:
     """Read the prototypes of a file, or of a folder (a run, or an exported member) with one.
 

@@ -17,6 +17,7 @@ from fedproto.runs.announcements import announce_rounds
 from fedproto.runs.execution import OnRound, follow
 from fedproto.runs.experiment import reopen
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.prototype_files import take_prototypes
 from fedproto.runs.result import Result
 from fedproto.runs.stored_clients import ClientModels
 
@@ -68,10 +69,7 @@ def read_result(folder: RunFolder) -> Result:
         raise ConfigError(f"{folder.path} has not finished: continue it with fedproto.resume")
     stored = folder.load_checkpoint()
     groups: dict[str, Tree] = {} if stored is None else split_groups(stored[1])
-    server = groups.get("server", {})
-    prototypes: Tree = {}
-    if "prototypes" in server and "known" in server:
-        prototypes = {name: server[name] for name in ("prototypes", "known")}
+    prototypes = take_prototypes(groups.get("server", {}))
     of_clients = split_groups(groups.get("client", {}))
     states = []
     for client in range(len(of_clients)):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedproto.config.settings import Config
 from fedproto.core.federation import Federation
-from fedproto.core.local_training import Training, count_steps
+from fedproto.core.local_training import Training, count_round_steps
 from fedproto.core.sampling import Schedule, count_fraction
 from fedproto.core.types import Algorithm, GroupLayout
 from fedproto.errors import ConfigError
@@ -34,7 +34,7 @@ def build_schedule(config: Config, clients: int) -> Schedule:
 
 def count_local_steps(federation: Federation, algorithm: Algorithm, training: Training) -> Tensor:
     """Return each client's number of local steps in a round, (clients,)."""
-    steps = [count_steps(member, algorithm, training) for member in federation.members]
+    steps = [count_round_steps(member, algorithm, training) for member in federation.members]
     return torch.tensor(steps)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -105,7 +105,7 @@ class ClientModels:
         for client in range(len(self)):
             entry = self._check_entry(client)
             experience.append((len(entry["own_classes"]), entry["train"]))
-        return experience.index(max(experience))
+        return find_most_experienced(experience)
 
     def find(self, client: int | str) -> int:
         """Return the number of the client with this name or number."""
@@ -268,6 +268,14 @@ class ClientModels:
                 f"per held-out row ({group})",
             )
         return Outputs(features, logits)
+
+
+def find_most_experienced(experience: Sequence[tuple[int, int]]) -> int:
+    """Return the first client with the most classes, and of these the most training rows.
+
+    `experience` holds the number of classes and of training rows of each client.
+    """
+    return experience.index(max(experience))
 
 
 def _read_names(clients: list[Any], where: str) -> tuple[str, ...]:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 from fedproto.config import plugins
-from fedproto.core.rounds import RoundResult
 from fedproto.engines.distributed.torchrun import refuse_torchrun
 from fedproto.errors import TrainingError
-from fedproto.runs.announcements import LOGGER, describe_round
+from fedproto.runs.announcements import LOGGER, announce_rounds
 from fedproto.runs.execution import OnRound
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.keywords import RunKeywords
@@ -84,23 +83,13 @@ class _Announcer:
 
     def __call__(self, cells: Sequence[Cell], done: int, notices: Sequence[str]) -> OnRound:
         names = ", ".join(cell.name for cell in cells)
-        self._say(f"{names}: from round {done + 1}")
-        for notice in notices:
-            warnings.warn(notice, stacklevel=2)
-
-        def announce(result: RoundResult) -> None:
-            line = describe_round(cells[0].config.algorithm.name, "round", result)
-            if result.accuracy is None:
-                LOGGER.info(line)
-            else:
-                self._say(line)
-
-        return announce
-
-    def _say(self, line: str) -> None:
+        line = f"{names}: from round {done + 1}"
         LOGGER.info(line)
         if self.progress:
             print(line, file=sys.stderr, flush=True)
+        for notice in notices:
+            warnings.warn(notice, stacklevel=2)
+        return announce_rounds(cells[0].config.algorithm.name, progress=self.progress)
 
 
 def _note_broken(cell: Cell, error: TrainingError) -> None:

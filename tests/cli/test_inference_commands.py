@@ -8,12 +8,12 @@ import pytest
 import torch
 from helpers.command_line import fedproto as command
 from helpers.trained_runs import cells, fail, succeed
+from helpers.uploads import prototype_upload
 from PIL import Image
 
 from fedproto import Classifier
 from fedproto.config import plugins
 from fedproto.config.options import Part
-from fedproto.core.types import Upload
 from fedproto.data import DataFolders
 from fedproto.inference.open_set import measure_rejections
 from fedproto.membership.contribution import Contribution
@@ -179,7 +179,7 @@ def test_predict_names_one_of_two_that_are_equally_near(own_run, files):
     bank = Membership.of(folder)
     made = bank.prototypes()
     place = int(made.known.nonzero()[-1])
-    twin = Upload({"prototypes": made.values[place : place + 1]}, {"weight": torch.ones(1)})
+    twin = prototype_upload(made.values[place : place + 1], torch.ones(1))
     bank.with_member(Contribution("twin", ("twin",), twin)).save(folder)
     told = lines_of(
         succeed(

@@ -11,11 +11,11 @@ import torch
 from helpers.command_line import fedproto as command
 from helpers.command_line import files_in, only_line
 from helpers.trained_runs import NEWCOMER, cells, fail, succeed
+from helpers.uploads import prototype_upload
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fedproto
-from fedproto.core.types import Upload
 from fedproto.membership.contribution import Contribution
 from fedproto.membership.membership import Membership
 from fedproto.runs.folder import RunFolder
@@ -73,7 +73,10 @@ def test_join_does_as_fedproto_join_does(run, newcomer):
     found = fedproto.join(run, "digits", classes="0,5,7", shots=5, epochs=2, lr=0.1)
     sent = Contribution.load(newcomer)
     assert sent.member == "hospital" and sent.classes == found.upload.classes
-    assert torch.equal(sent.upload.sums["prototypes"], found.upload.upload.sums["prototypes"])
+    assert torch.equal(
+        sent.upload["prototypes"].sums["prototypes"],
+        found.upload.upload["prototypes"].sums["prototypes"],
+    )
 
 
 def test_join_without_a_pull_makes_no_difference(run, tmp_path):
@@ -245,8 +248,8 @@ def test_a_newcomer_learns_the_same_from_the_written_file(run, newcomer, tmp_pat
     folder = tmp_path / "hospital"
     prototypes = tmp_path / "global.safetensors"
     succeed("join", "--prototypes", prototypes, *NEWCOMER, "--out", folder)
-    expected = Contribution.load(newcomer).upload.sums["prototypes"]
-    assert torch.equal(Contribution.load(folder).upload.sums["prototypes"], expected)
+    expected = Contribution.load(newcomer).upload["prototypes"].sums["prototypes"]
+    assert torch.equal(Contribution.load(folder).upload["prototypes"].sums["prototypes"], expected)
 
 
 def test_members_writes_over_no_file_and_not_into_the_run(own_run, newcomer, tmp_path):
@@ -281,7 +284,7 @@ def test_members_may_replace_one_by_another(own_run, newcomer):
 
 
 def test_members_says_which_names_look_alike(own_run, tmp_path):
-    upload = Upload({"prototypes": torch.ones(2, 8)}, {"weight": torch.ones(2)})
+    upload = prototype_upload(torch.ones(2, 8), torch.ones(2))
     Contribution("zoo", ("Cat", "cat"), upload).save(tmp_path / "upload.safetensors")
     answer = succeed("members", own_run, "--add", tmp_path / "upload.safetensors")
     assert only_line(answer.err).startswith(
@@ -291,7 +294,7 @@ def test_members_says_which_names_look_alike(own_run, tmp_path):
 
 def test_members_refuses_and_leaves_all_as_it_was(own_run, newcomer, tmp_path):
     (tmp_path / "text").write_text("hello")
-    wide = Upload({"prototypes": torch.ones(1, 9)}, {"weight": torch.ones(1)})
+    wide = prototype_upload(torch.ones(1, 9), torch.ones(1))
     Contribution("wide", ("0",), wide).save(tmp_path / "wide")
     for words, message in (
         (("--remove", "nobody"), "there is no member 'nobody': there are 0, 1, 2, 3"),
@@ -337,7 +340,7 @@ def test_members_of_a_newcomers_folder_never_forget_the_federation(run, newcomer
     if answer.code == 2:
         assert only_line(answer.err).startswith("error: ")
         return
-    upload = Upload({"prototypes": torch.ones(1, 8)}, {"weight": torch.ones(1)})
+    upload = prototype_upload(torch.ones(1, 8), torch.ones(1))
     Contribution("zoo", ("zebra",), upload).save(tmp_path / "upload.safetensors")
     succeed("members", folder, "--add", tmp_path / "upload.safetensors")
     after = read_prototypes(folder)

@@ -1,17 +1,19 @@
 """From settings to a checked configuration, and back to TOML."""
 
 import string
+import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fedproto.algorithms.fedavg import fedavg
 from fedproto.config import plugins
 from fedproto.config.choices import resolve_auto
-from fedproto.config.config_file import read_toml
+from fedproto.config.config_file import flatten_tables, read_toml
 from fedproto.config.options import (
     File,
     Fraction,
@@ -31,13 +33,12 @@ from fedproto.errors import ConfigError, unknown
 # --- the text form of a choice
 
 NAMES = st.text(string.ascii_lowercase + "-_", min_size=1)
-#: A path may hold brackets, commas, stars and blanks, but no double quote, which quotes it.
-ARGUMENTS = st.text(string.ascii_letters + "/.,()*='[] é", min_size=1).map(str.strip)
-VALUES = st.text(string.ascii_letters + string.digits + "/.,()*=' -é")
+#: What has a meaning in a choice comes often; any other text comes, too.
+TEXTS = st.text("ab:/\\.,()*='\" \té") | st.text()
 PARTS = st.builds(
     Part,
-    st.one_of(NAMES, st.builds("{}:{}".format, NAMES, ARGUMENTS)),
-    st.dictionaries(NAMES, VALUES, max_size=3),
+    st.one_of(NAMES, st.builds("{}:{}".format, NAMES, TEXTS), TEXTS.filter(bool)),
+    st.dictionaries(NAMES, TEXTS, max_size=3),
     st.none() | st.integers(1, 99),
 )
 
@@ -47,7 +48,37 @@ def test_parts_written_out_are_read_back(parts: list[Part]) -> None:
     assert parse(",".join(map(str, parts)), "model") == parts
 
 
-@given(st.text())
+@given(TEXTS | st.text("ab(=),*' \"\\"))
+def test_what_was_read_is_written_in_one_way(text: str) -> None:
+    try:
+        parts = parse(text, "model")
+    except ConfigError:
+        return
+    canonical = ",".join(map(str, parts))
+    assert ",".join(map(str, parse(canonical, "model"))) == canonical
+    assert parse(canonical, "model") == parts
+
+
+@given(st.lists(TEXTS, max_size=4))
+def test_a_list_of_any_texts_is_read_back(texts: list[str]) -> None:
+    part = Part("csv:a", {"ignore": tuple(texts)})
+    (read,) = parse(str(part), "dataset")
+    assert convert("ignore", read.options["ignore"], tuple[str, ...]) == tuple(texts)
+
+
+@hypothesis_settings(max_examples=30)
+@given(TEXTS)
+def test_an_option_of_any_text_survives_a_configuration_file(text: str) -> None:
+    choice = str(Part("fedper", {"personal": text}))
+    (config,) = configure({"algorithm": choice})
+    assert config.algorithm.options["personal"] == text
+    settings = flatten_tables(tomllib.loads(config.toml()), "config.toml")
+    assert configure(settings) == [config]
+    (from_set,) = configure({"algorithm": "fedper"}, {"personal": text})
+    assert from_set == config
+
+
+@given(TEXTS | st.text("a(=),*' \"\\"))
 def test_any_text_is_parts_or_one_clear_error(text: str) -> None:
     try:
         assert all(part.name for part in parse(text, "model"))
@@ -66,23 +97,48 @@ def test_any_text_is_parts_or_one_clear_error(text: str) -> None:
             'resnet18(strides="1,4", fresh=fc)',
             [Part("resnet18", {"strides": "1,4", "fresh": "fc"})],
         ),
-        ("fedper(personal='fc1,fc2')", None),  # only double quotes hold a comma together
+        ("fedper(personal='fc1,fc2')", [Part("fedper", {"personal": "fc1,fc2"})]),
+        ('fedper( personal = "fc1,fc2" )', [Part("fedper", {"personal": "fc1,fc2"})]),
         ("fedper(personal='fc1')", [Part("fedper", {"personal": "fc1"})]),
+        (
+            "clip(norm=1),quantise(bits=8)",
+            [Part("clip", {"norm": "1"}), Part("quantise", {"bits": "8"})],
+        ),
+        (r'a(x="say \"no\" \\ C:\new")', [Part("a", {"x": r'say "no" \ C:\new'})]),
+        (r"a(x='it\'s', y=it's)", [Part("a", {"x": "it's", "y": "it's"})]),
+        (r"npz:C:\new\it's.npz", [Part(r"npz:C:\new\it's.npz")]),
+        ("npz:'a (1), b*.npz'", [Part("npz:a (1), b*.npz")]),
+        ('a(x=" ( = ", y=\'"\')*2', [Part("a", {"x": " ( = ", "y": '"'}, 2)]),
+        ("a(x='')", [Part("a", {"x": ""})]),
+        ("a(x=f(1,2))", [Part("a", {"x": "f(1,2)"})]),
         ("cnn()", [Part("cnn")]),
         ('npz:"/a,b (1).npz"*2', [Part("npz:/a,b (1).npz", {}, 2)]),
     ],
 )
-def test_a_choice_is_parsed_into_parts(text: str, expected: list[Part] | None) -> None:
-    if expected is not None:
-        assert parse(text, "model") == expected
-        return
-    with pytest.raises(ConfigError, match="is not an option"):
+def test_a_choice_is_parsed_into_parts(text: str, expected: list[Part]) -> None:
+    assert parse(text, "model") == expected
+
+
+@pytest.mark.parametrize("text", ['a(x="b)', "a(x='b)", "'a", 'npz:a"b', r'a(x="b\")', "a(x='b\")"])
+def test_a_quote_that_is_not_closed_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^model .* has a quote that is not closed: write"):
         parse(text, "model")
+
+
+def test_a_value_with_a_comma_and_without_quotes_is_refused() -> None:
+    wanted = "'fc2' in .* is not an option; write 'name=value', with quotes around a value"
+    with pytest.raises(ConfigError, match=wanted):
+        parse("fedper(personal=fc1,fc2)", "algorithm")
 
 
 @pytest.mark.parametrize(
     "text",
     [
+        "cnn(a=1)(b=2)",
+        "cnn(=1)",
+        "cnn((a)=1)",
+        "cnn(a=1))(b=2",
+        '""',
         "",
         "cnn,",
         "cnn(",
@@ -94,7 +150,6 @@ def test_a_choice_is_parsed_into_parts(text: str, expected: list[Part] | None) -
         "cnn*-1",
         "cnn*x",
         "a*2*3",
-        'npz:a"b',
     ],
 )
 def test_a_choice_that_cannot_be_read_is_refused(text: str) -> None:
@@ -123,6 +178,8 @@ def test_a_choice_that_cannot_be_read_is_refused(text: str) -> None:
         ("4", PositiveInt | None, 4),
         ("1,4", tuple[PositiveInt, ...], (1, 4)),
         ([1, 4], tuple[PositiveInt, ...], (1, 4)),
+        ("'a, b', c", tuple[str, ...], ("a, b", "c")),
+        ("", tuple[str, ...], ()),
         (2, tuple[PositiveInt, ...], (2,)),
         ("mse", Literal["mse", "l2"], "mse"),
         ("x", str, "x"),
@@ -462,7 +519,7 @@ def test_a_configuration_written_out_says_everything(tmp_path: Path) -> None:
             assert {f"{kind}.{name}" for name in one.options} <= set(written)
     # Those that are none.
     unsaid = {"dim", "data_dir", "initial", "prototypes", "stack", "workers"}
-    unsaid |= {"validation", "patience", "concurrency"}
+    unsaid |= {"validation", "patience", "local_steps", "concurrency"}
     assert RUN_FIELDS - unsaid <= set(written)
 
 
@@ -557,3 +614,34 @@ def test_texts_left_to_fedproto_are_trained_with_adam(
     assert (config.optimiser, config.lr, config.rounds) == expected
     (from_set,) = configure({}, settings)
     assert (from_set.optimiser, from_set.lr, from_set.rounds) == expected
+
+
+# --- local steps
+
+
+def test_local_steps_stand_in_a_configuration_file_in_place_of_epochs() -> None:
+    (config,) = configure({"local_steps": "10"})
+    assert config.local_steps == 10
+    tables = tomllib.loads(config.toml())
+    assert tables["local_steps"] == 10 and "epochs" not in tables
+    assert configure(flatten_tables(tables, "config.toml")) == [config]
+    (plain,) = configure({})
+    assert plain.local_steps is None and "local_steps" not in tomllib.loads(plain.toml())
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_local_steps_beside_epochs_are_refused(epochs: int) -> None:
+    message = rf"^local_steps \(10\) and epochs \({epochs}\) both say .* leave one of them out$"
+    with pytest.raises(ConfigError, match=message):
+        configure({"local_steps": 10, "epochs": epochs})
+    with pytest.raises(ConfigError, match=message):
+        configure({"epochs": epochs}, {"run.local_steps": "10"})
+    (config,) = configure({"local_steps": 10, "epochs": epochs}, {"local_steps": "none"})
+    assert (config.local_steps, config.epochs) == (None, epochs)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "x", "1e9", 10**12])
+def test_a_number_of_local_steps_that_cannot_be_is_refused(value: Any) -> None:
+    accepted = "a whole number( of at least 1 and at most 10000000)?"
+    with pytest.raises(ConfigError, match=f"^local_steps must be {accepted}, not {value!r}$"):
+        configure({"local_steps": value})

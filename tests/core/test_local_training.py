@@ -10,9 +10,9 @@ from helpers.tiny import build, experiment, send
 from fedproto.algorithms import supervised
 from fedproto.core import dropout, local_training, rng
 from fedproto.core.dropout import Dropped
-from fedproto.core.local_training import TrainedStep, crop_and_flip, embed
+from fedproto.core.local_training import TrainedStep, crop_and_flip, embed, steps_per_epoch
 from fedproto.core.prototypes import DISTANCES
-from fedproto.core.types import Batch, Group, Step, Task, nothing
+from fedproto.core.types import Batch, Group, Phase, Step, Task, nothing
 from fedproto.runs.experiment import _training_of
 
 SEED = 5
@@ -26,10 +26,11 @@ def run():
     return experiment("local", **settings)
 
 
-def batches_of(run, epochs, slow=False, **changes):
+def batches_of(run, epochs, **changes):
     member = replace(run.federation.members[1], **changes)
     training = _training_of(run.config)
-    found = list(local_training._batches(member, training, ROUND, epochs, slow))
+    steps = len(epochs) * steps_per_epoch(member, training)
+    found = list(local_training._batches(member, training, ROUND, epochs, steps))
     return member, found
 
 
@@ -67,8 +68,84 @@ def test_dropout_is_drawn_from_a_stream_of_its_own(run) -> None:
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 1), (2, 2), (3, 3)])
 def test_a_slow_client_does_half_its_steps_over_all_epochs(run, epochs, steps) -> None:
-    _, found = batches_of(run, range(epochs), slow=True)
-    assert len(found) == steps == math.ceil(epochs * 2 / 2)
+    seen = train_watched(run, slow=True, epochs=epochs)
+    assert len(seen) == steps == math.ceil(epochs * 2 / 2)
+
+
+def train_watched(run, algorithm="local", slow=False, **changes):
+    """Train client 1, which has 2 steps per epoch; return the inputs of its batches."""
+    member = run.federation.members[1]
+    built = build(algorithm) if isinstance(algorithm, str) else algorithm
+    seen = []
+
+    def loss(step):
+        seen.append(step.batch.x)
+        return built.loss(step)
+
+    server = built.init(member.initial, run.federation.task)
+    received = send(built, server, torch.ones(len(run.federation.classes)))
+    training = replace(_training_of(run.config), **changes)
+    watched = replace(built, loss=loss)
+    local_training.train(member, watched, member.initial, received, training, ROUND, slow)
+    return seen
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7])
+def test_local_steps_pass_through_as_many_epochs_as_they_need(run, steps) -> None:
+    seen = train_watched(run, local_steps=steps)
+    as_epochs = train_watched(run, epochs=4)
+    assert len(seen) == steps
+    for x, expected in zip(seen, as_epochs, strict=False):
+        assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize(("steps", "done"), [(1, 1), (2, 1), (5, 3), (8, 4)])
+def test_a_slow_client_does_half_its_local_steps(run, steps, done) -> None:
+    assert len(train_watched(run, slow=True, local_steps=steps)) == done
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_local_steps_count_per_phase_and_epochs_go_on_behind_a_partial_one(run, slow) -> None:
+    """Three steps of two per epoch are epochs 0 and half of 1; the next phase begins with 2."""
+    algorithm = build("fedrep")
+    without_epochs = [replace(phase, epochs=None) for phase in algorithm.phases]
+    phases = (*without_epochs, replace(without_epochs[0], epochs=1))
+    seen = train_watched(run, replace(algorithm, phases=phases), slow, local_steps=3)
+    as_epochs = train_watched(run, epochs=5)
+    places = [0, 1, 4, 5, 8] if slow else [0, 1, 2, 4, 5, 6, 8, 9]
+    assert len(seen) == len(places)
+    for x, place in zip(seen, places, strict=True):
+        assert torch.equal(x, as_epochs[place])
+
+
+@pytest.mark.parametrize(("steps", "collected"), [(1, 4), (2, 6), (3, 4), (4, 6)])
+def test_each_sample_is_collected_at_most_once_however_many_steps(run, steps, collected) -> None:
+    """An epoch has a batch of 4 and one of 2; what the last one has begun is collected."""
+    uploads = []
+    algorithm = build("fedproto", collect="during")
+
+    def upload(step):
+        uploads.append(step)
+        return algorithm.upload(step)
+
+    train_watched(run, replace(algorithm, upload=upload), local_steps=steps)
+    (step,) = uploads
+    assert len(step.features) == len(step.batch.y) == collected
+    assert len(step.features.unique(dim=0)) == collected
+
+
+def test_a_slow_client_of_two_phases_collects_the_last_phase_only(run) -> None:
+    uploads = []
+    algorithm = build("fedproto", collect="during")
+
+    def upload(step):
+        uploads.append(step)
+        return algorithm.upload(step)
+
+    twice = replace(algorithm, phases=(Phase(), Phase()), upload=upload)
+    train_watched(run, twice, slow=True)
+    (step,) = uploads
+    assert len(step.features) == 4
 
 
 def test_the_loss_of_a_round_is_the_mean_over_samples_not_over_steps() -> None:
@@ -112,9 +189,9 @@ def test_the_epochs_of_all_phases_have_numbers_of_their_own(run, monkeypatch) ->
     ranges = []
     original = local_training._batches
 
-    def watch(member, training, round, epochs, slow):
+    def watch(member, training, round, epochs, steps):
         ranges.append(epochs)
-        return original(member, training, round, epochs, slow)
+        return original(member, training, round, epochs, steps)
 
     monkeypatch.setattr(local_training, "_batches", watch)
     member = run.federation.members[0]

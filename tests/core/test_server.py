@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import build
 
 from fedproto.core.server import Progress, check_server_state
 from fedproto.core.tensors import flatten_upload
 from fedproto.core.traffic import Ledger
 from fedproto.core.types import Group, Task, Tree, per_class
 from fedproto.core.uploads import LatestUploads
+from fedproto.errors import TrainingError
 
 CLIENTS = 3
 SUMS = "uploads.prototypes/sums/prototypes"
@@ -254,3 +258,26 @@ def test_a_checkpoint_names_its_groups() -> None:
     names = {"server.prototypes", "server.known", "ledger", "last"}
     assert fresh_progress().export().keys() == names
     assert later_progress().export().keys() == names | {SUMS, WEIGHT}
+
+
+@pytest.mark.parametrize(
+    ("returns", "sentence"),
+    [
+        (ValueError("on purpose"), "on purpose$"),
+        ([1], r"init must return a dict of tensors by name, not list$"),
+    ],
+    ids=["fails", "returns a list"],
+)
+def test_an_error_before_round_1_names_the_server_and_the_function(
+    returns: Any, sentence: str
+) -> None:
+    def init(params: Tree, task: Any) -> Any:
+        if isinstance(returns, Exception):
+            raise returns
+        return returns
+
+    federation: Any = SimpleNamespace(members=[SimpleNamespace(initial={})], task=None)
+    algorithm = replace(build("fedavg"), init=init)
+    where = r"^the server of fedavg, before round 1\b.*: "
+    with pytest.raises(TrainingError, match=where + sentence):
+        Progress.start(federation, algorithm)

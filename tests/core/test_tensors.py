@@ -156,3 +156,17 @@ def test_squared_distance_is_over_the_tensors_of_the_first():
     assert tensors.squared_distance(a, b).item() == 1 + 4 + 9
     with pytest.raises(KeyError):
         tensors.squared_distance(b, a)
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        ({}, "there is no a"),
+        ({"a": tensor(1), "b": tensor(1)}, "it has no 'b'"),
+        ({"a": tensor(1), "b" * 79: tensor(1)}, f"it has no '{'b' * 76}..."),
+        ({"a": tensor(1, 2)}, "a is (2,) of torch.float64, where (1,) of torch.float64 is wanted"),
+    ],
+    ids=["missing", "unknown", "long", "shape"],
+)
+def test_the_first_difference_between_two_trees_is_one_sentence(found, sentence):
+    assert tensors.find_mismatch({"a": tensor(1)}, found) == sentence

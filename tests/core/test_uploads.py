@@ -177,3 +177,10 @@ def test_tensors_that_do_not_fit_are_refused(changes: dict, reason: str) -> None
 def test_uploads_without_their_rounds_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^there is no last$"):
         LatestUploads.restore({})
+
+
+def test_a_client_without_an_upload_is_named() -> None:
+    latest = LatestUploads(4)
+    latest.store_one(1, make_upload(2, seed=0), round=1)
+    with pytest.raises(KeyError, match=r"^3$"):
+        latest.get(3)

@@ -1,5 +1,6 @@
 """Sentences about data: what is refused, and what its owner is told."""
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -9,8 +10,9 @@ from helpers.sources import build, refusal
 
 import fedproto
 from fedproto.config.settings import configure
+from fedproto.core.class_names import list_names
 from fedproto.data import Split
-from fedproto.data.shared.data_notices import describe_duplicates, list_names
+from fedproto.data.shared.data_notices import describe_duplicates
 from fedproto.runs.experiment import Experiment
 
 
@@ -197,6 +199,18 @@ def test_duplicates_are_counted_as_by_pairs_of_rows():
     assert notice.startswith(f"here: {pairs} of 15 test rows equal a training row")
 
 
+def test_rows_are_compared_without_a_copy_of_them():
+    x = np.random.default_rng(0).normal(size=(200, 5000))
+    train = Split(x[::2], np.zeros(100, np.int64))
+    test = Split(x[::4], np.zeros(50, np.int64))
+    tracemalloc.start()
+    (notice,) = describe_duplicates("here", train, test)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert notice.startswith("here: 50 of 50 test rows")
+    assert peak < train.x.nbytes / 10
+
+
 # --- classes of one client alone
 
 
@@ -227,5 +241,7 @@ def test_a_class_that_one_client_alone_has_is_said():
 
 
 def test_long_lists_are_cut():
-    assert list_names(["a", "b", "c"]) == "'a', 'b', 'c'"
-    assert list_names(list("abcdef")) == "'a', 'b', 'c' and 3 more"
+    assert list_names(["a", "b", "c"], 3) == "a, b, c"
+    assert list_names(list("abcdef"), 3) == "a, b, c and 3 more"
+    (notice,) = lonely({"Ulm": list("abc"), "Bonn": list("def")})
+    assert "6 classes have training rows with one client alone ('a', 'b', 'c' and 3 more)" in notice

@@ -306,6 +306,34 @@ def test_a_hub_dataset_of_a_table_of_texts_and_of_images():
         to_source(datasets.DatasetDict({"dev": images}), {})
 
 
+def hub_dataset(kind):
+    """Return 24 rows of images or texts, four per patient, as a Hugging Face Dataset."""
+    columns = {"label": ["bad", "good"] * 12, "patient": np.repeat(np.arange(6), 4).tolist()}
+    if kind == "texts":
+        return datasets.Dataset.from_dict({"text": ["it barks", "it purrs"] * 12} | columns)
+    pixels = [np.full((8, 8, 3), value, np.uint8) for value in range(24)]
+    kinds = {"label": datasets.Value("string"), "patient": datasets.Value("int64")}
+    features = datasets.Features({"picture": datasets.Image()} | kinds)
+    return datasets.Dataset.from_dict({"picture": pixels} | columns, features=features)
+
+
+@pytest.mark.parametrize("kind", ["images", "texts"])
+def test_the_groups_of_a_hub_dataset_stay_together(kind):
+    source = to_source(hub_dataset(kind), {"group": "patient"})
+    in_training = set(source.train.group)
+    in_test = set(source.test.group)
+    assert in_training and in_test and not in_training & in_test
+    assert len(in_training | in_test) == 6
+
+
+@pytest.mark.parametrize("kind", ["images", "texts"])
+@pytest.mark.parametrize("option", ["ignore", "keep", "missing"])
+def test_an_option_of_tables_is_refused_for_images_and_texts_of_the_hub(kind, option):
+    words = f"'{option}' has no meaning for a Hugging Face Dataset of {kind}: it takes label, cl"
+    with pytest.raises(ConfigError, match=words):
+        to_source(hub_dataset(kind), {option: ("patient",)})
+
+
 # --- what is not imported
 
 

@@ -156,15 +156,15 @@ def test_no_answer_ends_the_server(odd: str, tmp_path: Path) -> None:
         frozenset("ab")
     )
     arrays = {
-        "value.prototypes": np.ones((1, 4), np.float32),
-        "extra.weight": np.ones(1, np.float32),
+        "prototypes/value.prototypes": np.ones((1, 4), np.float32),
+        "prototypes/extra.weight": np.ones(1, np.float32),
     }
-    arrays |= {"extra.rows": np.zeros(1, np.int32)}
+    arrays |= {"prototypes/extra.rows": np.zeros(1, np.int32)}
     header = {"member": "a", "round": 1, "spoken": ["0"]}
     odd_types = {
         name: value.astype(odd)
         for name, value in arrays.items()
-        if odd in TYPES and name != "extra.rows"
+        if odd in TYPES and name != "prototypes/extra.rows"
     }
     changed = arrays | odd_types
     with contextlib.suppress(Refused):

@@ -18,6 +18,7 @@ import pytest
 import torch
 from helpers.deployment import (
     make_flower_transport,
+    make_reply,
     pretend_task,
     small_state,
 )
@@ -129,7 +130,7 @@ def test_records_carry_messages(sent: Message) -> None:
 def hostile_records() -> dict[str, Any]:
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    from fedproto.deploy.flower_transport import MAX_HEADER_CHARACTERS
+    from fedproto.deploy.flower_transport import MAX_HEADER_CHARACTERS, MAX_PAYLOADS
 
     def record(text: Any = "{}", arrays: Any = None) -> Any:
         found = {"header": ConfigRecord({"json": text})} if text is not None else {}
@@ -173,8 +174,12 @@ def hostile_records() -> dict[str, Any]:
         ),
         "a description without end": record(arrays=array(b"\xff" * 8 + good[8:])),
         "pickled": record(arrays=array(pickled.getvalue())),
-        "two payloads": record(arrays=ArrayRecord({"payload": one, "more": one})),
-        "another name": record(arrays=ArrayRecord({"x": one})),
+        "too many payloads": record(
+            arrays=ArrayRecord({str(number): one for number in range(MAX_PAYLOADS + 1)})
+        ),
+        "a good payload and noise": record(
+            arrays=ArrayRecord({"payload": one, "more": array(b"\x00" * 100)["payload"]})
+        ),
         "another kind": record(arrays=array(good, "numpy.ndarray")),
     }
 
@@ -192,6 +197,24 @@ def test_hostile_records_are_refused() -> None:
         except BaseException as error:
             raised[name] = repr(error)
     assert (believed, raised) == ([], {})
+
+
+@pytest.mark.parametrize("names", [["payload"], ["x"], ["prototypes", "payload"], ["x", "y"]])
+def test_a_record_of_other_payloads_is_refused(names: list[str], tmp_path: Path) -> None:
+    """A record may carry any groups; the server believes only those of its algorithm."""
+    from fedproto.deploy.flower_transport import from_record, to_record
+
+    good = make_reply("a")
+    record = to_record(good)
+    payload = record.array_records["arrays"]["prototypes"]
+    for name in list(record.array_records["arrays"]):
+        del record.array_records["arrays"][name]
+    for name in names:
+        record.array_records["arrays"][name] = payload
+    state = small_state(tmp_path)
+    with pytest.raises(Refused, match="not those of this algorithm"):
+        state.accept_reply("a", from_record(record), state.expect_replies(frozenset("a")))
+    assert state.replies == {}
 
 
 def test_members_have_their_registered_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.deployment import ROWS, SUMS, WEIGHT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -260,7 +261,7 @@ def test_a_reply_holds_what_the_documentation_lists(
     state = make_state(tmp_path)
     sent, reply = reply_to("train", state.make_request("a"), {"member": str(path)})
     assert set(reply.header) == {"member", "round", "federation", "spoken", "nonce"}
-    assert set(reply.arrays) == {"value.prototypes", "extra.weight", "extra.rows"}
+    assert set(reply.arrays) == {SUMS, WEIGHT, ROWS}
     assert b"data.npz" not in sent and str(tmp_path).encode() not in sent
     _, reply = reply_to("query", Message({}, {}), {"member": str(path)})
     assert reply.header == {"member": "a", "nonce": None}
@@ -310,9 +311,9 @@ def test_the_server_shows_a_known_code_with_its_sentence(tmp_path: Path) -> None
         def exchange(self, kind: str, requests: dict[str, Message], timeout: float) -> Any:
             for name, request in requests.items():
                 rows = {
-                    "value.prototypes": np.ones((2, DIM), np.float32),
-                    "extra.weight": np.ones(2, np.float32),
-                    "extra.rows": np.arange(2, dtype=np.int32),
+                    SUMS: np.ones((2, DIM), np.float32),
+                    WEIGHT: np.ones(2, np.float32),
+                    ROWS: np.arange(2, dtype=np.int32),
                 }
                 header = {"member": "d", "round": request.header["round"], "spoken": ["x", "y"]}
                 reply = Message(header, rows)
@@ -376,7 +377,7 @@ def test_a_member_takes_part_in_what_its_file_allows(
     reply = train_round(asked, replace(own, **allowed))
     assert reply.arrays
     if "counts" not in words_of(allowed.get("sends", "counts")):
-        assert (reply.arrays["extra.weight"] == 1).all(), "no count leaves"
+        assert (reply.arrays[WEIGHT] == 1).all(), "no count leaves"
 
 
 def words_of(text: str) -> list[str]:
@@ -561,7 +562,7 @@ state.load()
 own = MemberSettings("a", data, folder, "mlp(hidden=3)")
 for _ in range(int(count)):
     reply = train_round(state.make_request("a"), own)
-    print(reply.arrays["value.prototypes"].tobytes().hex())
+    print(reply.arrays["prototypes/value.prototypes"].tobytes().hex())
 """
 
 

@@ -12,7 +12,7 @@ import torch
 from helpers.deployment import (
     DAMAGES,
     DIM,
-    SUMS,
+    RECEIVED,
     damage_file,
     set_value,
     state_file_of,
@@ -136,7 +136,7 @@ def test_rows_of_a_head_stay_with_their_classes(after_two_rounds: Any) -> None:
         assert torch.equal(record.state[name][0], record.client.initial[name][0])
     for name, value in kept.state.items():
         assert name in heads or torch.equal(record.state[name], value)
-    assert torch.equal(record.server["prototypes"][1:], state.server["prototypes"].flip(0))
+    assert torch.equal(record.received["prototypes"][1:], state.server["prototypes"].flip(0))
 
 
 BAD_MESSAGES: dict[str, Callable[[Message], Message]] = {
@@ -163,15 +163,15 @@ BAD_MESSAGES: dict[str, Callable[[Message], Message]] = {
     "known as number": with_header(known=5),
     "known as lists": with_header(known=[["0"]] * 3),
     "no arrays": lambda p: Message(p.header, {}),
-    "another array": lambda p: Message(p.header, {"other": p.arrays[SUMS]}),
-    "NaN": with_array(SUMS, set_value((0, 0), np.nan)),
-    "infinite": with_array(SUMS, set_value((0, 0), np.inf)),
-    "too wide": with_array(SUMS, lambda v: np.ones((len(v), DIM + 1), np.float32)),
-    "flat": with_array(SUMS, lambda v: v.reshape(-1)),
-    "one number": with_array(SUMS, lambda v: np.array(1.0, np.float32)),
-    "an axis too many": with_array(SUMS, lambda v: v[None]),
-    "texts": with_array(SUMS, lambda v: v.astype("U8")),
-    "objects": with_array(SUMS, lambda v: v.astype(object)),
+    "another array": lambda p: Message(p.header, {"other": p.arrays[RECEIVED]}),
+    "NaN": with_array(RECEIVED, set_value((0, 0), np.nan)),
+    "infinite": with_array(RECEIVED, set_value((0, 0), np.inf)),
+    "too wide": with_array(RECEIVED, lambda v: np.ones((len(v), DIM + 1), np.float32)),
+    "flat": with_array(RECEIVED, lambda v: v.reshape(-1)),
+    "one number": with_array(RECEIVED, lambda v: np.array(1.0, np.float32)),
+    "an axis too many": with_array(RECEIVED, lambda v: v[None]),
+    "texts": with_array(RECEIVED, lambda v: v.astype("U8")),
+    "objects": with_array(RECEIVED, lambda v: v.astype(object)),
     "negative lr": with_header(lr=-1.0),
     "batch as text": with_header(batch="many"),
     "unknown algorithm": with_header(algorithm="fedprot"),

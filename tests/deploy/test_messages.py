@@ -11,6 +11,7 @@ from helpers.deployment import (
     trees_equal,
 )
 
+from fedproto.core.types import Task, per_class
 from fedproto.deploy.messages import (
     pack_download,
     pack_upload,
@@ -36,8 +37,10 @@ def test_unpacking_a_download_inverts_packing_it(after_two_rounds: Any) -> None:
 
 def test_unpacking_an_upload_inverts_packing_it() -> None:
     sent = make_reply("a", spoken=("z", "x"))
-    placed = place_rows(unpack_upload(sent), ["z", "x"], ("x", "y", "z"))
-    assert placed.weights["weight"].tolist() == [sent.arrays[WEIGHT][1], 0, sent.arrays[WEIGHT][0]]
-    back = pack_upload(placed, ("x", "y", "z"))
+    layouts = per_class(Task(3, 4, 1, 0), prototypes=(4,))
+    placed = place_rows(unpack_upload(sent), ["z", "x"], ("x", "y", "z"), layouts)
+    weight = sent.arrays[WEIGHT]
+    assert placed["prototypes"].weight.tolist() == [weight[1], 0, weight[0]]
+    back = pack_upload(placed, ("x", "y", "z"), layouts)
     assert back.header["spoken"] == ["x", "z"]
     assert np.array_equal(back.arrays[SUMS], sent.arrays[SUMS][::-1])

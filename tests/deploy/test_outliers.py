@@ -1,7 +1,7 @@
 """Replies that are too large beside those of the other members."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.deployment import (
+    MODEL_WEIGHT,
     SUMS,
     WEIGHT,
     make_reply,
@@ -19,18 +20,18 @@ from helpers.deployment import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedproto.core.types import Upload
+from fedproto.core.types import Group
 from fedproto.deploy.messages import (
     Message,
 )
-from fedproto.deploy.outliers import Amounts, _medians_of_others, find_outliers
+from fedproto.deploy.outliers import Amounts, _compare, _medians_of_others, find_outliers
 from fedproto.deploy.settings import (
     ServerSettings,
 )
 from fedproto.deploy.status import read_status
 
 
-def amounts(norm: float = 1.0, count: float = 20.0, classes: str = "xyz") -> Amounts:
+def amounts(norm: float = 1.0, count: float = 20.0, classes: Iterable[str] = "xyz") -> Amounts:
     return Amounts(dict.fromkeys(classes, norm), dict.fromkeys(classes, count))
 
 
@@ -137,8 +138,8 @@ def test_weights_are_judged_as_a_whole_without_running_statistics() -> None:
     def member(scale: float, statistics: float = 1.0, count: float = 30.0) -> Amounts:
         sums = {"fc.weight": torch.full((2, 3), scale), "fc.bias": torch.full((2,), scale)}
         sums["bn.running_var"] = torch.full((2,), statistics)
-        count_message_bytes = {name: value * count for name, value in sums.items()}
-        return Amounts.measure(Upload(count_message_bytes, {"weight": torch.tensor(count)}), [])
+        weighted = {name: value * count for name, value in sums.items()}
+        return Amounts.measure({"model": Group(weighted, torch.tensor(count))}, [])
 
     assert member(3.0).norms == {"": pytest.approx(3.0)} and member(3.0).counts == {"": 30.0}
     honest = {"a": member(1.0), "b": member(1.1), "c": member(0.9, 1e3)}
@@ -154,9 +155,8 @@ def test_weights_are_judged_as_a_whole_without_running_statistics() -> None:
 
 
 def test_amounts_are_measured_of_means_not_of_sums() -> None:
-    upload = Upload(
-        {"prototypes": torch.tensor([[6.0, 8.0], [0.0, 5.0]])}, {"weight": torch.tensor([2.0, 5.0])}
-    )
+    sums = {"prototypes": torch.tensor([[6.0, 8.0], [0.0, 5.0]])}
+    upload = {"prototypes": Group(sums, torch.tensor([2.0, 5.0]))}
     found = Amounts.measure(upload, ["x", "y"])
     assert found.norms == {"x": pytest.approx(12.5**0.5), "y": pytest.approx(0.5**0.5)}
     assert found.counts == {"x": 2.0, "y": 5.0}
@@ -202,7 +202,7 @@ def test_a_liar_where_weights_travel_changes_no_bit(algorithm: str, make_deploym
         return [times_all(reply) if name == "c" else reply]
 
     def times_all(reply: Message) -> Message:
-        big = {n: v * np.float32(10) for n, v in reply.arrays.items() if n != WEIGHT}
+        big = {n: v * np.float32(10) for n, v in reply.arrays.items() if n != MODEL_WEIGHT}
         return Message(reply.header, reply.arrays | big)
 
     deployment, silent = (
@@ -241,3 +241,23 @@ def test_a_reply_is_compared_with_what_absent_members_sent_before(tmp_path: Path
     assert state.replies == {}
     assert state.members["a"].refused == 1
     assert state.make_request("a").header["refused"] == reasons["a"]
+
+
+def test_a_norm_is_compared_with_the_same_class_and_a_count_with_the_usual_one_too() -> None:
+    """Ten is usual for x, but ten times as large as anybody's y."""
+    others = {name: Amounts({"x": 10.0, "y": 1.0}, {"x": 200.0, "y": 1.0}) for name in "abc"}
+    liar = Amounts({"x": 10.0, "y": 10.0}, {"x": 200.0, "y": 200.0})
+    reasons = find_outliers(others | {"d": liar}, {}, ServerSettings(max_count_ratio=2))
+    assert list(reasons) == ["d"]
+    assert reasons["d"].startswith("the norm of class 'y' is about 10 times the median")
+
+
+def test_the_ratio_is_zero_where_there_is_nothing_to_compare_with() -> None:
+    assert _compare({"a": {"x": 3.0}}, rare_is_suspicious=True) == {"a": {"x": 0.0}}
+
+
+def test_a_long_class_name_is_shortened_in_a_reason() -> None:
+    name = "w" * 59  # with its quotation marks, one character more than is shown
+    same = {each: amounts(classes=[name]) for each in "abc"}
+    reasons = find_outliers(same | {"d": amounts(10.0, classes=[name])}, {}, ServerSettings())
+    assert reasons["d"].startswith(f"the norm of class '{'w' * 56}... is about 10 times")

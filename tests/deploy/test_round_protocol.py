@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from fedproto.core import codec
-from fedproto.core.types import Upload
+from fedproto.core.types import Group, Task, per_class
 from fedproto.deploy import round_protocol
 from fedproto.deploy.member import train_round
 from fedproto.deploy.member_checkpoint import STATE_FILE as MEMBER_FILE
@@ -74,10 +74,14 @@ def test_every_round_gives_the_simulators_numbers(
 
 @pytest.mark.parametrize(
     ("algorithm", "balance"),
-    [("fedproto", {"sampling": "balanced"}), ("fedrep", {"class_weights": "balanced"})],
+    [
+        ("fedproto", {"sampling": "balanced"}),
+        ("fedrep", {"class_weights": "balanced"}),
+        ("fedproto", {"local_steps": 5}),
+    ],
 )
 def test_members_are_told_how_to_train_and_the_rate_of_the_round(
-    algorithm: str, balance: dict[str, str], make_deployment: Any, member_files: dict[str, Any]
+    algorithm: str, balance: dict[str, Any], make_deployment: Any, member_files: dict[str, Any]
 ) -> None:
     """The server's schedule reaches the members as the rate of each request."""
     told = {"optimiser": "adamw", "weight_decay": 0.1, "clip_norm": 0.5, "lr": 0.02, **balance}
@@ -247,11 +251,12 @@ def test_a_silent_member_counts_with_its_latest_upload_or_not_at_all(
     assert state.members["b"].last_round == 1 and state.members["a"].last_round == 2
     uploads = {name: state.upload_of(name) for name in "abc"}
     speakers = "abc" if absent == "remember" else "ac"
-    sums = torch.stack([uploads[name].sums["prototypes"] for name in speakers]).sum(0)
-    weight = torch.stack([uploads[name].weights["weight"] for name in speakers]).sum(0)
+    groups = {name: upload["prototypes"] for name, upload in uploads.items()}
+    sums = torch.stack([groups[name].sums["prototypes"] for name in speakers]).sum(0)
+    weight = torch.stack([groups[name].weight for name in speakers]).sum(0)
     for row in (0, 1, 2, 4, 5):
         torch.testing.assert_close(state.server["prototypes"][row], sums[row] / weight[row])
-    three = uploads["b"].sums["prototypes"][3] / uploads["b"].weights["weight"][3]
+    three = groups["b"].sums["prototypes"][3] / groups["b"].weight[3]
     torch.testing.assert_close(state.server["prototypes"][3], three)
     assert state.server["known"].all()
 
@@ -402,7 +407,7 @@ def test_the_bytes_of_a_round_are_those_of_the_simulators_ledger(
             after[3] - earlier[3]
             for after, earlier in zip(expected[number - 1], before, strict=True)
         ]
-        assert [len(sent[name].payload()) for name in "abc"] == down, f"round {number}"
+        assert [sent[name].count_bytes() for name in "abc"] == down, f"round {number}"
     assert all(record.beside_up > 0 and record.beside_down > 0 for record in seats)
     shown = read_status(state.path)["members"]["a"]
     assert (
@@ -441,9 +446,11 @@ def test_flowers_record_carries_the_bytes_of_the_codec(make_deployment: Any) -> 
     state = deployment.state()
     reply = train_round(state.make_request("a"), deployment.members["a"])
     record = to_record(reply).array_records["arrays"]
-    assert list(record) == ["payload"] and record["payload"].data == reply.payload()
-    upload = place_rows(unpack_upload(reply), reply.header["spoken"], state.classes)
-    assert reply.payload() == codec.encode_upload(upload)
+    payloads = reply.payloads()
+    assert list(record) == ["prototypes"] and record["prototypes"].data == payloads["prototypes"]
+    spoken = reply.header["spoken"]
+    upload = place_rows(unpack_upload(reply), spoken, state.classes, state.layouts)
+    assert payloads == codec.encode_upload(upload)
     assert not to_record(state.make_request("a")).array_records["arrays"], (
         "nothing is known, and nothing is sent"
     )
@@ -452,11 +459,14 @@ def test_flowers_record_carries_the_bytes_of_the_codec(make_deployment: Any) -> 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 40))
 def test_numpy_and_torch_write_the_same_message(speaks: list[bool], dim: int) -> None:
     weight = torch.tensor([3.0 if each else 0.0 for each in speaks])
-    upload = Upload(
-        {"prototypes": torch.randn(len(speaks), dim)}, {"weight": weight, "holders": weight}
-    )
-    sent = pack_upload(upload, tuple(map(str, range(len(speaks)))))
-    assert sent.payload() == codec.encode_upload(upload)
-    back = codec.decode(sent.payload())
-    assert set(back) == set(sent.arrays)
-    assert all(np.array_equal(back[name], value) for name, value in sent.arrays.items())
+    sums = {"prototypes": torch.randn(len(speaks), dim)}
+    upload = {"prototypes": Group(sums, weight, {"holders": weight})}
+    layouts = per_class(Task(len(speaks), dim, 1, 0), ("holders",), prototypes=(dim,))
+    sent = pack_upload(upload, tuple(map(str, range(len(speaks)))), layouts)
+    payloads = sent.payloads()
+    assert payloads == codec.encode_upload(upload)
+    assert sent.count_bytes() == len(payloads["prototypes"])
+    back = codec.decode(payloads["prototypes"])
+    assert {f"prototypes/{name}" for name in back} == set(sent.arrays)
+    for name, value in back.items():
+        assert np.array_equal(sent.arrays[f"prototypes/{name}"], value)

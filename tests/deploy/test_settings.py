@@ -66,6 +66,30 @@ def test_data_paths_are_relative_to_the_members_file(
     ]
 
 
+def test_files_in_options_are_relative_to_the_members_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "rows.csv").write_text("size,label\n" + "1,a\n2,b\n" * 5)
+    (tmp_path / "other.csv").write_text("size,label\n" + "7,a\n9,b\n" * 5)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    text = 'name = "a"\ndata = "csv:other.csv"\nstate = "kept"\n'
+    agreed = load_source(read_member(written(tmp_path, text))).encoding
+    data = 'data = "csv:rows.csv(label=label, encoding=kept/encoding.json)"\n'
+    model = 'model = "resnet18(weights=w.safetensors)"\n'
+    own = read_member(written(tmp_path, f'name = "a"\nstate = "mine"\n{data}{model}'))
+    assert own.model == f"resnet18(weights={tmp_path}/w.safetensors)"
+    assert load_source(own).encoding == agreed
+
+
+def test_options_without_files_stay_as_they_are_written(tmp_path: Path) -> None:
+    text = MEMBER.replace("npz:a.npz", "npz:a.npz( mean=0.5)") + 'model = "auto( hidden=5 )"\n'
+    own = read_member(written(tmp_path, text))
+    assert own.data == "npz:a.npz( mean=0.5)" and own.model == "auto( hidden=5 )"
+    text = MEMBER + 'model = "auto(weights=none)"\n'
+    assert read_member(written(tmp_path, text)).model == "auto(weights=none)"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -104,6 +128,8 @@ def test_the_run_config_is_split_and_checked() -> None:
         ({"rounds": 0}, "rounds"),
         ({"lr": 0}, "lr"),
         ({"quorum": "x"}, "quorum"),
+        ({"local-steps": -1}, "local_steps must be a whole number of at least 0"),
+        ({"local-steps": 5, "epochs": 2}, r"local_steps \(5\) and epochs \(2\) both say"),
     ):
         with pytest.raises(ConfigError, match=says):
             split_run_config(bad, "here")

@@ -10,10 +10,12 @@ import pytest
 import torch
 from helpers.deployment import (
     HOLDERS,
+    MODEL_WEIGHT,
     ROWS,
     SUMS,
     WEIGHT,
     WRONG_REPLIES,
+    check_all,
     make_reply,
     set_value,
     small_state,
@@ -29,7 +31,6 @@ from fedproto.deploy.member import train_round
 from fedproto.deploy.messages import (
     Message,
 )
-from fedproto.deploy.validation import check_reply
 from fedproto.errors import Refused
 
 BAD_NAMES = {
@@ -133,12 +134,12 @@ def test_a_value_at_a_limit_is_accepted_and_one_beyond_is_refused(tmp_path: Path
     expected = state.expect_replies(frozenset("a"))
     arrays = {SUMS: np.full((2, 4), 16, np.float32), WEIGHT: np.full(2, 8, np.float32)}
     good = Message(make_reply("a").header, make_reply("a").arrays | arrays)
-    check_reply("a", good, expected)
+    check_all("a", good, expected)
     for name, array in ((SUMS, set_value((0, 0), 16.1)), (WEIGHT, set_value(0, 8.1))):
         with pytest.raises(Refused):
-            check_reply("a", with_array(name, array)(good), expected)
+            check_all("a", with_array(name, array)(good), expected)
     with pytest.raises(Refused, match="3 classes"):
-        check_reply("a", with_classes(["x", "y", "z"])(good), expected)
+        check_all("a", with_classes(["x", "y", "z"])(good), expected)
 
 
 @pytest.mark.parametrize("kind", ["f2", "f4", "f8", ">f4", "longdouble"])
@@ -251,25 +252,25 @@ def test_weights_are_checked_like_prototypes(by_weight: str, make_deployment: An
     state = deployment.state()
     good = train_round(state.make_request("a"), deployment.members["a"])
     expected = state.expect_replies(frozenset("a"))
-    check_reply("a", good, expected)
-    first = next(name for name in good.arrays if name.startswith("value."))
+    check_all("a", good, expected)
+    first = next(name for name in good.arrays if name.startswith("model/value."))
     wrong: dict[str, Callable[[np.ndarray], Any]] = {
         first: lambda v: v.reshape(-1),
-        WEIGHT: lambda v: v[None],
+        MODEL_WEIGHT: lambda v: v[None],
     }
     for name, change in wrong.items():
         with pytest.raises(Refused):
-            check_reply("a", with_array(name, change)(good), expected)
+            check_all("a", with_array(name, change)(good), expected)
     for value in (np.nan, np.inf, 1e30):
         with pytest.raises(Refused):
-            check_reply("a", with_array(first, set_value(..., value))(good), expected)
+            check_all("a", with_array(first, set_value(..., value))(good), expected)
         with pytest.raises(Refused):
-            check_reply("a", with_array(WEIGHT, set_value(..., value))(good), expected)
+            check_all("a", with_array(MODEL_WEIGHT, set_value(..., value))(good), expected)
     for value in (0, -1, 1e9):
         with pytest.raises(Refused):
-            check_reply("a", with_array(WEIGHT, set_value(..., value))(good), expected)
+            check_all("a", with_array(MODEL_WEIGHT, set_value(..., value))(good), expected)
     with pytest.raises(Refused):
-        check_reply(
+        check_all(
             "a",
             Message(good.header, {n: v for n, v in good.arrays.items() if n != first}),
             expected,
@@ -388,3 +389,82 @@ def test_a_refusal_says_what_is_wrong_with_the_names(names, sentence, tmp_path: 
     asked = state.expect_replies(frozenset("abc"))
     with pytest.raises(Refused, match=f"^{sentence}"):
         state.accept_reply("a", with_classes(names)(make_reply("a")), asked)
+
+
+def reply_of(sums: list[float], weights: list[float], rows: list[int]) -> Message:
+    """Return a reply with the same number in all four places of a prototype."""
+    values = np.array(sums, np.float32)[:, None].repeat(4, 1)
+    arrays = {
+        ROWS: np.array(rows, np.int32),
+        WEIGHT: np.array(weights, np.float32),
+        SUMS: values,
+    }
+    names = ["x", "y", "z"][: len(sums)]
+    return Message({"member": "a", "round": 1, "spoken": names}, arrays)
+
+
+def test_each_row_is_divided_by_its_own_weight_and_judged_alone(tmp_path: Path) -> None:
+    """The order of the arrays does not matter, and numbers of rows have no limit of their own."""
+    expected = small_state(tmp_path, max_norm=2.0).expect_replies(frozenset("a"))
+    check_all("a", reply_of([200.0, 1.0], [100.0, 1.0], [5, 9]), expected)
+    for sums in ([250.0, 0.0], [0.0, 2.5]):
+        with pytest.raises(Refused, match=r"value.prototypes has a root mean square of 2.5;"):
+            check_all("a", reply_of(sums, [100.0, 1.0], [5, 9]), expected)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 8.5])
+def test_a_refusal_says_which_weights_are_accepted(weight: float, tmp_path: Path) -> None:
+    expected = small_state(tmp_path, max_count=8.0).expect_replies(frozenset("a"))
+    reply = reply_of([0.0, 0.0], [1.0, weight], [0, 1])
+    with pytest.raises(Refused, match="it has a weight that is not above 0 and at most 8"):
+        check_all("a", reply, expected)
+
+
+def test_a_refusal_names_the_array_and_says_what_is_wrong_with_the_rows(tmp_path: Path) -> None:
+    expected = small_state(tmp_path).expect_replies(frozenset("a"))
+    good = reply_of([1.0, 1.0], [1.0, 1.0], [0, 1])
+    more = Message(good.header, good.arrays | {"value.more": good.arrays[SUMS]})
+    with pytest.raises(Refused, match=r"'value\.more' is missing or unknown"):
+        check_all("a", more, expected)
+    for rows in ([0, 0], [-1, 0]):
+        with pytest.raises(Refused, match="it names a row twice, or a row below 0"):
+            check_all("a", reply_of([1.0, 1.0], [1.0, 1.0], rows), expected)
+
+
+SENTENCES: dict[str, tuple[Callable[[Message], Message], str]] = {
+    "sender": (with_header(member="c"), "it claims to be from 'c', but a sent it"),
+    "round": (with_header(round=2), "it is of round 2, but this is round 1"),
+    "shape": (
+        with_array(SUMS, lambda value: np.ones((2, 5), np.float32)),
+        "value.prototypes is float32 of shape (2, 5) instead of float32 of shape (2, 4)",
+    ),
+    "rows": (with_array(ROWS, np.zeros_like), "it names a row twice, or a row below 0"),
+    "count": (
+        with_array(WEIGHT, lambda value: value + np.float32(1)),
+        "extra.weight is not 1, although every member counts once",
+    ),
+    "long name": (
+        with_header(spoken=["x", "w" * 59]),
+        f"it has the class '{'w' * 56}..., which is not a class of this federation, "
+        "and new classes are not accepted",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SENTENCES)
+def test_a_refusal_is_one_whole_sentence(what: str, tmp_path: Path) -> None:
+    change, sentence = SENTENCES[what]
+    state = small_state(tmp_path, "fedproto(weighting=uniform)")
+    good = reply_of([1.0, 1.0], [1.0, 1.0], [0, 1])
+    with pytest.raises(Refused) as refused:
+        check_all("a", change(good), state.expect_replies(frozenset("a")))
+    assert str(refused.value) == sentence
+
+
+def test_a_reply_of_somebody_who_was_not_asked_is_refused_in_one_whole_sentence(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(Refused) as refused:
+        check_all("a", make_reply("a"), small_state(tmp_path).expect_replies(frozenset("b")))
+    reason = "the sender was not sampled this round or has already replied"
+    assert str(refused.value) == f"unexpected reply: {reason}"

@@ -39,7 +39,7 @@ def load_workspace(stack, server):
     received = send_own_classes(stack.algorithm, [server], stack.group, positions)
     state = vmap(stack.algorithm.adopt)(stack.group.states.take(positions), received)
     tables = stack.timetable.make_tables(1, positions, nobody_slow)
-    return stack.steps.load(0, state, received, tables[0])
+    return stack.steps.load(0, state, {}, received, tables[0])
 
 
 # --- what a GPU does, on a CPU

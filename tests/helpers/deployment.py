@@ -16,9 +16,7 @@ from fedproto.core.types import Tree
 from fedproto.deploy.error_codes import choose_code
 from fedproto.deploy.member import evaluate_member, train_round
 from fedproto.deploy.member_checkpoint import STATE_FILE as MEMBER_FILE
-from fedproto.deploy.messages import (
-    Message,
-)
+from fedproto.deploy.messages import Message, unpack_upload
 from fedproto.deploy.round_protocol import serve
 from fedproto.deploy.server_actions import Reply
 from fedproto.deploy.server_state import (
@@ -29,6 +27,7 @@ from fedproto.deploy.settings import (
     ServerSettings,
     TrainingTerms,
 )
+from fedproto.deploy.validation import ExpectedReply, check_reply, check_upload
 from fedproto.errors import FedProtoError
 from fedproto.runs.api import _begin
 from fedproto.runs.execution import proceed
@@ -48,12 +47,12 @@ WEIGHTS = ("fedavg", "fedprox", "fedper", "fedrep")
 DIM = 12
 
 
-SUMS, WEIGHT, ROWS, HOLDERS = (
-    "prototypes/value.prototypes",
-    "prototypes/extra.weight",
-    "prototypes/extra.rows",
-    "prototypes/extra.holders",
-)
+SUMS = "prototypes/value.prototypes"
+WEIGHT = "prototypes/extra.weight"
+ROWS = "prototypes/extra.rows"
+HOLDERS = "prototypes/extra.holders"
+MODEL_WEIGHT = "model/extra.weight"
+RECEIVED = "value.prototypes"  # in a request
 
 
 @dataclass
@@ -206,6 +205,12 @@ def make_reply(
     return Message({"member": name, "round": round, "spoken": list(spoken)}, arrays)
 
 
+def check_all(member: str, reply: Message, expected: ExpectedReply) -> None:
+    """Check a reply as the server does: its form, then its values."""
+    check_reply(member, reply, expected)
+    check_upload(unpack_upload(reply), expected)
+
+
 def with_header(**changes: Any) -> Callable[[Message], Message]:
     return lambda p: Message(
         {k: v for k, v in (p.header | changes).items() if v is not None}, p.arrays
@@ -270,7 +275,18 @@ WRONG_REPLIES: dict[str, Callable[[Message], Message]] = {
     "a row below 0": with_array(ROWS, set_value(0, -1)),
     "a row twice": with_array(ROWS, np.zeros_like),
     "no arrays": lambda p: Message(p.header, {}),
-    "an array too many": lambda p: Message(p.header, p.arrays | {"value.more": p.arrays[SUMS]}),
+    "an array too many": lambda p: Message(
+        p.header, p.arrays | {"prototypes/value.more": p.arrays[SUMS]}
+    ),
+    "an array of no group": lambda p: Message(
+        p.header, p.arrays | {"value.prototypes": p.arrays[SUMS]}
+    ),
+    "a group too many": lambda p: Message(
+        p.header, p.arrays | {"more/extra.weight": p.arrays[WEIGHT]}
+    ),
+    "another group": lambda p: Message(
+        p.header, {name.replace("prototypes/", "model/"): v for name, v in p.arrays.items()}
+    ),
     "an odd name of an array": lambda p: Message(
         p.header, p.arrays | {"\ud800" * 999: p.arrays[SUMS]}
     ),

@@ -11,7 +11,6 @@ from helpers.tiny import experiment
 from torch import tensor
 
 from fedproto.core.engine import Engine, Shard
-from fedproto.core.local_training import Training
 from fedproto.core.rounds import RoundResult, run_rounds
 from fedproto.core.sampling import sample_cohort
 from fedproto.core.types import Tree
@@ -20,7 +19,7 @@ from fedproto.engines.distributed.shared_work import Build
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.vectorised.engine import VectorisedEngine
 from fedproto.engines.vectorised.plan import Plan
-from fedproto.runs.experiment import Experiment
+from fedproto.runs.experiment import Experiment, _training_of
 
 #: For sums that are added in another order.
 ALMOST = 1e-10
@@ -51,10 +50,7 @@ def make_builder(runs: Sequence[Experiment], vectorised: bool = False) -> Build:
     """Return a function that builds the engine of a shard of the runs' clients."""
     algorithm = runs[0].algorithm
     federations = [run.federation for run in runs]
-    trainings = []
-    for run in runs:
-        c = run.config
-        trainings.append(Training(c.batch, c.lr, c.momentum, c.epochs, c.last_batch, c.seed))
+    trainings = [_training_of(run.config) for run in runs]
 
     def build(shard: Shard) -> Engine:
         if vectorised:

@@ -86,13 +86,14 @@ if any("flwr-clientapp" in word for word in sys.orig_argv):
         trick = choose("tricks", round)
         header = dict(reply.header)
         arrays = {name: np.array(value) for name, value in reply.arrays.items()}
-        sums = arrays["value.prototypes"]
+        sums = arrays["prototypes/value.prototypes"]
         if trick == "nan":
             sums[0, 0] = np.nan
         if trick == "huge":
             sums[:] = 1e30
         if trick == "shape":
-            arrays["value.prototypes"] = np.zeros((len(sums), sums.shape[1] + 1), sums.dtype)
+            wider = (len(sums), sums.shape[1] + 1)
+            arrays["prototypes/value.prototypes"] = np.zeros(wider, sums.dtype)
         if trick == "many":
             header["spoken"] = [f"{number:x}" for number in range(1_000_000)]
         if trick == "crowd":
@@ -102,7 +103,7 @@ if any("flwr-clientapp" in word for word in sys.orig_argv):
         if trick == "name":
             header["member"] = "a"
         if trick == "weight":
-            arrays["extra.weight"][:] = -1
+            arrays["prototypes/extra.weight"][:] = -1
         if trick == "raise":
             raise RuntimeError("as if something broke")
         malform_objects(choose("objects", round))

@@ -118,6 +118,29 @@ def die_at_step(patch: pytest.MonkeyPatch, steps: int) -> None:
         patch.setattr(os, name, until_death(getattr(os, name)))
 
 
+def copy_before_each_step(patch: pytest.MonkeyPatch, path: Path, copies: Path) -> None:
+    """Copy a folder before each step that reaches the disk: what a kill at that step leaves.
+
+    There is no copy before the folder exists, nor where no file has changed since the last one.
+    """
+    numbers = itertools.count(1)
+    copied: list[dict[str, bytes]] = [{}]
+
+    def copy_first(function: Callable) -> Callable:
+        def call(*args: Any, **options: Any) -> Any:
+            names = [name for name in files_in(path) if (path / name).is_file()]
+            content = {name: (path / name).read_bytes() for name in names}
+            if content != copied[-1]:
+                copied.append(content)
+                shutil.copytree(path, copies / str(next(numbers)))
+            return function(*args, **options)
+
+        return call
+
+    for name in ("fsync", "replace", "unlink"):
+        patch.setattr(os, name, copy_first(getattr(os, name)))
+
+
 def wait_until(happened: Callable[[], bool], running: subprocess.Popen) -> None:
     """Wait, looking often: a round takes some hundredths of a second."""
     deadline = time.monotonic() + PATIENCE_SECONDS

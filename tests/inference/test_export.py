@@ -32,7 +32,8 @@ from fedproto.inference.export import write
 from fedproto.inference.export.manifest import CALIBRATION_FORMAT, FILES, MANIFEST, WEIGHTS_FORMAT
 from fedproto.inference.export.read import read_exported
 from fedproto.inference.export.write import export_client
-from fedproto.inference.trained_client import WAYS, TrainedClient, load_client
+from fedproto.inference.trained_client import TrainedClient, load_client
+from fedproto.inference.ways import WAYS
 from fedproto.models import Fit
 from fedproto.runs.prototype_files import Prototypes, read_prototypes, write_prototypes
 

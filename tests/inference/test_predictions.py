@@ -179,6 +179,22 @@ def test_answers_are_written_as_a_table(wine, tmp_path, name) -> None:
     assert table["prototype_probability"][0] == first["probability"]
 
 
+def test_names_in_a_file_of_answers_are_no_formulas(wine, tmp_path) -> None:
+    trained, found = read(wine)
+    hostile = [found.inputs[0]._replace(id="=cmd|' /C calc'!A0", label="@SUM(A1)")]
+    hostile.append(found.inputs[1]._replace(id="-3", label="+tea"))
+    predictor = Predictor(trained, ["head"])
+    predictor.add(hostile)
+    predictor.answers[0]["head"]["label"] = "=1+1"
+    write_answers(tmp_path / "answers.csv", predictor.answers, predictor.ways)
+    table = pd.read_csv(tmp_path / "answers.csv")
+    assert list(table["id"]) == ["'=cmd|' /C calc'!A0", "-3"]
+    assert list(table["class"]) == ["'@SUM(A1)", "'+tea"]
+    assert table["head"][0] == "'=1+1"
+    probabilities = [answer["head"]["candidates"][0]["probability"] for answer in predictor.answers]
+    assert list(table["head_probability"]) == probabilities
+
+
 def test_a_file_of_answers_must_be_a_table_in_a_folder_that_exists(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"\.csv or \.parquet"):
         check_answer_path(tmp_path / "answers.xlsx")

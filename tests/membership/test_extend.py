@@ -118,8 +118,8 @@ def test_a_new_class_attracts_its_next_holder(run: Path, crosses: str, tmp_path:
     goal = read_prototypes(own).over(("cross",)).values[0]
 
     def apart(path: Path) -> float:
-        upload = Contribution.load(path).upload
-        return float((upload.sums["prototypes"][0] / upload.weights["weight"][0] - goal).norm())
+        group = Contribution.load(path).upload["prototypes"]
+        return float((group.sums["prototypes"][0] / group.weight[0] - goal).norm())
 
     assert apart(pulled) < 0.7 * apart(alone)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.command_line import fedproto as command
 from helpers.command_line import files_in
+from helpers.uploads import prototype_upload
 from safetensors.torch import load_file, save_file
 
 import fedproto
@@ -17,6 +18,7 @@ from fedproto import Classifier
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.core import files
+from fedproto.core.tensors import flatten_upload
 from fedproto.data import DataFolders
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
 from fedproto.membership.contribution import Contribution
@@ -191,7 +193,7 @@ def test_fixed_without_given_prototypes_changes_nothing():
 )
 def test_any_architecture_projects_to_the_prototypes(data, model, run):
     found = fedproto.join(run, data, **NEWCOMER | {"model": model, "shots": 5, "epochs": 1})
-    assert found.upload.upload.sums["prototypes"].shape == (3, 8)
+    assert found.upload.upload["prototypes"].sums["prototypes"].shape == (3, 8)
     assert found.result.prototypes["prototypes"].shape[1] == 8
     width = int(model.removesuffix(")").rpartition("=")[2])
     assert ("body.project.weight" in found.result.states[0]) == (width != 8)
@@ -206,9 +208,9 @@ def test_fixed_prototypes_do_not_change_by_a_bit(joined, run):
 
 
 def test_a_class_that_nobody_had_gets_a_prototype_of_its_own(joined):
-    upload = joined.upload.upload
+    group = joined.upload.upload["prototypes"]
     row = joined.upload.classes.index("0")
-    mean = upload.sums["prototypes"][row] / upload.weights["weight"][row]
+    mean = group.sums["prototypes"][row] / group.weight[row]
     after = read_prototypes(joined.result.folder)
     assert torch.equal(after.values[after.classes.index("0")], mean)
     assert after.known[after.classes.index("0")] == 1
@@ -230,10 +232,10 @@ def test_the_upload_is_the_newcomers_class_means(joined):
     h = h @ state["body.project.weight"].T + state["body.project.bias"]
     sent = Contribution.load(folder)
     assert sent.member == "new" and sent.classes == ("0", "5", "7")
-    assert sent.upload.weights["weight"].tolist() == [10, 10, 10]
+    assert sent.upload["prototypes"].weight.tolist() == [10, 10, 10]
     for row, name in enumerate(sent.classes):
         expected = h[names == name].sum(0)
-        assert np.allclose(sent.upload.sums["prototypes"][row], expected, atol=1e-4)
+        assert np.allclose(sent.upload["prototypes"].sums["prototypes"][row], expected, atol=1e-4)
 
 
 def test_the_newcomers_folder_is_a_run_folder_with_its_accuracies(joined):
@@ -341,9 +343,9 @@ def test_an_added_newcomer_is_weighted_like_the_members(weighting, tmp_path):
     stored = load_file(tmp_path / "run" / "prototypes.safetensors")
     membership = Membership.of(RunFolder.open(tmp_path / "run")).with_member(found.upload)
     after = membership.prototypes()
+    group = found.upload.upload["prototypes"]
     own = {
-        name: found.upload.upload.sums["prototypes"][row]
-        / found.upload.upload.weights["weight"][row]
+        name: group.sums["prototypes"][row] / group.weight[row]
         for row, name in enumerate(found.upload.classes)
     }
     for name, mean in own.items():
@@ -396,7 +398,7 @@ def test_unusable_prototypes_are_refused(run, tmp_path):
 
 
 def saved_upload(path):
-    tensors = {"sums.prototypes": torch.zeros(1, 8), "weights.weight": torch.ones(1)}
+    tensors = flatten_upload(prototype_upload(torch.zeros(1, 8), torch.ones(1)))
     files.write_tensors(path, tensors, UPLOAD_FORMAT, {"classes": ["0"]})
     return path
 

@@ -9,6 +9,7 @@ from functools import cache, reduce
 import numpy as np
 import pytest
 import torch
+from helpers.uploads import prototype_upload
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -17,7 +18,7 @@ import fedproto
 from fedproto.config.options import Part
 from fedproto.core import files
 from fedproto.core.class_names import describe_similar_names
-from fedproto.core.types import Upload
+from fedproto.core.tensors import flatten_upload, map_upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.errors import DataError, FedProtoError, RunFolderError
 from fedproto.membership.contribution import Contribution
@@ -90,7 +91,7 @@ def contribution(
     return Contribution(
         member,
         tuple(classes),
-        Upload({"prototypes": means * weight[:, None]}, {"weight": weight} | holders),
+        prototype_upload(means * weight[:, None], weight, holders),
     )
 
 
@@ -100,10 +101,10 @@ def by_hand(checkpoint, members, weighting):
     def added(name):
         return reduce(torch.add, [checkpoint[name][member] for member in members])
 
-    weight = added("weights.weight")
-    means = added("sums.prototypes") / weight[:, None]
+    weight = added("uploads.prototypes/weight")
+    means = added("uploads.prototypes/sums/prototypes") / weight[:, None]
     if weighting == "eq6":
-        means = means / added("weights.holders")[:, None]
+        means = means / added("uploads.prototypes/counts/holders")[:, None]
     return {str(label): means[label].numpy().tobytes() for label in range(10) if weight[label] > 0}
 
 
@@ -194,14 +195,8 @@ def test_given_prototypes_of_a_leavers_classes_are_removed(written, run, tmp_pat
     x holds a and b, y holds b and c. Without x, a has none, b and c are y's, d is the given one.
     """
     base = Prototypes(tuple("abcd"), torch.tensor([[10.0], [20.0], [30.0], [40.0]]), torch.ones(4))
-    x = Upload(
-        {"prototypes": torch.tensor([[1.0], [2.0], [0.0], [0.0]])},
-        {"weight": torch.tensor([1.0, 1, 0, 0])},
-    )
-    y = Upload(
-        {"prototypes": torch.tensor([[0.0], [6.0], [8.0], [0.0]])},
-        {"weight": torch.tensor([0.0, 2, 2, 0])},
-    )
+    x = prototype_upload(torch.tensor([[1.0], [2.0], [0.0], [0.0]]), torch.tensor([1.0, 1, 0, 0]))
+    y = prototype_upload(torch.tensor([[0.0], [6.0], [8.0], [0.0]]), torch.tensor([0.0, 2, 2, 0]))
     membership = membership_of(tuple("abcd"), Part("fedproto"), {"x": x, "y": y}, base)
     assert (
         membership.prototypes().known.tolist() == [1, 1, 1, 1]
@@ -257,11 +252,11 @@ def test_the_effect_of_a_newcomer_by_hand(run_of):
     upload = contribution(classes=("zebra", held), weights=(2.0, 6.0))
     after = membership.with_member(upload).prototypes()
     assert after.classes == (*membership.classes, "zebra")
-    rows = upload.upload.sums["prototypes"].double()
+    rows = upload.upload["prototypes"].sums["prototypes"].double()
     assert torch.allclose(after.values[-1].double(), rows[0] / 2, atol=1e-6)
     place = membership.classes.index(held)
     counts = sum(
-        membership.upload_of(name).weights["weight"][place] for name in membership.members
+        membership.upload_of(name)["prototypes"].weight[place] for name in membership.members
     ).double()
     expected = (before.values[place].double() * counts + rows[1]) / (counts + 6)
     assert torch.allclose(after.values[place].double(), expected, atol=1e-5)
@@ -278,7 +273,7 @@ def test_the_order_of_a_newcomers_classes_does_not_matter(run_of):
     turned = Contribution(
         "new",
         tuple(names[place] for place in order),
-        Upload(*({key: value[order] for key, value in tree.items()} for tree in new.upload)),
+        map_upload(new.upload, lambda value: value[order]),
     )
     assert bits(membership.with_member(new).prototypes()) == bits(
         membership.with_member(turned).prototypes()
@@ -315,12 +310,7 @@ def test_a_newcomer_in_64_bits_does_not_change_the_others(run):
     """Their sums stay what they are, also after the membership was written and read."""
     membership, folder = read_membership(run), RunFolder.open(run)
     new = contribution()
-    wide = replace(
-        new,
-        upload=Upload(
-            *({name: value.double() for name, value in tree.items()} for tree in new.upload)
-        ),
-    )
+    wide = replace(new, upload=map_upload(new.upload, torch.Tensor.double))
     membership.with_member(wide).save(folder)
     left = read_membership(run).without("new").prototypes()
     assert left.values.dtype == torch.float32
@@ -350,8 +340,9 @@ def test_a_membership_is_read_as_it_was_written(weighting, run_of, tmp_path):
         checkpoint_of(run), [0, 1, 3, 4], weighting
     )
     for name in joined.members:
-        for mine, theirs in zip(joined.upload_of(name), again.upload_of(name), strict=True):
-            assert all(torch.equal(value, theirs[key]) for key, value in mine.items())
+        mine, theirs = (flatten_upload(each.upload_of(name)) for each in (joined, again))
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(value, theirs[key]) for key, value in mine.items())
 
 
 def test_the_prototypes_of_training_are_not_changed(run):
@@ -367,8 +358,11 @@ def test_an_upload_is_read_as_it_was_written(tmp_path):
     for path in (tmp_path, tmp_path / "upload.safetensors"):
         again = Contribution.load(path)
         assert (again.member, again.classes) == ("somebody", ("ä b", "c"))
-        assert torch.equal(again.upload.sums["prototypes"], new.upload.sums["prototypes"])
-        assert torch.equal(again.upload.weights["weight"], new.upload.weights["weight"])
+        assert list(again.upload) == ["prototypes"]
+        found, written = again.upload["prototypes"], new.upload["prototypes"]
+        assert torch.equal(found.sums["prototypes"], written.sums["prototypes"])
+        assert torch.equal(found.weight, written.weight)
+        assert found.counts == {}
 
 
 def test_a_membership_agrees_with_its_runs_prototypes_or_is_refused(run_of, tmp_path):
@@ -396,8 +390,8 @@ def refuse(membership, new, message):
 
 
 def changed(new, **parts):
-    """Return a contribution with other `sums` or `weights`."""
-    return replace(new, upload=new.upload._replace(**parts))
+    """Return a contribution with other `sums`, another `weight` or other `counts`."""
+    return replace(new, upload={"prototypes": new.upload["prototypes"]._replace(**parts)})
 
 
 def test_a_run_without_single_uploads_is_refused(tmp_path):
@@ -450,36 +444,65 @@ def test_joining_an_empty_membership_gives_one_sentence(run_of):
 
 def test_uploads_that_do_not_fit_are_refused(run_of):
     membership, new = read_membership(run_of("samples")), contribution()
-    means, weight = new.upload.sums["prototypes"], new.upload.weights["weight"]
-    refuse(membership, contribution(dim=9), r"prototypes of shape \(2, 9\) instead of \(2, 8\)")
+    means, weight = new.upload["prototypes"].sums["prototypes"], new.upload["prototypes"].weight
+    refuse(
+        membership,
+        contribution(dim=9),
+        r"prototypes/sums/prototypes of shape \(2, 9\) instead of \(2, 8\)",
+    )
     refuse(membership, changed(new, sums={"prototypes": means[:1]}), r"of shape \(1, 8\)")
     refuse(membership, changed(new, sums={"prototypes": means[0]}), r"of shape \(8,\)")
     refuse(
         membership,
-        changed(new, weights={"weight": weight[:, None]}),
+        changed(new, weight=weight[:, None]),
         r"weight of shape \(2, 1\) instead of \(2,\)",
     )
-    refuse(membership, changed(new, sums={"means": means}), "holds means instead of prototypes")
+    refuse(
+        membership,
+        changed(new, sums={"means": means}),
+        "holds prototypes/sums/means, prototypes/weight "
+        "instead of prototypes/sums/prototypes, prototypes/weight",
+    )
     refuse(
         membership,
         changed(new, sums={"prototypes": means, "more": means}),
-        "holds more, prototypes",
+        "holds prototypes/sums/more, prototypes/sums/prototypes, prototypes/weight instead",
     )
-    refuse(membership, changed(new, sums={}), "instead of prototypes")
-    refuse(membership, changed(new, weights={"count": weight}), "holds count instead of weight")
-    refuse(membership, contribution(eq6=True), "holds holders, weight")
-    refuse(read_membership(run_of("eq6")), new, "instead of holders, weight")
+    refuse(
+        membership,
+        changed(new, sums={}),
+        "holds prototypes/weight instead of prototypes/sums/prototypes, prototypes/weight",
+    )
+    refuse(
+        membership,
+        replace(new, upload={"means": new.upload["prototypes"]}),
+        "holds means/sums/prototypes, means/weight instead of prototypes/sums/prototypes",
+    )
+    refuse(
+        membership,
+        replace(new, upload=new.upload | {"model": new.upload["prototypes"]}),
+        "holds model/sums/prototypes, model/weight, prototypes/sums/prototypes",
+    )
+    refuse(membership, replace(new, upload={}), "holds nothing instead of prototypes/")
+    holders = "prototypes/counts/holders, prototypes/sums/prototypes, prototypes/weight"
+    refuse(membership, contribution(eq6=True), f"holds {holders} instead of")
+    refuse(read_membership(run_of("eq6")), new, f"instead of {holders}")
+    refuse(
+        read_membership(run_of("eq6")),
+        changed(new, counts={"people": weight}),
+        f"holds prototypes/counts/people, .* instead of {holders}",
+    )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_uploads_that_are_not_finite_are_refused(value, run_of):
     membership, new = read_membership(run_of("samples")), contribution()
-    spoilt = new.upload.sums["prototypes"].clone()
+    spoilt = new.upload["prototypes"].sums["prototypes"].clone()
     spoilt[1, 3] = value
     refuse(
         membership,
         changed(new, sums={"prototypes": spoilt}),
-        "the upload of 'new' has prototypes with values that are not finite",
+        "the upload of 'new' has prototypes/sums/prototypes with values that are not finite",
     )
     refuse(membership, contribution(weights=(1.0, value)), "not finite")
 
@@ -496,7 +519,7 @@ def test_weights_that_are_not_positive_are_refused(value, run_of):
     holders = torch.tensor([1.0, value])
     refuse(
         read_membership(run_of("eq6")),
-        changed(new, weights=new.upload.weights | {"holders": holders}),
+        changed(new, counts={"holders": holders}),
         "not positive",
     )
 
@@ -513,18 +536,19 @@ def test_uniform_members_count_once(run_of):
         for row, name in enumerate(held):
             place = membership.classes.index(name)
             holders = [
-                membership.upload_of(name).sums["prototypes"][place]
+                membership.upload_of(name)["prototypes"].sums["prototypes"][place]
                 for name in membership.members
-                if membership.upload_of(name).weights["weight"][place]
+                if membership.upload_of(name)["prototypes"].weight[place]
             ]
-            own = contribution(classes=held, weights=(1.0, 1.0)).upload.sums["prototypes"][row]
+            sent = contribution(classes=held, weights=(1.0, 1.0)).upload["prototypes"]
+            own = sent.sums["prototypes"][row]
             assert torch.allclose(
                 after.values[place], torch.stack([*holders, own]).mean(0), atol=1e-5
             )
 
 
 def test_a_class_named_twice_is_refused(tmp_path):
-    tensors = {"sums.prototypes": torch.ones(2, 8), "weights.weight": torch.ones(2)}
+    tensors = flatten_upload(prototype_upload(torch.ones(2, 8), torch.ones(2)))
     files.write_tensors(
         tmp_path / "upload.safetensors", tensors, UPLOAD_FORMAT, {"classes": ["0", "0"]}
     )
@@ -538,10 +562,23 @@ def test_files_that_are_not_uploads_are_refused(tmp_path, run_of):
     (tmp_path / "folder").mkdir()
     contribution().save(tmp_path / "cut")
     (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-10])
-    files.write_tensors(
-        tmp_path / "nameless", {"sums.prototypes": torch.zeros(2, 8)}, UPLOAD_FORMAT, {}
-    )
-    for name in ("text", "empty", "folder", "cut", "missing", "nameless"):
+    tensors = flatten_upload(contribution().upload)
+    files.write_tensors(tmp_path / "nameless", tensors, UPLOAD_FORMAT, {})
+    sums_only = {name: value for name, value in tensors.items() if "sums" in name}
+    header = {"classes": ["0", "zebra"]}
+    files.write_tensors(tmp_path / "weightless", sums_only, UPLOAD_FORMAT, header)
+    others = tensors | {"prototypes/others/a": torch.ones(2)}
+    files.write_tensors(tmp_path / "of other parts", others, UPLOAD_FORMAT, header)
+    for name in (
+        "text",
+        "empty",
+        "folder",
+        "cut",
+        "missing",
+        "nameless",
+        "weightless",
+        "of other parts",
+    ):
         with pytest.raises(DataError, match=name):
             Contribution.load(tmp_path / name)
     with pytest.raises(DataError, match="is not a file of upload but of 'prototypes'"):
@@ -731,10 +768,8 @@ def test_a_member_without_a_class_does_not_change_its_prototype(members):
     generator = torch.Generator().manual_seed(members)
 
     def upload(classes):
-        return Upload(
-            {"prototypes": torch.randn(classes, 50, generator=generator)},
-            {"weight": torch.ones(classes)},
-        )
+        sums = torch.randn(classes, 50, generator=generator)
+        return prototype_upload(sums, torch.ones(classes))
 
     membership = membership_of(
         tuple("0123456789"),
@@ -763,7 +798,7 @@ def memberships_and_newcomers(draw):
             generator.normal(size=(rows, dim)) * 10 ** generator.uniform(-3, 3)
         ).float()
         holders = {"holders": (weight > 0).float()} if weighting == "eq6" else {}
-        return Upload({"prototypes": means * weight[:, None]}, {"weight": weight} | holders)
+        return prototype_upload(means * weight[:, None], weight, holders)
 
     classes = tuple(draw(st.lists(st.sampled_from("abcde"), min_size=1, max_size=5, unique=True)))
     members = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.sites import write_sites
+from helpers.uploads import prototype_upload
 
 import fedproto
-from fedproto.core.types import Upload
 from fedproto.errors import DataError
 from fedproto.membership.contribution import Contribution
 from fedproto.membership.extend import extend
@@ -188,6 +188,6 @@ def test_clients_without_names_keep_their_numbers_as_names(sites, tmp_path):
 
 @pytest.mark.parametrize("name", ["a\nb", "", "x" * 101])
 def test_a_strangers_upload_with_a_bad_name_is_refused(name):
-    upload = Upload({"prototypes": torch.ones(1, 4)}, {"weight": torch.ones(1)})
+    upload = prototype_upload(torch.ones(1, 4), torch.ones(1))
     with pytest.raises(DataError, match="the upload is of a member"):
         Contribution(name, ("benign",), upload)

@@ -15,9 +15,9 @@ from helpers.reports import (
     read_numbers,
     read_result,
 )
+from helpers.uploads import prototype_upload
 from PIL import Image
 
-from fedproto.core.types import Upload
 from fedproto.membership.contribution import Contribution
 from fedproto.membership.membership import Membership
 from fedproto.report import write
@@ -158,10 +158,9 @@ def test_the_map_of_prototypes_has_all_of_them(runs: Path, single_page: Path) ->
 def test_prototypes_before_and_after_members_joined_and_left(runs: Path, tmp_path: Path) -> None:
     run = RunFolder(Path(shutil.copytree(runs / "fedproto-0", tmp_path / "run")))
     membership = Membership.of(run).without("0")
-    width = membership.upload_of("1").sums["prototypes"].shape[1]
-    weights = {name: torch.ones(1) for name in membership.upload_of("1").weights}
-    sums = {"prototypes": torch.ones(1, width, dtype=torch.float64)}
-    newcomer = Contribution("newcomer", ("another class",), Upload(sums, weights))
+    width = membership.upload_of("1")["prototypes"].sums["prototypes"].shape[1]
+    upload = prototype_upload(torch.ones(1, width, dtype=torch.float64), torch.ones(1))
+    newcomer = Contribution("newcomer", ("another class",), upload)
     membership.with_member(newcomer).save(run)
 
     (figure,) = draw_section(draw_member_changes, run.path).figures

@@ -7,10 +7,10 @@ import pytest
 import torch
 from helpers.command_line import fedproto
 from helpers.reports import RUN, make_run, read_result, refuse
+from helpers.uploads import prototype_upload
 from safetensors import safe_open
 
 import fedproto as package
-from fedproto.core.types import Upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.report.groups import group_runs
 from fedproto.report.read import read_runs
@@ -47,7 +47,7 @@ def test_a_result_has_the_prototypes_of_the_server_only() -> None:
 
 def test_too_many_local_prototypes_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     latest = LatestUploads(2)
-    upload = Upload({"prototypes": torch.ones(1, 3, 4)}, {"weight": torch.tensor([[2.0, 0, 1]])})
+    upload = prototype_upload(torch.ones(1, 3, 4), torch.tensor([[2.0, 0, 1]]))
     assert latest.local_prototypes() == {}
     latest.store(torch.tensor([1]), upload, round=1)
     found = latest.local_prototypes()

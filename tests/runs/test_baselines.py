@@ -73,6 +73,19 @@ def test_pooled_training_counts_the_rounds_a_client_takes_part_in() -> None:
     assert found["pooled"]["rounds"] == 2 and found["local"]["rounds"] == 4
 
 
+def test_pooled_training_does_the_local_steps_of_all_clients() -> None:
+    """Three steps of each of three clients are an epoch of all, nine steps."""
+    rng = np.random.default_rng(0)
+    data = []
+    for _ in range(3):
+        labels = np.arange(12) % 3
+        data.append((rng.normal(size=(12, 5)), labels, rng.normal(size=(6, 5)), labels[:6]))
+    settings = {"dataset": data, "model": "mlp", "batch": 4, "rounds": 2, "baselines": True}
+    epochs = fedproto.run(algorithm="local", **settings).data["baselines"]
+    steps = fedproto.run(algorithm="local", local_steps=3, **settings).data["baselines"]
+    assert steps == epochs
+
+
 def test_clients_with_different_models_have_no_pooled_training() -> None:
     mixed = "mlp(hidden=16,width=8)*2,mlp(hidden=12,width=8)*1"
     found = run(algorithm="fedproto", model=mixed, baselines=True)["baselines"]

@@ -12,7 +12,6 @@ from helpers.tiny import SETTINGS, experiment
 
 from fedproto.core import rounds
 from fedproto.core.engine import Chunk, Cohort
-from fedproto.core.types import Upload
 from fedproto.errors import DivergedError, TrainingError
 from fedproto.reproduce.plan import Request, plan, read_spec
 from fedproto.reproduce.table_page import render_page
@@ -38,10 +37,10 @@ def round_with_losses(run: Experiment) -> Any:
         tally = rounds.RoundAccumulator(
             run.algorithm, run.federation_run(), number, Cohort(everybody, nobody, nobody)
         )
-        sizes = torch.zeros(len(everybody), 2, dtype=torch.int64)
+        sizes = torch.zeros(len(everybody), 0, 2, dtype=torch.int64)
         sound = torch.ones(len(everybody), dtype=torch.bool)
         loss = {name: torch.tensor(values, dtype=torch.float64) for name, values in losses.items()}
-        tally.add(Chunk(0, everybody, sizes, loss, sound, nobody, Upload({}, {})))
+        tally.add(Chunk(0, everybody, sizes, loss, sound, nobody, {}))
         return tally.result(None, 0.0)
 
     return tell

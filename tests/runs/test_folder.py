@@ -1,6 +1,5 @@
 """Run folders that are damaged, foreign, continued on other data, or have two writers."""
 
-import itertools
 import json
 import os
 import random
@@ -17,7 +16,7 @@ import torch
 from helpers.command_line import answer, fedproto, files_in, only_line, process
 from helpers.killed_runs import (
     Killed,
-    die_at_step,
+    copy_before_each_step,
     kill_in,
     killed_run,
     left_behind,
@@ -225,7 +224,7 @@ def test_a_second_process_is_refused_while_the_first_one_trains(tmp_path: Path) 
         lambda: (path / ".lock-holder").exists() and bool((path / "metrics.jsonl").read_bytes()),
         first,
     )
-    second = answer(process("resume", path))
+    second = fedproto("resume", path)
     first.terminate()
     assert answer(first).code == 130
     assert second.code == 2
@@ -314,24 +313,18 @@ def test_an_extension_killed_at_any_step_continues_with_the_models_it_was_given(
     experiment, folder = extend(finished, [], tmp_path / "whole", rounds=1)
     experiment.execute(folder)
     states = load_file(newest_checkpoint(tmp_path / "whole"))
-    appeared = 0
-    for step in itertools.count(1):
-        path = tmp_path / f"killed at step {step}"
-        with pytest.MonkeyPatch.context() as patch:
-            die_at_step(patch, step)
-            try:
-                experiment, folder = extend(finished, [], path, rounds=1)
-                experiment.execute(folder)
-                break
-            except Killed:
-                pass
-        if path.exists():
-            appeared += 1
-            resumed(path)
-            found = load_file(newest_checkpoint(path))
-            assert found.keys() == states.keys()
-            assert all(torch.equal(found[name], states[name]) for name in states), path
-    assert appeared > 5
+    copies = tmp_path / "killed at step"
+    with pytest.MonkeyPatch.context() as patch:
+        copy_before_each_step(patch, tmp_path / "killed", copies)
+        experiment, folder = extend(finished, [], tmp_path / "killed", rounds=1)
+        experiment.execute(folder)
+    killed = list(copies.iterdir())
+    assert len(killed) > 5
+    for path in killed:
+        resumed(path)
+        found = load_file(newest_checkpoint(path))
+        assert found.keys() == states.keys()
+        assert all(torch.equal(found[name], states[name]) for name in states), path
 
 
 def test_an_extension_without_its_models_is_refused(finished: Path, tmp_path: Path) -> None:

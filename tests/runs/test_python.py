@@ -291,6 +291,18 @@ def test_every_round_is_logged_and_progress_prints_those_that_are_evaluated(capl
     assert all("accuracy by head" in line for line in printed)
 
 
+def test_progress_prints_the_rounds_that_are_evaluated_on_validation_rows(capsys, tmp_path):
+    run(progress=True, validation=0.2)
+    printed = capsys.readouterr().err.splitlines()
+    assert [line.split()[2] for line in printed] == ["2", "4"]
+    assert all("validation accuracy by head" in line for line in printed)
+
+    fedproto.sweep({"seed": [0]}, out=tmp_path, progress=True, validation=0.2, **DIGITS)
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 2 and "from round 1" in printed[0]
+    assert "validation accuracy by head" in printed[1]
+
+
 def test_nothing_is_printed_unless_it_is_asked_for(capsys):
     run(rounds=1)
     captured = capsys.readouterr()

@@ -17,6 +17,7 @@ from helpers.killed_runs import (
     Files,
     Killed,
     begin,
+    copy_before_each_step,
     count_rounds,
     die_at_step,
     kill_in,
@@ -159,21 +160,6 @@ def test_a_run_resumes_from_another_folder(
 # --- killed while it writes
 
 
-def copy_before_each_step(patch: pytest.MonkeyPatch, path: Path, copies: Path) -> None:
-    """Copy a folder before each step that reaches the disk: what a kill at that step leaves."""
-    numbers = itertools.count(1)
-
-    def copy_first(function: Callable) -> Callable:
-        def call(*args: Any, **options: Any) -> Any:
-            shutil.copytree(path, copies / str(next(numbers)))
-            return function(*args, **options)
-
-        return call
-
-    for name in ("fsync", "replace", "unlink"):
-        patch.setattr(os, name, copy_first(getattr(os, name)))
-
-
 def test_a_run_killed_at_any_step_of_its_writing_resumes_to_the_same_folder(
     tmp_path: Path, finished: Callable[[str], FinishedRun]
 ) -> None:
@@ -275,7 +261,7 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
 @pytest.mark.parametrize(
     "moment",
     [
-        MOMENTS["after the first line"],
+        pytest.param(MOMENTS["after the first line"], marks=pytest.mark.slow),
         pytest.param(MOMENTS["after 11 lines"], marks=pytest.mark.slow),
         MOMENTS["when a checkpoint is written"],
     ],

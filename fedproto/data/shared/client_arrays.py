@@ -1,4 +1,4 @@
-"""Sources made of the arrays of each client, as `fedproto.run(data=...)` takes them."""
+"""Sources made of the arrays of each client, as `fedproto.run(dataset=...)` takes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from fedproto.core.class_names import class_name, normalise_name
+from fedproto.core.class_names import class_name, normalise_name, sort_names
 from fedproto.data import Source, Split, from_arrays
 from fedproto.errors import ConfigError, DataError
 
@@ -38,7 +38,7 @@ def from_clients(
         train_labels = arrays[1].tolist()
         labels.update(str(label) for label in train_labels)
     distinct = {class_name(label, "the clients' labels hold") for label in labels}
-    class_names = tuple(sorted(distinct, key=lambda name: (len(name), name)))
+    class_names = sort_names(distinct)
     sources = []
     for number, arrays in enumerate(arrays_of_clients):
         sources.append(_from_client(arrays, class_names, called[number], options))
@@ -51,7 +51,7 @@ def from_pair(pair: Sequence, where: str, options: Mapping[str, Any]) -> Source:
     arrays = _to_arrays(pair, where)
     labels = {str(label) for label in arrays[1].tolist()}
     distinct = {class_name(label, f"the labels of {where} hold") for label in labels}
-    names = tuple(sorted(distinct, key=lambda name: (len(name), name)))
+    names = sort_names(distinct)
     return _from_client(arrays, names, where, options)
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedproto.core.class_names import class_name
-from fedproto.data import hold_out
+from fedproto.core.class_names import class_name, sort_names
+from fedproto.data import Split, hold_out
 from fedproto.data.shared.feature_encoding import parse_numbers
 from fedproto.errors import DataError
 
@@ -80,7 +80,7 @@ def number_labels(
     train_labels = spelled
     if sets is not None:
         train_labels = [spelled[row] for row in np.flatnonzero(sets == "train")]
-    names = tuple(sorted(set(train_labels), key=lambda name: (len(name), name)))
+    names = sort_names(set(train_labels))
     _refuse_measurements(where, names, len(train_labels))
     number_of = {name: number for number, name in enumerate(names)}
     for row, label in enumerate(spelled):
@@ -105,6 +105,15 @@ def number_labels(
     if group is not None:
         _refuse_single_group(where, names, y, group)
     return Labels(names, y, *hold_out(y, group=group))
+
+
+def divide_rows(everything: Split, labels: Labels) -> tuple[Split, Split, Split | None]:
+    """Return the rows for training, for testing and, if there are any, for validation."""
+    train = everything.select_rows(labels.train_rows)
+    test = everything.select_rows(labels.test_rows)
+    if labels.validation_rows is None:
+        return train, test, None
+    return train, test, everything.select_rows(labels.validation_rows)
 
 
 def _refuse_single_group(

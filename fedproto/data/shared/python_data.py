@@ -42,7 +42,9 @@ ACCEPTED = (
     "DataFrame, or a dict with one per client; a torch Dataset; or a Hugging Face Dataset"
 )
 TABLE_OPTIONS = ("label", "client", "group", "ignore", "keep", "missing")
-HUB_OPTIONS = ("label", "client", "group", "ignore", "keep", "missing", "image", "text")
+HUB_OPTIONS = (*TABLE_OPTIONS, "image", "text")
+HUB_IMAGE_OPTIONS = ("label", "client", "group", "image")
+HUB_TEXT_OPTIONS = ("label", "client", "group", "text")
 #: The column that says of which of several named DataFrames a row is.
 CLIENT_COLUMN = "client"
 
@@ -211,14 +213,12 @@ def _from_hub(data: Any, options: Mapping[str, Any]) -> Source:
     for option in ("image", "text"):
         if option in options and options[option] not in names:
             raise unknown("column of the Dataset", options[option], names)
-    label = options.get("label")
-    client = options.get("client")
     if "image" in options or has_images(tables[0]):
-        image = options.get("image")
-        return from_tables("data", tables, image=image, label=label, client=client)
+        _refuse_others(options, HUB_IMAGE_OPTIONS, "a Hugging Face Dataset of images")
+        return from_tables("data", tables, **options)
     if "text" in options or find_column(names, ("text",)):
-        rows = [_list_texts(table) for table in tables]
-        return from_rows("data", rows, text=options.get("text"), label=label, client=client)
+        _refuse_others(options, HUB_TEXT_OPTIONS, "a Hugging Face Dataset of texts")
+        return from_rows("data", [_list_texts(table) for table in tables], **options)
     frames = []
     for table in tables:
         frame = table.to_pandas()

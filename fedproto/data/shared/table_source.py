@@ -20,7 +20,7 @@ from fedproto.data.shared.feature_encoding import (
     parse_numbers,
     read_encoding,
 )
-from fedproto.data.shared.labels import number_labels, read_sets
+from fedproto.data.shared.labels import divide_rows, number_labels, read_sets
 from fedproto.data.shared.tables import LABEL_COLUMNS, Table, find_column
 from fedproto.data.shared.telling_columns import refuse_telling_column
 from fedproto.errors import ConfigError, DataError
@@ -65,12 +65,7 @@ def from_table(name: str, table: Table, options: TableOptions) -> Source:
         columns = Columns(fitted, options.notation)
     x = columns(inputs, table.place)
     writer = table.clients(client_column) if client_column else None
-    everything = Split(x, labels.y, writer, group)
-    train = everything.select_rows(labels.train_rows)
-    test = everything.select_rows(labels.test_rows)
-    validation = None
-    if labels.validation_rows is not None:
-        validation = everything.select_rows(labels.validation_rows)
+    train, test, validation = divide_rows(Split(x, labels.y, writer, group), labels)
     return Source(
         name,
         labels.names,

@@ -46,7 +46,7 @@ def training_memory(
 
     model_bytes  of its parameters and buffers
     input_bytes  of one input
-    samples      per epoch, of the client with the most
+    samples      per epoch, of the client with the most; with `local_steps`, of all its epochs
     """
     model_copies = 6 * model_bytes  # with gradients, momentum and copies
     activations = 1000 * batch * input_bytes

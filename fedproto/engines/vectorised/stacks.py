@@ -14,6 +14,7 @@ from fedproto.core.engine import even_size
 from fedproto.core.federation import EvaluatedPart
 from fedproto.core.local_training import (
     Training,
+    count_passes,
     make_upload,
     replace_trained,
     seed_module_draws,
@@ -68,7 +69,7 @@ class Stack:
         if not _has_partial_batches(group, training.batch):
             padding_buffers = []
         self.phases = [phase for phase in algorithm.phases if trainable_names(group.module, phase)]
-        self.capacity = even_size(len(group), plan.stack or _choose_capacity(group, training.batch))
+        self.capacity = even_size(len(group), plan.stack or _choose_capacity(group, training))
         self.timetable = Timetable(
             group, self.phases, training, collecting=algorithm.collects == "during"
         )
@@ -309,7 +310,7 @@ def _has_partial_batches(group: ArchitectureGroup, batch: int) -> bool:
     return bool((places_per_epoch > lengths).any())
 
 
-def _choose_capacity(group: ArchitectureGroup, batch: int) -> int:
+def _choose_capacity(group: ArchitectureGroup, training: Training) -> int:
     """Return how many clients to train at a time: on a GPU, as many as its memory holds."""
     free = free_memory(group.device)
     if free is None:
@@ -317,7 +318,9 @@ def _choose_capacity(group: ArchitectureGroup, batch: int) -> int:
     model_bytes = sum(value[0].nbytes for value in group.states.values.values())
     input_bytes = group.train.x[0].nbytes
     samples = group.train.rows.shape[1]
-    need = training_memory(model_bytes, input_bytes, batch, group.dropped, samples)
+    if training.local_steps is not None:
+        samples *= count_passes(training.local_steps, int(group.per_epoch.min()))
+    need = training_memory(model_bytes, input_bytes, training.batch, group.dropped, samples)
     return max(1, free // need)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedproto.core import dropout, rng
 from fedproto.core.class_balance import draw_balanced
-from fedproto.core.local_training import Training, algorithm_key
+from fedproto.core.local_training import Training, algorithm_key, count_passes, count_steps
 from fedproto.core.tensors import move_index
 from fedproto.core.types import Phase, Tree
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
@@ -25,7 +25,8 @@ class Timetable:
     """Makes the tables for the phases of an algorithm.
 
     The first axis of every table is over the m clients of a chunk. An order is a client's samples
-    as its epochs take them, one epoch after the other, each padded to the longest client's.
+    as its epochs take them, one epoch after the other, each padded to the longest client's. With
+    `local_steps`, a client with few samples has more epochs than others, whose last ones go unused.
 
     rows      (m, epochs·longest)       the pool's rows in that order
     keep.*    (m, epochs·longest, ...)  what each dropout layer keeps of a sample in that order
@@ -51,20 +52,22 @@ class Timetable:
         self.training = training
         self.collecting = collecting  # whether embeddings are collected while training
         self.longest_epoch = int(group.per_epoch.max())  # in steps
+        self.shortest_epoch = int(group.per_epoch.min())
 
     @property
     def unused_slot(self) -> int:
         """The slot for embeddings that are not collected; it comes after all others."""
         return self.longest_epoch * self.training.batch
 
-    def count_epochs(self, phase: Phase) -> int:
-        """Return the number of epochs of a phase."""
-        return phase.epochs or self.training.epochs
-
     def count_steps(self, positions: Tensor, phase: Phase, slow: Tensor) -> Tensor:
         """Return each client's number of steps in a phase: half of them, rounded up, if slow."""
-        steps = self.count_epochs(phase) * self.group.per_epoch[positions]
+        steps = count_steps(phase, self.training, self.group.per_epoch[positions])
         return torch.where(slow, (steps + 1) // 2, steps)
+
+    def count_most_epochs(self, phase: Phase) -> int:
+        """Return the epochs of a phase for the client of the group that has the most."""
+        steps = count_steps(phase, self.training, self.shortest_epoch)
+        return count_passes(steps, self.shortest_epoch)
 
     def make_tables(self, round: int, positions: Tensor, slow: Tensor) -> list[Tree]:
         """Return a tree of tables for each phase of a round.
@@ -74,23 +77,30 @@ class Timetable:
         """
         counts = [self.count_steps(positions, phase, slow) for phase in self.phases]
         step_counts = torch.stack(counts)
-        all_steps = step_counts.sum(0)
+        per_epoch = self.group.per_epoch[positions]
         trees = []
-        first_epoch = 0
+        first_epoch = torch.zeros_like(per_epoch)
         for number, phase in enumerate(self.phases):
-            epochs = self.count_epochs(phase)
-            tree = self._draw_order(round, positions, range(first_epoch, first_epoch + epochs))
-            tree |= self._lay_out_steps(positions, epochs, step_counts[number])
+            epochs = first_epoch[:, None] + torch.arange(self.count_most_epochs(phase))
+            tree = self._draw_order(round, positions, epochs)
+            tree |= self._lay_out_steps(positions, phase, step_counts[number])
             steps_before = step_counts[:number].sum(0)
             tree["steps_before"] = move_index(steps_before, self.group.device)
             if self.collecting:
-                tree["slot"] = self._assign_slots(positions, tree["mask"], steps_before, all_steps)
+                is_last = number == len(self.phases) - 1
+                tree["slot"] = self._assign_slots(
+                    positions, tree["mask"], step_counts[number], is_last
+                )
             trees.append(tree)
-            first_epoch += epochs
+            all_steps = count_steps(phase, self.training, per_epoch)
+            first_epoch = first_epoch + count_passes(all_steps, per_epoch)
         return trees
 
-    def _draw_order(self, round: int, positions: Tensor, epochs: range) -> Tree:
-        """Return the samples in the order of the epochs, and what is drawn for each of them."""
+    def _draw_order(self, round: int, positions: Tensor, epochs: Tensor) -> Tree:
+        """Return the samples in the order of the epochs, and what is drawn for each of them.
+
+        epochs  (m, epochs) the numbers of the epochs
+        """
         group = self.group
         longest = group.train.rows.shape[1]
         on_device = move_index(positions, group.device)
@@ -99,10 +109,10 @@ class Timetable:
             DRAW_PURPOSES,
             round,
             group.number[positions, None],
-            torch.tensor(epochs),
+            epochs,
         )
         shuffle_key, augment_key, dropout_key = move_index(keys, group.device)
-        lengths = group.train.lengths[on_device, None].expand(-1, len(epochs))
+        lengths = group.train.lengths[on_device, None].expand(-1, epochs.shape[1])
         if self.training.sampling == "balanced":
             order = self._draw_balanced(round, positions, epochs, shuffle_key, lengths)
         else:
@@ -126,7 +136,7 @@ class Timetable:
         return tree
 
     def _draw_balanced(
-        self, round: int, positions: Tensor, epochs: range, order_keys: Tensor, lengths: Tensor
+        self, round: int, positions: Tensor, epochs: Tensor, order_keys: Tensor, lengths: Tensor
     ) -> Tensor:
         """Return the places of the epochs' rows, of all of a client's classes equally many."""
         group = self.group
@@ -135,21 +145,22 @@ class Timetable:
             "balance",
             round,
             group.number[positions, None],
-            torch.tensor(epochs),
+            epochs,
         )
         rows = group.train.rows[move_index(positions, group.device)]
-        labels = group.train.y[rows][:, None].expand(-1, len(epochs), -1)
+        labels = group.train.y[rows][:, None].expand(-1, epochs.shape[1], -1)
         row_keys = move_index(row_keys, group.device)
         return draw_balanced(row_keys, order_keys, labels, lengths, group.own.shape[1])
 
-    def _lay_out_steps(self, positions: Tensor, epochs: int, step_counts: Tensor) -> Tree:
+    def _lay_out_steps(self, positions: Tensor, phase: Phase, step_counts: Tensor) -> Tree:
         """Return the places in the order that each step takes, and where it takes one at all."""
         group = self.group
         device = group.device
         batch = self.training.batch
         per_epoch = move_index(group.per_epoch[positions], device)[:, None]
         step_counts = move_index(step_counts, device)[:, None]
-        step = torch.arange(epochs * self.longest_epoch, device=device)
+        most_steps = count_steps(phase, self.training, self.longest_epoch)
+        step = torch.arange(most_steps, device=device)
         place_in_batch = torch.arange(batch, device=device)
         place_in_epoch = (step % per_epoch * batch)[..., None] + place_in_batch
         lengths = group.train.lengths[move_index(positions, device), None, None]
@@ -161,26 +172,25 @@ class Timetable:
         }
 
     def _assign_slots(
-        self, positions: Tensor, mask: Tensor, steps_before: Tensor, all_steps: Tensor
+        self, positions: Tensor, mask: Tensor, step_counts: Tensor, is_last: bool
     ) -> Tensor:
         """Return the slots of the embeddings of each step of a phase: (m, steps, batch).
 
-        Those of the last epoch, counted over all phases, have slots of their own.
+        Those of the last epoch of the last phase have slots of their own.
 
-        steps_before  (m,) the steps of earlier phases
-        all_steps     (m,) the steps of all phases
+        step_counts  (m,) the clients' steps in the phase
         """
         device = self.group.device
         batch = self.training.batch
         per_epoch = move_index(self.group.per_epoch[positions], device)[:, None]
-        steps_before = move_index(steps_before, device)[:, None]
-        all_steps = move_index(all_steps, device)[:, None]
-        last_epoch_start = (all_steps - 1) // per_epoch * per_epoch
-        step = steps_before + torch.arange(mask.shape[1], device=device)
+        step_counts = move_index(step_counts, device)[:, None]
+        last_epoch_start = (step_counts - 1) // per_epoch * per_epoch
+        step = torch.arange(mask.shape[1], device=device)
         step_of_last_epoch = step - last_epoch_start
         place_in_batch = torch.arange(batch, device=device)
         slot = step_of_last_epoch[..., None] * batch + place_in_batch
-        return torch.where((mask > 0) & (slot >= 0), slot, self.unused_slot)
+        is_collected = (mask > 0) & (slot >= 0) & is_last
+        return torch.where(is_collected, slot, self.unused_slot)
 
     def collect_labels(self, tables: Tree) -> Tree:
         """Return the labels and the mask of the embeddings that a phase collects, by slot.

@@ -15,7 +15,7 @@ from fedproto.data.shared.channel_order import ORDERS
 from fedproto.data.shared.dicom import is_window
 from fedproto.data.shared.feature_encoding import ENCODING, is_count
 from fedproto.errors import DataError, shown
-from fedproto.inference.trained_client import WAYS
+from fedproto.inference.ways import WAYS
 from fedproto.runs.prototype_files import PROTOTYPES
 
 MANIFEST = "manifest.json"

@@ -25,7 +25,8 @@ from fedproto.inference.export.manifest import (
     read_manifest,
 )
 from fedproto.inference.model_building import build_model, load_into_copy
-from fedproto.inference.trained_client import WAYS, TrainedClient
+from fedproto.inference.trained_client import TrainedClient
+from fedproto.inference.ways import WAYS
 from fedproto.models import Fit
 from fedproto.runs.prototype_files import PROTOTYPES, read_prototypes
 

@@ -10,10 +10,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
+from fedproto.core.csv_cells import write_csv
 from fedproto.plots.labels import shorten
 from fedproto.plots.marks import add_legend
 from fedproto.plots.style import INK, INK_ON_DARK, make_panels, save_png, save_svg
-from fedproto.report.cells import write_csv
 from fedproto.report.summary import Table
 
 #: Letters stay readable on a phone, and two figures fit side by side on a desktop.
@@ -66,6 +66,8 @@ def finish_figure(
 ) -> Figure:
     """Save a canvas in all formats. `table` holds the header of the numbers, then their rows."""
     width_inches, height_inches = canvas.get_size_inches()
+    svg = save_svg(canvas)
+    canvas.set_layout_engine(None)  # the other file is laid out like this one, in half the time
     return Figure(
         name=name,
         title=title,
@@ -73,7 +75,7 @@ def finish_figure(
         alt=alt,
         width=round(width_inches * CSS_PIXELS_PER_INCH),
         height=round(height_inches * CSS_PIXELS_PER_INCH),
-        svg=save_svg(canvas),
+        svg=svg,
         png=save_png(canvas),
         csv=write_csv(table),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedproto.report.cells import write_csv
+from fedproto.core.csv_cells import write_csv
 from fedproto.reproduce.tables import summary
 
 Cell = dict[str, Any]  # a cell of the JSON
