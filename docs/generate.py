@@ -27,6 +27,9 @@ RUN_MEANINGS = {
     "same clients, while `fedproto.run` and an entry of a sweep take one",
     "model": "the model, or several with counts: `cnn*7,mlp*13`; `auto` is the data set's own",
     "metric": "metrics beside those that every run has, separated by commas",
+    "transform": "what is done to uploads before they travel, in this order: see "
+    "[transforms](transforms.md)",
+    "combiner": "what the server makes of the uploads of a round: see [combiners](combiners.md)",
     "partition": "how the data set is divided among clients; `auto`: `nway` for the data sets that "
     "come with the package, all rows of [data of your own](data.md)",
     "profile": "follow the paper's text, or its released code, where they differ",
@@ -109,7 +112,9 @@ OPTION_MEANINGS = {
         "collect": "prototypes from the trained model, or from the batches of the last epoch",
         "absent": "whether the last upload of a client outside the cohort still counts",
         "fixed": "keep the prototypes that the run starts from",
-        "mu": "μ, the weight of the distance to the global model",
+        "mu": "μ, the weight of the distance to the global model (`moon`: of the contrast between "
+        "embeddings)",
+        "temperature": "τ, by which the cosines between embeddings are divided",
         "personal": "layers that stay with the client, separated by commas",
         "head_epochs": "epochs per round for the head",
         "body_epochs": "epochs per round for the body",
@@ -163,6 +168,19 @@ OPTION_MEANINGS = {
         "names": "classes to use, separated by commas; empty: all",
         "alpha": "concentration of the Dirichlet distribution; small: few classes per client",
         "smallest": "samples that every client has at least",
+    },
+    "transform": {
+        "norm": "largest L2 norm of a row",
+        "bits": "of a code: 8 or 4",
+        "fraction": "of the values of a tensor that travel",
+    },
+    "combiner": {
+        "fraction": "fraction of the uploads that is cut at each end of a coordinate",
+        "attackers": "wrong uploads to withstand, f; none: as many as the uploads allow",
+        "chosen": "uploads to average; more than 1 is Multi-Krum",
+        "weighted": "count an upload by its weight; false: all alike",
+        "smoothing": "ν, the least distance that counts",
+        "iterations": "steps of the search",
     },
 }
 
@@ -283,6 +301,18 @@ def describe_type(kind: Any) -> str:
     return {int: "whole number", float: "number", bool: "true or false", str: "text"}[kind]
 
 
+#: Public names of types: what each stands for, and what it is used for.
+ALIASES = {
+    "Tree": ("dict[str, torch.Tensor]", "Tensors by name, such as a model's parameters."),
+    "State": (
+        "dict[str, Any]",
+        "Tensors by name, or trees of them by name: what a server keeps and sends, and what a "
+        "client keeps beside its model.",
+    ),
+    "Upload": ("dict[str, Group]", "What a client sends: groups by name."),
+}
+
+
 def api_page() -> str:
     """Return the API reference: the signature and docstring of every public name."""
     lines = [
@@ -300,22 +330,9 @@ def api_page() -> str:
 
 
 def _api_section(name: str, value: Any) -> list[str]:
-    if name == "Tree":
-        return [
-            "```text",
-            "Tree = dict[str, torch.Tensor]",
-            "```",
-            "",
-            "Tensors by name: a model, or what travels.",
-        ]
-    if name == "Upload":
-        return [
-            "```text",
-            "Upload = dict[str, fedproto.core.types.Group]",
-            "```",
-            "",
-            "What a client sends: groups by name, each with a weight of its own.",
-        ]
+    if name in ALIASES:
+        definition, meaning = ALIASES[name]
+        return ["```text", f"{name} = {definition}", "```", "", meaning]
     if inspect.isclass(value) and issubclass(value, Exception):
         sentence = f"Exception, subclass of `{value.__base__.__name__}`. {_own_docstring(value)}"
         return [sentence.rstrip()]

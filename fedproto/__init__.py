@@ -13,7 +13,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedproto.config.plugin_trust import trust_plugins
     from fedproto.core.rounds import RoundResult
-    from fedproto.core.types import Algorithm, Batch, Phase, Step, Task, Tree, Upload
+    from fedproto.core.transforms import Encoded, Transform
+    from fedproto.core.types import (
+        Algorithm,
+        Batch,
+        Group,
+        GroupLayout,
+        Phase,
+        Recipient,
+        State,
+        Step,
+        Task,
+        Tree,
+        Upload,
+        per_class,
+        per_client,
+    )
     from fedproto.errors import (
         ConfigError,
         DataError,
@@ -39,22 +54,30 @@ __all__ = [
     "Classifier",
     "ConfigError",
     "DataError",
+    "Encoded",
     "FedProtoError",
+    "Group",
+    "GroupLayout",
     "Joined",
     "MissingExtra",
     "Phase",
+    "Recipient",
     "Result",
     "RoundResult",
     "RunFolderError",
+    "State",
     "Step",
     "SweptRun",
     "Task",
     "TrainingError",
+    "Transform",
     "Tree",
     "Upload",
     "extend",
     "join",
     "members",
+    "per_class",
+    "per_client",
     "resume",
     "run",
     "stream",
@@ -65,10 +88,12 @@ __all__ = [
 
 _HOMES = {
     "Classifier": "inference.classifier",
+    "Encoded": "core.transforms",
     "Joined": "membership.join",
     "Result": "runs.result",
     "RoundResult": "core.rounds",
     "SweptRun": "runs.sweeping",
+    "Transform": "core.transforms",
     "extend": "membership.api",
     "join": "membership.join",
     "members": "membership.api",

@@ -23,7 +23,7 @@ LAYERS = [
     {"errors"},
     {"core"},
     {"config"},
-    {"algorithms", "data", "metrics", "models", "partitions"},
+    {"algorithms", "combiners", "data", "metrics", "models", "partitions", "transforms"},
     {"engines"},
     {"runs"},
     {"membership"},
@@ -48,6 +48,8 @@ CONTEXT = {
     "model": ["fit"],
     "partition": ["request"],
     "metric": ["probabilities", "y", "classes"],
+    "combiner": [],
+    "transform": [],
 }
 
 

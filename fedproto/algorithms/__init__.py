@@ -5,6 +5,8 @@
 | local | nothing | own | CE | - | - | head |
 | fedavg | all | global | CE | weights | mean by samples | head |
 | fedprox | all | global | CE + μ/2 ||w − w_g||² | weights | mean by samples | head |
+| moon | all | global | CE + μ contrast(z, z_g, z_previous) | weights | mean by samples | head |
+| feddyn | all | global | CE − ⟨g_i, w⟩ + μ/2 ||w − w_g||² | weights | mean − h/μ | head |
 | fesem | all | nearest centre | CE | weights, to one cluster | mean per cluster | head |
 | fedper | body | global body, own head | CE | body | mean by samples | head |
 | fedrep | body | global body, own head | CE: head, then body | body | mean by samples | head |

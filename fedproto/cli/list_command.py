@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from fedproto.errors import unknown
+
+if TYPE_CHECKING:
+    from fedproto.core.types import Algorithm
 
 #: plural, as typed -> kind, as in `--algorithm`
 LISTS = {
@@ -16,12 +19,17 @@ LISTS = {
     "models": "model",
     "partitions": "partition",
     "metrics": "metric",
+    "combiners": "combiner",
+    "transforms": "transform",
 }
 
 
 def list_plugins(
     kind: Annotated[
-        str | None, typer.Argument(help="algorithms, datasets, models, partitions or metrics [all]")
+        str | None,
+        typer.Argument(
+            help="algorithms, datasets, models, partitions, metrics, combiners, transforms [all]"
+        ),
     ] = None,
 ) -> None:
     """Show the names that can be used, with their options."""
@@ -48,8 +56,40 @@ def _describe_plugins(kind: str) -> list[tuple[str, str, str]]:
         function = plugins.find(kind, name)
         docstring = function.__doc__ or ""
         first_line = docstring.strip().split("\n")[0]
+        if kind == "algorithm":
+            first_line += f"\n{_describe_algorithm(name)}"
         options = [str(option) for option in options_of(function).values()]
         rows.append((name, first_line, ", ".join(options)))
     for name, mix in plugins.presets(kind).items():
         rows.append((name, f"in equal blocks: {mix}", ""))
     return rows
+
+
+def _describe_algorithm(name: str) -> str:
+    """Return what an algorithm sends with its default options, and what else sets it apart."""
+    from fedproto.config import plugins
+    from fedproto.config.options import Part
+
+    algorithm = plugins.build("algorithm", Part(name))
+    groups = _describe_groups(algorithm)
+    features = [f"Sends {', '.join(groups)}" if groups else "Sends nothing"]
+    if algorithm.keeps_state:
+        features.append("clients keep state")
+    if groups and not algorithm.combinable:
+        features.append("takes no combiner")
+    return "; ".join(features) + "."
+
+
+def _describe_groups(algorithm: Algorithm) -> list[str]:
+    """Return the groups of an upload, such as `prototypes per class`, for a model of two layers."""
+    import torch
+
+    from fedproto.core.types import Task
+
+    params = {"body.weight": torch.zeros(2, 2), "head.weight": torch.zeros(2, 2)}
+    layouts = algorithm.declare(params, Task(classes=2, dim=2, clients=2, seed=0))
+    groups = []
+    for name, layout in layouts.items():
+        once = " once" if name in algorithm.once else ""
+        groups.append(f"{name} per {layout.per}{once}")
+    return groups

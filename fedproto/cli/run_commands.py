@@ -142,6 +142,14 @@ def run(
         str | None,
         _flag("metric", "NAME", "further metrics: average-precision, matthews, mine:function, ..."),
     ] = None,
+    transform: Annotated[
+        str | None,
+        _flag("transform", "NAME", "of uploads, in order: 'clip(norm=1),quantise(bits=8)' [none]"),
+    ] = None,
+    combiner: Annotated[
+        str | None,
+        _flag("combiner", "NAME", "sum, median, trimmed-mean, krum or geometric-median [sum]"),
+    ] = None,
     baselines: Annotated[
         bool, typer.Option("--baselines", help="also train locally, and on the pooled rows")
     ] = False,
@@ -199,6 +207,8 @@ def run(
         "select_by": select_by,
         "patience": patience,
         "metric": metric,
+        "combiner": combiner,
+        "transform": transform,
         "baselines": "true" if baselines else None,
         "checkpoint_every": checkpoint_every,
         "data_dir": data_dir,

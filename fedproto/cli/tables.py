@@ -326,8 +326,10 @@ def describe_validation(result: dict[str, Any]) -> str | None:
 def describe_traffic(result: dict[str, Any]) -> str:
     """Return one sentence on what a run sent, and on how long it took."""
     sent = result["communication"]
+    transform = result.get("transform")
+    method = f"{result['algorithm']} with {transform}" if transform else result["algorithm"]
     return (
-        f"{result['algorithm']}: {sent['values_per_round']:,.0f} values uploaded per round by all "
+        f"{method}: {sent['values_per_round']:,.0f} values uploaded per round by all "
         f"clients, {sent['bytes_up']:,} bytes up and {sent['bytes_down']:,} down in "
         f"{result['rounds']} rounds, {result['seconds']['total']:.1f} s"
     )

@@ -17,6 +17,8 @@ from fedproto.errors import ConfigError, shown, unknown
 
 #: Stands for the model, or the partition, that suits the data.
 AUTO = "auto"
+#: The kinds of which nothing need be chosen.
+MAY_BE_NONE = ("metric", "transform")
 #: Stands for data that is passed from Python, and that no file can name.
 PYTHON = "python"
 
@@ -30,7 +32,7 @@ def parse_choices(kind: str, value: Any) -> list[Part]:
             raise ConfigError(f"{problem} {shown(value, 80)}")
         advice = f"to use a function of your own, write it in a file and pass {'file:function'!r}"
         raise ConfigError(f"{problem} an object of type {type(value).__name__}; {advice}")
-    if kind == "metric" and not value.strip():
+    if kind in MAY_BE_NONE and not value.strip():
         return []
     text = plugins.presets(kind).get(value, value)
     return [_check_part(kind, part) for part in parse(text, kind)]
@@ -46,9 +48,12 @@ def parse_choice(kind: str, value: Any) -> Part:
 
 def _check_part(kind: str, part: Part) -> Part:
     """Refuse a count where it has no meaning, and make a path after the colon absolute."""
-    if part.count is not None and kind in ("algorithm", "partition", "metric"):
+    if part.count is not None and kind not in ("dataset", "model"):
         raise ConfigError(f"{kind} {str(part)!r}: a count has no meaning here")
     base, colon, argument = part.name.partition(":")
+    hyphenated = base.replace("_", "-")
+    if not colon and hyphenated in plugins.names(kind):
+        return replace(part, name=hyphenated)  # as plug-ins are called: `trimmed-mean`
     if not colon or base not in plugins.names(kind):
         return part
     return replace(part, name=f"{base}:{_resolve_argument(kind, base, argument)}")

@@ -26,6 +26,8 @@ FOLDERS = {
     "model": "models",
     "partition": "partitions",
     "metric": "metrics",
+    "combiner": "combiners",
+    "transform": "transforms",
 }
 
 #: kind -> module and class of what its plug-ins return
@@ -35,6 +37,8 @@ RETURNS = {
     "model": ("torch.nn", "Module"),
     "partition": ("collections.abc", "Sequence"),
     "metric": ("numbers", "Real"),
+    "combiner": ("fedproto.core.combination", "Combiner"),
+    "transform": ("fedproto.core.transforms", "Transform"),
 }
 
 
@@ -171,13 +175,27 @@ def _explain_misfit(kind: str, name: str, context_size: int, error: TypeError) -
 _ALGORITHM_ARGUMENTS = {
     "shared": ("name",),
     "init": ("parameters", "task"),
-    "send": ("server", "classes"),
+    "declare": ("parameters", "task"),
+    "send": ("server", "recipient"),
     "adopt": ("parameters", "received"),
     "loss": ("step",),
     "upload": ("step",),
     "aggregate": ("server", "uploads"),
     "predict": ("step",),
+    "client_init": ("parameters", "task"),
+    "client_start": ("kept", "received"),
+    "client_update": ("step",),
     "notes": ("server",),
+    "metrics": ("server",),
+}
+#: The same of a transform: see `core.transforms.Transform`.
+_TRANSFORM_ARGUMENTS = {
+    "encode": ("values", "context"),
+    "decode": ("values", "side", "shapes"),
+    "check": ("values", "side", "shapes"),
+    "server": ("state", "uploads", "context"),
+    "init": ("task",),
+    "metrics": ("state",),
 }
 
 
@@ -206,6 +224,8 @@ def _check_outside(kind: str, name: str, built: Any) -> None:
     _check_type(kind, name, built)
     if kind == "algorithm":
         _check_algorithm(name, built)
+    if kind == "transform":
+        _check_transform(name, built)
     if kind == "dataset":  # a trusted source says which models suit it, and may bring its own
         for model in (built.model, built.mixed_model):
             trust_chosen({"model": model})
@@ -233,11 +253,35 @@ def _check_algorithm(name: str, algorithm: Any) -> None:
         )
     if not _is_tuple_of_phases(algorithm.phases):
         raise ConfigError(f"algorithm {name!r}: phases must be a tuple of fedproto.Phase")
+    for phase in algorithm.phases:
+        if phase.loss is not None:
+            _check_function(f"algorithm {name!r}: a phase's loss", phase.loss, ("step",))
+    if not _is_tuple_of_texts(algorithm.once):
+        raise ConfigError(
+            f"algorithm {name!r}: once must be a tuple of names of groups, not {algorithm.once!r}"
+        )
     if algorithm.collects not in ("nothing", "after", "during"):
         accepted = "nothing, after or during"
         raise ConfigError(
             f"algorithm {name!r}: collects must be {accepted}, not {algorithm.collects!r}"
         )
+
+
+def _check_transform(name: str, transform: Any) -> None:
+    """Refuse a transform whose fields cannot be used as they will be."""
+    for field, arguments in _TRANSFORM_ARGUMENTS.items():
+        function = getattr(transform, field)
+        if function is None and field in ("encode", "server"):
+            continue
+        _check_function(f"transform {name!r}: {field}", function, arguments)
+    if not isinstance(transform.name, str) or not transform.name.strip():
+        raise ConfigError(
+            f"transform {name!r} must have a name that is text, not {transform.name!r}"
+        )
+    if transform.encode is None and transform.server is None:
+        raise ConfigError(f"transform {name!r} has neither a client part nor a server part")
+    if transform.needs not in ("sum", "each"):
+        raise ConfigError(f"transform {name!r}: needs must be sum or each, not {transform.needs!r}")
 
 
 def _check_function(where: str, function: Any, arguments: tuple[str, ...]) -> None:
@@ -253,6 +297,10 @@ def _check_function(where: str, function: Any, arguments: tuple[str, ...]) -> No
         signature.bind(*arguments)
     except TypeError as error:
         raise ConfigError(f"{where} must be {wanted}: {error}") from error
+
+
+def _is_tuple_of_texts(names: Any) -> bool:
+    return isinstance(names, tuple) and all(isinstance(name, str) for name in names)
 
 
 def _is_tuple_of_phases(phases: Any) -> bool:

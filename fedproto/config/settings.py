@@ -31,6 +31,8 @@ from fedproto.config.options import (
 from fedproto.core.optimisers import OptimiserName, ScheduleName
 from fedproto.errors import ConfigError, unknown
 
+#: The combiner that leaves every algorithm as it is.
+SUM = Part("sum")
 #: Seeds that a 64-bit generator can tell apart.
 Seed = Annotated[int, Bounds(0, 2**63 - 1)]
 #: More would leave too little to train with.
@@ -41,7 +43,7 @@ ValidationFraction = Annotated[float, Bounds(0, 0.9)]
 class Config:
     """The complete configuration of a run.
 
-    The first five fields are choices of plug-ins with their options.
+    The first seven fields are choices of plug-ins with their options.
     """
 
     dataset: tuple[Part, ...]
@@ -50,6 +52,10 @@ class Config:
     partition: Part
     #: Metrics beside those that every run has.
     metric: tuple[Part, ...] = ()
+    #: What the server makes of the uploads of a round: see core/combination.py.
+    combiner: Part = SUM
+    #: What is done to uploads before they travel, in this order: see core/transforms.py.
+    transform: tuple[Part, ...] = ()
     profile: Literal["paper", "released"] = "paper"
     #: None: DEFAULT_CLIENTS for nway and the package's data sets, else see runs/own_data.py.
     clients: Clients | None = None
@@ -174,7 +180,9 @@ DEFAULTS: dict[str, Any] = {
     "algorithm": "fedproto",
     "model": AUTO,
     "metric": "",
+    "transform": "",
     "partition": AUTO,
+    "combiner": SUM.name,
 }
 
 
@@ -204,8 +212,9 @@ def configure(
         wanted.pop(key, None)
         wanted[key] = value
     chosen = {kind: parse_choices(kind, wanted.pop(kind)) for kind in plugins.FOLDERS}
-    if len(chosen["partition"]) > 1:
-        raise ConfigError("partition takes one choice, not a list")
+    for kind in ("partition", "combiner"):
+        if len(chosen[kind]) > 1:
+            raise ConfigError(f"{kind} takes one choice, not a list")
     if chosen["partition"][0].name == AUTO:
         chosen["partition"] = [_choose_partition(chosen, wanted)]
         wanted |= _choose_training(chosen, wanted)
@@ -230,6 +239,8 @@ def configure(
             model=tuple(completed["model"]),
             partition=completed["partition"][0],
             metric=tuple(completed["metric"]),
+            combiner=completed["combiner"][0],
+            transform=tuple(completed["transform"]),
             **run_values,
         )
         refuse_contradictions(config.rounds, config.warmup, config.class_weights, config.sampling)

@@ -23,6 +23,7 @@ from fedproto.core.class_balance import (
     draw_balanced,
     weigh_samples,
 )
+from fedproto.core.contract import check_kept, check_phases, check_same_kept, check_upload
 from fedproto.core.federation import EvaluatedPart, Examples, Member
 from fedproto.core.metrics import mark_correct
 from fedproto.core.optimisers import Optimiser, RateSchedule, adam_rates, clip_factor, move_by_adam
@@ -86,10 +87,8 @@ class TrainedStep(NamedTuple):
 
 def start_client(algorithm: Algorithm, params: Tree, task: Task) -> Tree:
     """Return the whole state of a client before its first round."""
-    kept = algorithm.client_init(params, task)
-    is_nested = all(isinstance(value, dict) for value in kept.values())
-    if not is_nested:
-        raise TypeError("client_init must return trees by name, as in {'control': {...}}")
+    kept = check_kept(algorithm.client_init(params, task))
+    check_phases(algorithm, kept)
     return join_client(params, kept)
 
 
@@ -114,7 +113,7 @@ def train(
     """
     own_params, kept = split_client(own)
     params = algorithm.adopt(own_params, received)
-    kept = algorithm.client_start(kept, received)
+    kept = check_same_kept(kept, algorithm.client_start(kept, received), "client_start")
     like = next(value for value in own_params.values() if value.is_floating_point())
     context = RoundContext(
         received=received,
@@ -165,13 +164,14 @@ def train(
     )
     upload, wire = make_upload(algorithm, closing_step)
     sizes = codec.upload_sizes(map_upload(wire, lambda value: value[None]), clients=1)[0]
-    state = join_client(params, algorithm.client_update(closing_step))
+    kept = check_same_kept(kept, algorithm.client_update(closing_step), "client_update")
+    state = join_client(params, kept)
     return Outcome(state, upload, sizes, _mean_loss(trained), wire)
 
 
 def make_upload(algorithm: Algorithm, step: Step) -> tuple[Upload, Upload]:
     """Return a client's upload as the server will decode it, and what travels of it."""
-    upload = algorithm.upload(step)
+    upload = check_upload(algorithm.upload(step))
     if algorithm.encode is None or algorithm.decode is None:
         return upload, upload
     wire = algorithm.encode(upload, step)
@@ -185,8 +185,6 @@ def trained_tree(phase: Phase, params: Tree, kept: State) -> Tree:
     """
     if not phase.model:
         return params
-    if phase.model not in kept:
-        raise KeyError(f"a phase trains {phase.model!r}, which client_init does not return")
     return params | kept[phase.model]
 
 

@@ -59,6 +59,12 @@ def keys(seed: int | Tensor, purposes: Sequence[str], *parts: int | Tensor) -> T
     return state
 
 
+def fold(keys: Tensor, purpose: str) -> Tensor:
+    """Return the keys of streams that belong to a purpose, made from keys without one."""
+    offset = torch.tensor(_purpose(purpose) + 1) * _GOLDEN  # a tensor, since it wraps around
+    return _mix(keys + int(offset))
+
+
 def bits(keys: Tensor, count: int, start: int = 0) -> Tensor:
     """Return `count` random int64 values for each key, along a new last axis.
 

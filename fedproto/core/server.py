@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedproto.core.contract import check_declaration
 from fedproto.core.engine import errors_named
 from fedproto.core.federation import Federation
 from fedproto.core.tensors import (
@@ -57,7 +58,7 @@ class Progress:
             first = federation.members[0].initial
             server = algorithm.init(first, federation.task)
             check_server_state(server, "init")
-            layouts = algorithm.declare(first, federation.task)
+            layouts = check_declaration(algorithm, algorithm.declare(first, federation.task))
         progress = cls(server, Ledger(clients), LatestUploads(clients), layouts)
         progress.once_uploads = LatestUploads(clients)
         progress.in_flight = LatestUploads(clients)
@@ -197,7 +198,8 @@ class RoundUploads:
     def aggregate(self, server: State, uploads: Upload) -> State:
         """Return the server's new state, made out of what `combine` returned."""
         with errors_named(f"round {self.round}, the server of {self.algorithm.name}"):
-            return check_server_state(self.algorithm.aggregate(server, uploads), "aggregate")
+            state = self.algorithm.aggregate(server, uploads)
+            return check_server_state(state, "aggregate", server)
 
     def combine(self) -> Upload | None:
         """Return the uploads that the server aggregates, or None if there are none.
@@ -221,14 +223,24 @@ class RoundUploads:
         return select_rows(self.uploads, torch.cat(self.speakers).argsort())
 
 
-def check_server_state(state: Any, function: str) -> State:
+def check_server_state(state: Any, function: str, before: State | None = None) -> State:
     """Return the state that an algorithm's function made.
 
-    Raises TypeError unless it is a dict of tensors, or of trees of tensors.
+    Raises TypeError unless it is a dict of tensors, or of trees of tensors, with the names, shapes
+    and types of the state `before`, if that is given: a checkpoint is read back by these.
     """
-    if isinstance(state, dict):
-        flat = flatten_state(state)
-        if all(isinstance(value, Tensor) for value in flat.values()):
-            return state
-    kind = type(state).__name__
-    raise TypeError(f"{function} must return a dict of tensors by name, not {kind}")
+    if not isinstance(state, dict):
+        kind = type(state).__name__
+        raise TypeError(f"{function} must return a dict of tensors by name, not {kind}")
+    flat = flatten_state(state)
+    for name, value in flat.items():
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise TypeError(
+                f"{function} must return a dict of tensors by name, but {name!r} is {kind}"
+            )
+    if before is not None:
+        mismatch = find_mismatch(flatten_state(before), flat)
+        if mismatch is not None:
+            raise TypeError(f"{function} must return a state like the one it is given: {mismatch}")
+    return state

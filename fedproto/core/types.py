@@ -245,6 +245,8 @@ class Algorithm:
     #: What travels of an upload, if that is not the upload itself; see core/transforms.py.
     encode: Callable[[Upload, Step], Upload] | None = None
     decode: Callable[[Upload, State], Upload] | None = None
+    #: Raises ValueError if what travelled cannot be decoded; for uploads from other machines.
+    check: Callable[[Upload], None] | None = None
 
     def __post_init__(self) -> None:
         if self.additive and (self.remembers or self.once):

@@ -252,9 +252,8 @@ def _prepare(
     """Return the member with its saved state, or its initial one, and what the server sent."""
     federation = build_federation(own, terms, tuple(request.header["classes"]))
     client = replace(federation.members[0], id=request.header["number"])
-    algorithm = _build_algorithm(terms)
     task = Task(len(federation.classes), federation.task.dim, 1, terms.seed)
-    layouts = algorithm.declare(client.initial, task)
+    algorithm, layouts = _build_algorithm(terms, client.initial, task)
     refuse_what_is_not_sent(terms, own, layouts)
     recipient = federation.recipient(0, all_classes=True)
     like = algorithm.send(algorithm.init(client.initial, task), recipient)
@@ -322,6 +321,10 @@ def _read_terms(header: dict[str, Any]) -> TrainingTerms:
         raise RefusedByMember(
             "the server names an algorithm of its own module, which a member never imports"
         )
+    if ":" in str(header.get("transform")):
+        raise RefusedByMember(
+            "the server names a transform of its own module, which a member never imports"
+        )
     stated = {}
     for field in fields(TrainingTerms):
         if field.name not in header:
@@ -342,9 +345,16 @@ def _check_names(names: Any, key: str) -> None:
         raise MessageError(f"the server's message has {key!r} with a name twice")
 
 
-def _build_algorithm(terms: TrainingTerms) -> Algorithm:
-    """Return the algorithm that the server names; MessageError if there is no such algorithm."""
+def _build_algorithm(
+    terms: TrainingTerms, params: Tree, task: Task
+) -> tuple[Algorithm, dict[str, GroupLayout]]:
+    """Return the algorithm that the server names, with its transforms, and what it declares.
+
+    Raises MessageError if there is no such algorithm or transform.
+    """
     try:
-        return terms.build()
+        algorithm = terms.build()
+        layouts = algorithm.declare(params, task)
+        return terms.transform_uploads(algorithm, layouts), layouts
     except ConfigError as error:
         raise MessageError(f"the server's message: {error}") from error

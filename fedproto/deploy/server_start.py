@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -92,20 +92,24 @@ class ServerStart:
 def start_server(
     algorithm: Algorithm, terms: TrainingTerms, settings: ServerSettings, classes: tuple[str, ...]
 ) -> ServerStart:
-    """Return what the server starts from.
+    """Return what the server starts from; its algorithm transforms uploads as the terms say.
 
     Raises ConfigError if the settings say too little, or if the algorithm sends nothing.
     """
     members = len(words(settings.members)) or settings.quorum
     task = Task(0, terms.dim, members, terms.seed)
     if algorithm.shared is not nothing:
-        return ServerStart(algorithm, _draw_weights(terms, settings, len(classes)), task)
-    if not terms.dim:
+        params = _draw_weights(terms, settings, len(classes))
+    elif terms.dim:
+        params = {"any": torch.zeros(1)}
+    else:
         raise ConfigError(
             "dim, the number of values of a prototype, must be set: "
             "the server does not take it from a member"
         )
-    return ServerStart(algorithm, {"any": torch.zeros(1)}, task)
+    start = ServerStart(algorithm, params, task)
+    layouts = start.declare(max(1, len(classes)))
+    return replace(start, algorithm=terms.transform_uploads(algorithm, layouts))
 
 
 def make_template(layouts: Mapping[str, GroupLayout]) -> Upload:

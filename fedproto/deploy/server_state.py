@@ -80,7 +80,6 @@ class ServerState:
     def __init__(self, settings: ServerSettings, terms: TrainingTerms) -> None:
         self.settings = settings
         self.terms = terms
-        self.algorithm = terms.build()
         self.path = Path(settings.state) / STATE_FILE
         self.id = token_hex(8)  # distinguishes federations with the same members
         self.round = 0
@@ -91,7 +90,8 @@ class ServerState:
         self.once_uploads = LatestUploads(0)  # of the groups that are sent once
         self.requests: dict[str, SentRequest] = {}  # to train, the latest of each member
         self.replies: dict[str, AcceptedReply] = {}  # of the round that is not closed yet
-        self.start = start_server(self.algorithm, terms, settings, self.classes)
+        self.start = start_server(terms.build(), terms, settings, self.classes)
+        self.algorithm = settings.combine(self.start.algorithm)
         self.layouts = self.start.declare(max(1, len(self.classes)))
         self.messages = self.start.describe_messages(len(self.classes))
         self.server = self.start.init(len(self.classes))
@@ -230,6 +230,8 @@ class ServerState:
         number = torch.tensor(self.members[name].number)
         everything = torch.ones(max(1, len(self.classes)))
         try:
+            if self.algorithm.check is not None:
+                self.algorithm.check(wire)
             received = self.algorithm.send(server, Recipient(number, everything))
             return self.algorithm.decode(wire, received)
         except (ValueError, RuntimeError, IndexError) as error:
@@ -431,13 +433,19 @@ class ServerState:
             "id": self.id,
             "round": self.round,
             "classes": list(self.classes),
-            "algorithm": str(self.terms.part()),
+            "algorithm": self._describe_algorithm(),
             "registered": sorted(self.registered),
             "members": {name: vars(member) for name, member in self.members.items()},
         }
         with explain_write_errors(self.path):
             self._make_folder()
             write_tensors(self.path, tensors, STATE_FORMAT, header, private=True)
+
+    def _describe_algorithm(self) -> str:
+        """Return the algorithm with its options, and with the transforms if there are some."""
+        algorithm = str(self.terms.part())
+        transforms = ",".join(str(part) for part in self.terms.transform_parts())
+        return f"{algorithm} with {transforms}" if transforms else algorithm
 
     def load(self) -> None:
         """Continue from the file, if there is one.
@@ -448,10 +456,10 @@ class ServerState:
             return
         tensors, header = read_state(self.path)
         stored_algorithm = header["algorithm"]
-        if stored_algorithm != str(self.terms.part()):
+        algorithm = self._describe_algorithm()
+        if stored_algorithm != algorithm:
             raise RunFolderError(
-                f"{self.path} belongs to {stored_algorithm}, not to {self.terms.part()}: "
-                "name another state"
+                f"{self.path} belongs to {stored_algorithm}, not to {algorithm}: name another state"
             )
         groups = split_groups(tensors)
         server = groups.get("server", {})

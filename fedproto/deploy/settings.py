@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedproto.config import plugins
-from fedproto.config.choices import AUTO, complete, parse_choice
+from fedproto.config.choices import AUTO, complete, parse_choice, parse_choices
 from fedproto.config.config_file import read_tables
 from fedproto.config.options import (
     Bounds,
@@ -37,9 +37,11 @@ from fedproto.config.options import (
 from fedproto.config.settings import Seed, refuse_contradictions, two_lengths
 from fedproto.core.class_names import normalise_name
 from fedproto.core.client_names import MAX_NAME_CHARACTERS, is_chosen_name
+from fedproto.core.combination import with_combiner
 from fedproto.core.local_training import Training
 from fedproto.core.optimisers import Optimiser, OptimiserName, RateSchedule, ScheduleName
-from fedproto.core.types import Algorithm
+from fedproto.core.transforms import with_transforms
+from fedproto.core.types import Algorithm, GroupLayout
 from fedproto.errors import ConfigError, shown, unknown
 
 #: Ends the sentence that refuses a member's name or site.
@@ -57,6 +59,7 @@ class TrainingTerms:
     """How all members of a federation train; the server states it in every request."""
 
     algorithm: str = "fedproto"
+    transform: str = ""  # what is done to uploads before they travel; see docs/transforms.md
     dim: Annotated[int, Bounds(0, 10**6)] = 50  # values of a prototype; 0: that of the models
     batch: Samples = 8
     lr: PositiveFloat = 0.01
@@ -105,6 +108,21 @@ class TrainingTerms:
             )
         return algorithm
 
+    def transform_parts(self) -> list[Part]:
+        """Return the names of the transforms with all their options, in order."""
+        parts = parse_choices("transform", self.transform)
+        return [complete("transform", part, {}, {}) for part in parts]
+
+    def transform_uploads(
+        self, algorithm: Algorithm, layouts: Mapping[str, GroupLayout]
+    ) -> Algorithm:
+        """Return the algorithm with its uploads transformed; ConfigError if that does not fit.
+
+        `layouts` is what the algorithm declares.
+        """
+        transforms = [plugins.build("transform", part) for part in self.transform_parts()]
+        return with_transforms(algorithm, transforms, layouts)
+
 
 @dataclass(frozen=True)
 class ServerSettings:
@@ -124,6 +142,7 @@ class ServerSettings:
     shape: str = ""
     classes: str = ""  # more may come if new_classes is true
     members: str = ""  # empty: everybody whom Flower lets in
+    combiner: str = "sum"  # what becomes of the uploads of a round; see docs/combiners.md
     quorum: PositiveInt = 2  # members needed to begin a round, and replies needed to close it
     #: Seconds that a round waits for replies; an asynchronous one, that a request stays open.
     timeout: PositiveFloat = 600.0
@@ -141,6 +160,17 @@ class ServerSettings:
     max_classes: PositiveInt = 1000  # of the federation
     max_new_classes: PositiveInt = 100  # brought by one member, in all rounds together
     trust_plugins: bool = False  # whether code that these settings name may run at the server
+
+    def combine(self, algorithm: Algorithm) -> Algorithm:
+        """Return the algorithm with the server's combiner; ConfigError if they do not fit."""
+        part = complete("combiner", parse_choice("combiner", self.combiner), {}, {})
+        combiner = plugins.build("combiner", part)
+        if self.quorum < combiner.needs:
+            raise ConfigError(
+                f"combiner {combiner.name} needs at least {combiner.needs} replies, but a round "
+                f"may close with {self.quorum}: raise `quorum`, or choose another combiner"
+            )
+        return with_combiner(algorithm, combiner)
 
     def rate_factor(self, round: int) -> float:
         """Return what the schedule makes of the learning rate in a round, as a factor of it."""
@@ -321,6 +351,11 @@ def split_run_config(config: Mapping[str, Any], where: str) -> tuple[ServerSetti
     _refuse_large_buffer(settings)
     if terms.local_steps and terms.epochs > 1:
         raise two_lengths(terms.local_steps, terms.epochs)
-    chosen = {"algorithm": terms.algorithm, "model": settings.model}
+    chosen = {
+        "algorithm": terms.algorithm,
+        "model": settings.model,
+        "combiner": settings.combiner,
+        "transform": terms.transform,
+    }
     _trust_if_allowed(chosen, settings.trust_plugins, where)
     return settings, terms

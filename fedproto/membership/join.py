@@ -47,6 +47,7 @@ FIXED_SETTINGS = {
     "algorithm",
     "buffer",
     "clients",
+    "combiner",
     "concurrency",
     "dataset",
     "eval_every",

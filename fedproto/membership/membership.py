@@ -17,8 +17,10 @@ import torch
 
 from fedproto.config import plugins
 from fedproto.config.choices import parse_choice
+from fedproto.config.composition import build_algorithm
 from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
+from fedproto.config.settings import DEFAULTS, SUM
 from fedproto.core import files
 from fedproto.core.class_names import describe_similar_names, is_plain, list_names, normalise_name
 from fedproto.core.client_names import (
@@ -62,6 +64,7 @@ class Membership:
     uploads: LatestUploads  # over `classes`
     base: Prototypes | None = None  # given to training, for classes that no member holds
     changes: tuple[dict[str, Any], ...] = ()  # who joined and left, in order
+    combiner: Part = SUM  # what the prototypes are made of the uploads by
 
     # --- reading and writing
 
@@ -77,7 +80,7 @@ class Membership:
     @classmethod
     def _from_training(cls, folder: RunFolder) -> Membership:
         path = folder.path
-        algorithm = _read_algorithm(folder)
+        algorithm = _read_choice(folder, "algorithm")
         if algorithm.options.get("fixed"):
             raise RunFolderError(
                 f"{path} is the run of a newcomer that joined a federation; "
@@ -97,7 +100,8 @@ class Membership:
         names = _read_client_names(folder)
         members = {names.get(client, str(client)): client for client in uploads.clients()}
         base = read_prototypes(path / START) if (path / START).exists() else None
-        return cls(classes, algorithm, members, uploads, base)
+        combiner = _read_choice(folder, "combiner")
+        return cls(classes, algorithm, members, uploads, base, combiner=combiner)
 
     @classmethod
     def _load(cls, path: Path) -> Membership:
@@ -105,7 +109,8 @@ class Membership:
         missing = {"algorithm", "members", "changes"} - header.keys()
         if missing:
             raise DataError(f"{path} is not a file of members: it lacks {min(missing)!r}")
-        algorithm = _parse_algorithm(header["algorithm"], path)
+        algorithm = _parse_choice("algorithm", header["algorithm"], path)
+        combiner = _parse_choice("combiner", header.get("combiner", SUM.name), path)
         classes = read_class_names(header, path)
         uploads = _restore_uploads(tensors, classes, str(path))
         return cls(
@@ -115,6 +120,7 @@ class Membership:
             uploads,
             _read_base(tensors, classes, uploads, path),
             _check_changes(header["changes"], path),
+            combiner,
         )
 
     def save(self, folder: RunFolder) -> None:
@@ -131,6 +137,8 @@ class Membership:
             "members": self.members,
             "changes": list(self.changes),
         }
+        if self.combiner != SUM:
+            header["combiner"] = str(self.combiner)
         with folder.hold():
             files.write_tensors(folder.path / MEMBERS, tensors, PROTOTYPES_FORMAT, header)
 
@@ -141,7 +149,7 @@ class Membership:
 
         A class that no member holds has the prototype that training was given, or none.
         """
-        if self.algorithm.name in SUMMED_ALGORITHMS:
+        if self.algorithm.name in SUMMED_ALGORITHMS and self.combiner == SUM:
             uploads = self.uploads.sum()
         else:
             uploads = self.uploads.recall()
@@ -151,7 +159,7 @@ class Membership:
         if self.base is not None:
             base = self.base.over(self.classes)
             server = {"prototypes": base.values.to(zeros), "known": base.known.to(zeros)}
-        server = plugins.build("algorithm", self.algorithm).aggregate(server, uploads)
+        server = build_algorithm(self.algorithm, self.combiner).aggregate(server, uploads)
         weighting = self.algorithm.options.get("weighting")
         return Prototypes(self.classes, server["prototypes"], server["known"], weighting)
 
@@ -300,29 +308,29 @@ def _describe_change(did: str, member: str, classes: list[str]) -> dict[str, Any
 # --- what files hold
 
 
-def _read_algorithm(folder: RunFolder) -> Part:
-    """Return a run's algorithm with its options."""
+def _read_choice(folder: RunFolder, kind: str) -> Part:
+    """Return a run's algorithm, or its combiner, with the options."""
     path = folder.path / "config.toml"
-    settings = read_run_toml(path)
-    plugins.refuse_plugins({"algorithm": settings["algorithm"]}, path)
-    part = parse_choice("algorithm", settings["algorithm"])
+    settings = DEFAULTS | read_run_toml(path)
+    plugins.refuse_plugins({kind: settings[kind]}, path)
+    part = parse_choice(kind, settings[kind])
     options = dict(part.options)
     for key, value in settings.items():
-        if key.startswith("algorithm."):
-            options[key.removeprefix("algorithm.")] = value
+        if key.startswith(f"{kind}."):
+            options[key.removeprefix(f"{kind}.")] = value
     return replace(part, options=options)
 
 
-def _parse_algorithm(stated: Any, path: Path) -> Part:
-    """Return the algorithm that a file names; code from outside the package is refused."""
+def _parse_choice(kind: str, stated: Any, path: Path) -> Part:
+    """Return the plug-in that a file names; code from outside the package is refused."""
     if not isinstance(stated, str):
-        raise DataError(f"{path} is corrupted: its algorithm is not text")
+        raise DataError(f"{path} is corrupted: its {kind} is not text")
     try:
-        algorithm = parse_choice("algorithm", stated)
+        part = parse_choice(kind, stated)
     except (ConfigError, ValueError) as error:
         raise DataError(f"{path} is corrupted: {error}") from error
-    plugins.refuse_plugins({"algorithm": stated}, path)
-    return algorithm
+    plugins.refuse_plugins({kind: stated}, path)
+    return part
 
 
 def _restore_uploads(tensors: Tree, classes: tuple[str, ...], where: str) -> LatestUploads:

@@ -31,6 +31,7 @@ from fedproto.runs import start_checks
 from fedproto.runs.baselines import refuse_baselines
 from fedproto.runs.best_state import BestState
 from fedproto.runs.client_models import write_client_models
+from fedproto.runs.composition import Method
 from fedproto.runs.data_notices import describe_lonely_classes
 from fedproto.runs.execution import OnRound, execute
 from fedproto.runs.folder import RESULT, RunFolder
@@ -85,10 +86,12 @@ class Experiment:
                 share it.
             names: what the clients are called, where the data does not say it.
         """
-        algorithm = plugins.build("algorithm", config.algorithm)
+        method = Method.build(config)
         loaded = {} if loaded is None else loaded
-        federation, config = build_federation(config, algorithm, data, modules, loaded, names)
-        return cls.share_engine([config], algorithm, [federation])[0]
+        federation, config = build_federation(
+            config, method.algorithm, data, modules, loaded, names
+        )
+        return cls.share_engine([config], method.compose(federation), [federation])[0]
 
     @classmethod
     def prepare_together(
@@ -98,14 +101,15 @@ class Experiment:
 
         They may differ in `sweep.STACKED_SETTINGS`.
         """
-        algorithm = plugins.build("algorithm", configs[0].algorithm)
+        method = Method.build(configs[0])
         loaded = {} if loaded is None else loaded
         federations = []
         complete_configs = []
         for config in configs:
-            federation, complete = build_federation(config, algorithm, None, None, loaded)
+            federation, complete = build_federation(config, method.algorithm, None, None, loaded)
             federations.append(federation)
             complete_configs.append(complete)
+        algorithm = method.compose(federations[0])
         return cls.share_engine(complete_configs, algorithm, federations)
 
     @classmethod

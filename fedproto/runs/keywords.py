@@ -18,7 +18,9 @@ class RunSettings(TypedDict, total=False):
     """Settings of the run itself; `algorithm`, `dataset` and `model` are parameters of `run`."""
 
     metric: str  # ''
+    transform: str  # ''
     partition: str  # auto
+    combiner: str  # sum
     profile: Literal["paper", "released"]  # paper
     clients: int | None  # None
     rounds: int  # 100
@@ -76,9 +78,10 @@ class AlgorithmOptions(TypedDict, total=False):
     fixed: bool  # False
     head_epochs: int  # 1
     lam: float  # 1.0
-    mu: float  # 0.1
+    mu: float  # 0.1 (feddyn), 0.1 (fedprox), 1.0 (moon)
     personal: str  # head
     regularise: Literal["sample", "class"]  # sample
+    temperature: float  # 0.5
     weighting: Literal["samples", "uniform", "eq6"]  # samples
 
 
@@ -154,7 +157,33 @@ class PartitionOptions(TypedDict, total=False):
     ways: int | None  # None
 
 
+class TransformOptions(TypedDict, total=False):
+    """Options of the transforms."""
+
+    bits: int  # 8
+    fraction: float  # 0.1
+    norm: float  # 1.0
+
+
+class CombinerOptions(TypedDict, total=False):
+    """Options of the combiners."""
+
+    attackers: int | None  # None
+    chosen: int  # 1
+    fraction: float  # 0.1
+    iterations: int  # 100
+    smoothing: float  # 1e-06
+    weighted: bool  # True
+
+
 class RunKeywords(
-    RunSettings, AlgorithmOptions, DatasetOptions, ModelOptions, PartitionOptions, total=False
+    RunSettings,
+    AlgorithmOptions,
+    DatasetOptions,
+    ModelOptions,
+    PartitionOptions,
+    CombinerOptions,
+    TransformOptions,
+    total=False,
 ):
     """Every keyword of `fedproto.run` beside its named parameters."""

@@ -48,6 +48,7 @@ def describe_run(
         clients.append(client | {"metrics": describe_client_metrics(measured[number])})
     return {
         "algorithm": experiment.algorithm.name,
+        "transform": ",".join(str(part) for part in config.transform),
         "dataset": ",".join(part.name for part in config.dataset),
         "seed": config.seed,
         "rounds": rounds,

@@ -12,7 +12,7 @@ from helpers.tiny import ALGORITHMS, build, experiment, send, step
 
 from fedproto.core import rng
 from fedproto.core.local_training import train
-from fedproto.core.tensors import flatten_upload, stack_uploads, sum_uploads
+from fedproto.core.tensors import flatten_state, flatten_upload, stack_uploads, sum_uploads
 from fedproto.core.types import Group, Task
 from fedproto.errors import ConfigError
 
@@ -37,15 +37,20 @@ def start(name, **options):
     return algorithm, algorithm.init(PARAMS, TASK)
 
 
+def client_step(algorithm, params, received, x=X, y=Y, mask=None):
+    """A step of a client that keeps what it keeps before its first round."""
+    return step(params, received, x, y, mask, state=algorithm.client_init(PARAMS, TASK))
+
+
 def uploads_of(algorithm, server, *clients):
     """The stacked uploads of clients given as (params, number of samples)."""
     received = send(algorithm, server, torch.ones(2))
-    return stack_uploads(
-        [
-            algorithm.upload(step(params, received, X[:count], Y[:count]))
-            for params, count in clients
-        ]
-    )
+    uploads = []
+    for params, count in clients:
+        uploads.append(
+            algorithm.upload(client_step(algorithm, params, received, X[:count], Y[:count]))
+        )
+    return stack_uploads(uploads)
 
 
 def prototypes(rows, known=(1.0, 1.0)):
@@ -414,7 +419,8 @@ def test_the_gradient_of_the_loss_is_its_finite_difference(name):
     algorithm, received, x, y = first_step(name)
 
     def loss(w, v):
-        return sum(algorithm.loss(step({"body.w": w, "head.v": v}, received, x, y)).values())
+        params = {"body.w": w, "head.v": v}
+        return sum(algorithm.loss(client_step(algorithm, params, received, x, y)).values())
 
     leaves = tuple((value + 0.1).requires_grad_() for value in PARAMS.values())
     assert torch.autograd.gradcheck(loss, leaves)
@@ -438,7 +444,8 @@ def test_the_gradient_of_every_fedproto_loss_is_its_finite_difference(distance, 
 def test_padding_changes_no_loss_no_upload(name, options):
     algorithm, received, x, y = first_step(name, extra=2, **options)
     mask = torch.tensor([1.0, 1, 1, 0, 0], dtype=x.dtype)
-    plain, padded = step(PARAMS, received, X, Y), step(PARAMS, received, x, y, mask)
+    plain = client_step(algorithm, PARAMS, received)
+    padded = client_step(algorithm, PARAMS, received, x, y, mask)
     for key, value in algorithm.loss(plain).items():
         assert torch.allclose(algorithm.loss(padded)[key], value)
     ours = flatten_upload(algorithm.upload(padded))
@@ -461,6 +468,7 @@ def test_an_additive_server_needs_only_the_sum(name):
         algorithm.aggregate(server, uploads),
         algorithm.aggregate(server, sum_uploads(uploads)),
     )
+    one_by_one, at_once = flatten_state(one_by_one), flatten_state(at_once)
     assert all(torch.allclose(one_by_one[key], at_once[key]) for key in one_by_one)
 
 
@@ -491,10 +499,12 @@ def test_a_stack_of_clients_computes_what_each_computes_alone(name, options):
     stacked = {key: torch.stack([params[key] for params in clients]) for key in PARAMS}
 
     def outputs(params):
-        now = step(algorithm.adopt(params, received), received, x, y)
-        gradient = torch.func.grad(lambda p: sum(algorithm.loss(step(p, received, x, y)).values()))(
-            params
-        )
+        now = client_step(algorithm, algorithm.adopt(params, received), received, x, y)
+
+        def loss(params):
+            return sum(algorithm.loss(client_step(algorithm, params, received, x, y)).values())
+
+        gradient = torch.func.grad(loss)(params)
         return algorithm.loss(now), algorithm.upload(now), algorithm.predict(now), gradient
 
     together = torch.vmap(outputs)(stacked)

@@ -15,6 +15,7 @@ FAULTS = {"participation": 0.5, "lost_uploads": 0.3, "stragglers": 0.5}
 IDENTITIES = [
     ("fedprox(mu=0)", "fedavg", {}),
     ("fedprox(mu=0)", "fedavg", FAULTS),
+    ("moon(mu=0)", "fedavg", {}),
     ("fedproto(lam=0)", "local", {}),
     ("fedproto(lam=0)", "local", FAULTS),
     ("fedproto-mh(lam=0)", "local", {"model": "mlp(hidden=5),mlp(hidden=9)"}),

@@ -424,6 +424,13 @@ def test_list_shows_every_plug_in_with_its_options(plural: str) -> None:
     assert out in succeed("list").out
 
 
+def test_list_says_what_each_algorithm_sends() -> None:
+    out = " ".join(succeed("list", "algorithms").out.replace("│", " ").split())
+    for words in ("Sends nothing", "Sends model per client", "Sends prototypes per class"):
+        assert words in out
+    assert "takes no combiner" in out
+
+
 def test_list_says_what_an_option_is_by_default() -> None:
     assert "lam=1.0" in succeed("list", "algorithms").out
 

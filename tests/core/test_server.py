@@ -194,12 +194,17 @@ def test_looking_back_finds_the_smallest_positive_losses_and_the_first_divergenc
     assert progress.diverged == {2: 2, 1: 3}
 
 
-@pytest.mark.parametrize("state", [[], {"a": 1.0}, None, {"a": torch.ones(1), "b": "text"}])
-def test_a_server_state_is_a_dict_of_tensors(state: Any) -> None:
-    kind = type(state).__name__
-    with pytest.raises(
-        TypeError, match=f"^init must return a dict of tensors by name, not {kind}$"
-    ):
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [
+        ([], "not list"),
+        (None, "not NoneType"),
+        ({"a": 1.0}, "but 'a' is float"),
+        ({"a": torch.ones(1), "b": {"c": "text"}}, "but 'b/c' is str"),
+    ],
+)
+def test_a_server_state_is_a_dict_of_tensors(state: Any, found: str) -> None:
+    with pytest.raises(TypeError, match=f"^init must return a dict of tensors by name, {found}$"):
         check_server_state(state, "init")
 
 

@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from fedproto.config.settings import configure
+from fedproto.core.tensors import flatten_state
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.vectorised import layers
 from fedproto.engines.vectorised.engine import VectorisedEngine
@@ -90,7 +91,8 @@ def assert_equal(first, second, tolerance=1e-8):
         assert largest_difference(state, other_state) <= tolerance
     progress = run.progress
     other_progress = other_run.progress
-    assert largest_difference(progress.server, other_progress.server) <= tolerance
+    server = flatten_state(progress.server)
+    assert largest_difference(server, flatten_state(other_progress.server)) <= tolerance
     assert torch.equal(progress.ledger.counts, other_progress.ledger.counts)
     last_round = progress.latest_uploads.last_round
     assert torch.equal(last_round, other_progress.latest_uploads.last_round)

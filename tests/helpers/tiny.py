@@ -68,8 +68,15 @@ def step(
     x: torch.Tensor,
     y: torch.Tensor,
     mask: torch.Tensor | None = None,
+    state: State | None = None,
 ) -> Step:
     """A step of the smallest model: features = x W, logits = features V (`body.w`, `head.v`)."""
-    features = x @ params["body.w"]
+
+    def forward(others: Tree) -> tuple[torch.Tensor, torch.Tensor]:
+        run = params | others
+        features = x @ run["body.w"]
+        return features, features @ run["head.v"]
+
+    features, logits = forward({})
     batch = Batch(x, y, torch.ones(len(y), dtype=x.dtype) if mask is None else mask)
-    return Step(params, features, features @ params["head.v"], batch, received)
+    return Step(params, features, logits, batch, received, state=state or {}, forward=forward)

@@ -26,6 +26,8 @@ CLASSES = {
     "dataset": keywords.DatasetOptions,
     "model": keywords.ModelOptions,
     "partition": keywords.PartitionOptions,
+    "combiner": keywords.CombinerOptions,
+    "transform": keywords.TransformOptions,
 }
 
 
@@ -60,10 +62,10 @@ def options_by_name(kind: str) -> dict[str, list[tuple[str, Any]]]:
 def test_the_settings_of_a_run_have_their_keys_types_and_defaults():
     hints = typing.get_type_hints(Config, include_extras=True)
     expected = {name: as_keyword(hints[name]) for name in RUN_FIELDS}
-    expected |= {"partition": str, "metric": str}
+    expected |= {"partition": str, "metric": str, "transform": str, "combiner": str}
     assert typing.get_type_hints(keywords.RunSettings) == expected
     defaults = {field.name: str(field.default) for field in fields(Config)} | DEFAULTS
-    defaults["metric"] = "''"
+    defaults |= {"metric": "''", "transform": "''"}
     assert stated_defaults(keywords.RunSettings) == {name: defaults[name] for name in expected}
 
 

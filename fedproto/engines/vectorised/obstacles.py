@@ -139,7 +139,8 @@ def _try_round(
     """Do a round and an evaluation of all clients of a small group."""
     # All of them fit, however little memory is free: how many do is decided later, for the run.
     plan_of_trial = replace(plan, compile=False, stack=len(group))
-    stack = Stack(group, algorithm, training, plan_of_trial)
+    training_of_trial = replace(training, epochs=1, local_steps=None)
+    stack = Stack(group, algorithm, training_of_trial, plan_of_trial)
     positions = torch.arange(len(group))
     servers = [server] * (1 + int(group.federation.max()))
     nobody_slow = torch.zeros(len(group), dtype=torch.bool)

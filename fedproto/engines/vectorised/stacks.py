@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.core import codec
+from fedproto.core.contract import check_same_kept
 from fedproto.core.engine import even_size
 from fedproto.core.federation import EvaluatedPart
 from fedproto.core.local_training import (
@@ -139,7 +140,8 @@ class Stack:
             key=last_tables["key"],
             number=last_tables["number"],
         )
-        uploads, wire, kept = _finish(self.algorithm, closing_step)
+        uploads, wire, updated = _finish(self.algorithm, closing_step)
+        kept = check_same_kept(kept, updated, "client_update")
         sizes = codec.upload_sizes(wire, len(positions))
         state = join_client(params, kept)
         self.group.states.put(positions, state)
@@ -152,7 +154,8 @@ class Stack:
         own, kept = split_client(self.group.states.take(positions))
         params = vmap(self.algorithm.adopt)(own, received)
         if kept:
-            kept = vmap(self.algorithm.client_start)(kept, received)
+            started = vmap(self.algorithm.client_start)(kept, received)
+            kept = check_same_kept(kept, started, "client_start")
         return params, kept
 
     def _make_or_take_tables(self, round: int, positions: Tensor, slow: Tensor) -> list[Tree]:

@@ -1,0 +1,40 @@
+"""An algorithm with what the settings put around it: transforms of uploads, and a combiner."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedproto.config import plugins
+from fedproto.config.settings import Config
+from fedproto.core.combination import Combiner, with_combiner
+from fedproto.core.federation import Federation
+from fedproto.core.transforms import Transform, with_transforms
+from fedproto.core.types import Algorithm
+
+
+class Method(NamedTuple):
+    """What the settings choose, before the federation is known."""
+
+    algorithm: Algorithm
+    transforms: list[Transform]  # in the order in which a client applies them
+    combiner: Combiner
+
+    @classmethod
+    def build(cls, config: Config) -> Method:
+        """Return what the settings choose; ConfigError if it cannot be meant together."""
+        algorithm = plugins.build("algorithm", config.algorithm)
+        transforms = [plugins.build("transform", part) for part in config.transform]
+        combiner = plugins.build("combiner", config.combiner)
+        with_combiner(algorithm, combiner)  # refuses before data is read what does not fit
+        return cls(algorithm, transforms, combiner)
+
+    def compose(self, federation: Federation) -> Algorithm:
+        """Return the algorithm with its uploads transformed and combined.
+
+        The server combines uploads, then come the server parts of transforms, then the algorithm.
+        Federations that one engine trains together declare uploads of the same shapes, so any of
+        them will do.
+        """
+        layouts = self.algorithm.declare(federation.members[0].initial, federation.task)
+        transformed = with_transforms(self.algorithm, self.transforms, layouts)
+        return with_combiner(transformed, self.combiner)
