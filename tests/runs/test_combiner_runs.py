@@ -32,6 +32,13 @@ def test_engines_agree(combiner, algorithm) -> None:
     assert_engines_agree(algorithm, combiner=combiner, **TROUBLE)
 
 
+def test_transformed_uploads_are_combined_as_they_are_decoded() -> None:
+    transform = "clip(norm=1),quantise(bits=8)"
+    (run, _), _ = assert_engines_agree("fedproto", combiner="median", transform=transform)
+    plain, _ = finished("fedproto", transform=transform)
+    assert largest_difference(server_of(run), server_of(plain)) > 0
+
+
 def test_several_processes_combine_what_one_does() -> None:
     settings = {"combiner": "median", "clients": 5, "participation": 0.8}
     alone, _ = finished("fedavg", **settings)
