@@ -45,6 +45,10 @@ class RunSettings(TypedDict, total=False):
     participation: float  # 1.0
     lost_uploads: float  # 0.0
     stragglers: float  # 0.0
+    buffer: int  # 0
+    concurrency: int | None  # None
+    staleness: float  # 0.5
+    speed_spread: float  # 0.0
     seed: int  # 0
     engine: Literal["auto", "reference", "vectorised", "processes"]  # auto
     device: Literal["auto", "cpu", "cuda"]  # auto
