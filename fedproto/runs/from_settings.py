@@ -253,18 +253,30 @@ def _refuse_mixed_architectures(federation: Federation, algorithm: Algorithm) ->
     first = federation.members[0]
     if not any(algorithm.shared(name) for name in first.initial):
         return
+    described = _describe_shared(first, algorithm)
     for member in federation.members:
-        if _describe_architecture(member) != _describe_architecture(first):
+        if _describe_shared(member, algorithm) != described:
             raise ConfigError(
                 f"{algorithm.name} averages weights, so all clients need one architecture, but "
                 f"{_say_model(first)} and {_say_model(member)}: use fedproto or local, or one model"
             )
 
 
-def _describe_architecture(member: Member) -> tuple[str, dict[str, torch.Size]]:
-    """Return what the models of two clients must have in common so that they can be averaged."""
-    shapes = {name: value.shape for name, value in member.initial.items()}
-    return repr(member.module), shapes
+def _describe_shared(
+    member: Member, algorithm: Algorithm
+) -> tuple[list[str], dict[str, torch.Size]]:
+    """Return what the models of two clients must have in common so that they can be averaged.
+
+    That is the shapes of what travels, and the parts of the model, such as body or head, that it is
+    from: LG-FedAvg averages heads of different bodies.
+    """
+    shapes = {}
+    for name, value in member.initial.items():
+        if algorithm.shared(name):
+            shapes[name] = value.shape
+    children = dict(member.module.named_children())
+    parts = sorted({name.partition(".")[0] for name in shapes})
+    return [repr(children.get(part, member.module)) for part in parts], shapes
 
 
 def _say_model(member: Member) -> str:
