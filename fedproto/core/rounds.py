@@ -23,7 +23,6 @@ from fedproto.core.sampling import Schedule, sample_cohort
 from fedproto.core.server import Progress, check_server_state
 from fedproto.core.tensors import (
     join_uploads,
-    move_index,
     select_rows,
     sum_uploads,
     take_one,
@@ -206,12 +205,9 @@ class RoundAccumulator:
         A client downloads what it needs to train; of prototypes, those of its own classes.
         """
         sampled = self.cohort.sampled
-        own_classes = self.federation.own_classes
-        if len(sampled) < len(own_classes):
-            own_classes = own_classes[move_index(sampled, own_classes.device)]
         with errors_named(f"round {self.round}, sending"):
             send_to_all = vmap(self.algorithm.send, in_dims=(None, 0))
-            recipients = self.federation.address(sampled, own_classes)
+            recipients = self.federation.recipients(sampled)
             sent = send_to_all(self.progress.server, recipients)
             return codec.download_sizes(sent, len(sampled))
 
