@@ -67,16 +67,23 @@ class AlgorithmOptions(TypedDict, total=False):
     """Options of the algorithms."""
 
     absent: Literal["remember", "drop"]  # remember
+    beta1: float  # 0.9
+    beta2: float  # 0.99
     body_epochs: int  # 1
     clusters: int  # 3
     collect: Literal["after", "during"]  # after
+    distil: Literal["mse", "cross-entropy"]  # mse
     distance: Literal["mse", "l2", "sql2", "l1", "emd", "cosine"]  # mse
     fixed: bool  # False
+    gamma: float  # 1.0
     head_epochs: int  # 1
     lam: float  # 1.0
     mu: float  # 0.1 (feddyn), 0.1 (fedprox), 1.0 (moon)
-    personal: str  # head
+    personal: str  # head (fedper), head (fedrep), body (lg-fedavg)
     regularise: Literal["sample", "class"]  # sample
+    server_lr: float  # 0.01 (fedadam), 1.0 (fedavgm)
+    server_momentum: float  # 0.9
+    tau: float  # 0.001
     temperature: float  # 0.5
     weighting: Literal["samples", "uniform", "eq6"]  # samples
 

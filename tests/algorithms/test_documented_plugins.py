@@ -34,6 +34,13 @@ def test_engines_agree(name: str) -> None:
     assert_engines_agree(name, **TROUBLE)
 
 
+@pytest.mark.parametrize("name", ["both:protoper", "variates:scaffold"])
+def test_engines_agree_on_local_steps_of_unequal_clients(name: str) -> None:
+    """SCAFFOLD divides by `step.steps`, which differs for slow clients."""
+    settings = {"local_steps": 5, "stragglers": 0.5, "data": make_clients(RAGGED)}
+    assert_engines_agree(name, **settings)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedproto", "variates:scaffold"])
 def test_engines_agree_with_a_combiner(name: str) -> None:
     assert_engines_agree(name, combiner="mycombiners:midrange", **TROUBLE)

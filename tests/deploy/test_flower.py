@@ -194,6 +194,19 @@ def test_weights_travel_as_in_the_simulator(setup: Setup) -> None:
 
 
 @pytest.mark.slow
+def test_transformed_uploads_travel_as_in_the_simulator(setup: Setup) -> None:
+    transform = "clip(norm=3),top_k(fraction=0.4),quantise(bits=4)"
+    config = {"transform": transform, "quorum": 3, "rounds": 2}
+    run = setup.federation.run(**config, **setup.fresh("transformed"))
+    assert run.status == "finished:completed", run.log
+    for number in (1, 2):
+        expected = simulated(setup.arrays, number, transform=transform)
+        assert same(server_of(run.rounds[number][0]), expected.prototypes), f"round {number}"
+    for place, seat in enumerate(run.rounds[2][1]["members"].values()):
+        assert seat["bytes_up"] == expected.clients[place]["communication"]["bytes_up"]
+
+
+@pytest.mark.slow
 def test_a_member_killed_in_a_round_is_gone_without_and_returns_with_its_model(
     setup: Setup,
 ) -> None:
