@@ -85,7 +85,7 @@ class AlgorithmOptions(TypedDict, total=False):
     mu: float  # 0.1 (feddyn), 0.1 (fedprox), 1.0 (moon)
     personal: str  # head (fedper), head (fedrep), body (lg-fedavg)
     regularise: Literal["sample", "class"]  # sample
-    server_lr: float  # 0.01 (fedadam), 1.0 (fedavgm)
+    server_lr: float  # 0.01 (fedadam), 1.0 (fedavgm), 1.0 (scaffold)
     server_momentum: float  # 0.9
     tau: float  # 0.001
     temperature: float  # 0.5
