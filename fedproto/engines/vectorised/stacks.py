@@ -139,6 +139,7 @@ class Stack:
             steps=steps_before + has_batch.sum(1).long(),
             key=key,
             number=client_number,
+            momentum=tables[-1]["momentum"],
         )
         uploads, wire, updated = _finish(self.algorithm, closing_step)
         kept = check_same_kept(kept, updated, "client_update")

@@ -308,7 +308,7 @@ class Steps:
 
         self.module.train()
         compute_all = vmap(compute_one, randomness="different")
-        rest = (workspace["lr"], steps, key, number)
+        rest = (workspace["lr"], steps, key, number, workspace["momentum"])
         with torch.autocast(mask.device.type, torch.bfloat16, enabled=self.plan.half):
             terms, outputs = compute_all(state, module_buffers, batch, received, kept, *rest)
         return StepOutputs(terms, outputs, mask)
