@@ -45,7 +45,14 @@ from fedproto.runs.from_settings import build_federation
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 NAME = "robustness"
 #: By what follows `--combiner`.
-COMBINERS = ("sum", "median", "trimmed-mean(fraction=0.4)", "krum", "geometric-median")
+COMBINERS = (
+    "sum",
+    "median",
+    "trimmed-mean(fraction=0.4)",
+    "krum",
+    "krum(chosen=10)",
+    "geometric-median",
+)
 
 
 @dataclass(frozen=True)

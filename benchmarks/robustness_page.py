@@ -40,10 +40,10 @@ def make_page(found: Mapping[str, Any]) -> str:
         "<!-- Made by `python3 -m benchmarks.robustness`; do not edit. -->",
         "",
         f"{study['clients']} clients of {study['dataset']} with 3 ± 2 classes of "
-        f"{study['shots']} images each, "
-        f"{study['rounds']} rounds, {study['seeds']} seeds. Some clients upload something wrong in "
-        "every round. Given is the mean accuracy of the *other* clients after the last round, in "
-        "%, over seeds (± the standard deviation over seeds). Best of a line in bold.",
+        f"{study['shots']} images each, {study['rounds']} rounds. Some clients upload something "
+        "wrong in every round. Given is the mean accuracy of the *other* clients after the last "
+        f"round, in %: mean ± standard deviation over seeds ({study['seeds']}). Best of a line in "
+        "bold.",
         "",
     ]
     lines += [f"- **{attack}**: {MEANINGS[attack]}" for attack in study["attacks"]]
@@ -116,7 +116,7 @@ def draw_figure(found: Mapping[str, Any]) -> bytes:
                     cell["attack"] = attack if count else "none"
                     means.append(mean_and_spread(found, way, **cell)[0])
                 look = {"color": colour_at(number), "marker": marker_at(number)}
-                axes.plot(percent, means, label=combiner.partition("(")[0], **look)
+                axes.plot(percent, means, label=combiner, **look)
             if row == 0:
                 axes.set_title(attack)
             if column == 0:

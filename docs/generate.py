@@ -60,6 +60,14 @@ RUN_MEANINGS = {
     "participation": "fraction of the clients sampled each round",
     "lost_uploads": "fraction of the uploads that are lost",
     "stragglers": "fraction of the clients that do half of their steps",
+    "buffer": "uploads that an [asynchronous round](concepts.md#asynchronous-rounds) waits for; "
+    "0: rounds are synchronous",
+    "concurrency": "clients that train at a time in asynchronous rounds; none: `participation` of "
+    "the clients",
+    "staleness": "exponent by which late uploads count less in asynchronous rounds; 0: they count "
+    "as much as others",
+    "speed_spread": "how much the durations of local training differ in asynchronous rounds: the "
+    "standard deviation of their logarithm",
     "seed": "seed of partition, initial weights, shuffles and samples",
     "engine": "how clients are trained: see [engines](engines.md)",
     "device": "where clients are trained; `auto` takes a GPU if there is one",

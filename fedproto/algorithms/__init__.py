@@ -8,10 +8,15 @@
 | moon | all | global | CE + μ contrast(z, z_g, z_previous) | weights | mean by samples | head |
 | feddyn | all | global | CE − ⟨g_i, w⟩ + μ/2 ||w − w_g||² | weights | mean − h/μ | head |
 | fesem | all | nearest centre | CE | weights, to one cluster | mean per cluster | head |
+| fedavgm | all | global | CE | weights | mean by samples, with momentum | head |
+| fedadam | all | global | CE | weights | Adam step towards the mean | head |
 | fedper | body | global body, own head | CE | body | mean by samples | head |
 | fedrep | body | global body, own head | CE: head, then body | body | mean by samples | head |
+| fednh | body, class means | global body, fixed head | CE of cosines | both | means | cosines |
 | fedgh | class means, head | own body, global head | CE | class means | trained head | head |
 | fedtgp | class means | own | CE + λ d(f(x), P_y) | class means | trained prototypes | both |
+| lg-fedavg | head | own body, global head | CE | head | mean by samples | head |
+| feddistill | class logits | own | CE + γ d(z(x), Z_y) | class logits | mean per class | head |
 | fedproto(-mh) | class means | own | CE + λ d(f(x), C_y) | class means | mean per class | both |
 """
 
@@ -22,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedproto.config.options import words
-from fedproto.core.tensors import make_group, weighted_mean
+from fedproto.core.tensors import make_group, map_trees, weighted_mean
 from fedproto.core.types import (
     Algorithm,
     GroupLayout,
@@ -32,6 +37,7 @@ from fedproto.core.types import (
     Task,
     Tree,
     Upload,
+    everything,
     per_client,
 )
 from fedproto.errors import ConfigError
@@ -158,3 +164,36 @@ def keeping(name: str, personal: str) -> Algorithm:
         return algorithm.init(params, task)
 
     return replace(algorithm, init=init)
+
+
+def optimising(
+    name: str,
+    start: Callable[[Tree], State],
+    move: Callable[[State, Tree], tuple[Tree, State]],
+) -> Algorithm:
+    """Return FedAvg whose server moves by an optimiser (Reddi et al. 2021, Algorithm 2).
+
+    FedAvg's step, Δ = Σ |D_i| w_i / Σ |D_i| − w, stands in for minus the gradient. BatchNorm's
+    running statistics are no weights: they are averaged.
+
+    start  weights -> what the optimiser keeps at first, as trees by name
+    move   (what it keeps, Δ) -> by how much the weights move, and what it keeps from now on
+    """
+    averaging = sharing(name, everything)
+
+    def init(params: Tree, task: Task) -> State:
+        model = averaging.init(params, task)
+        return {"model": model} | start(trainable(model))
+
+    def send(server: State, recipient: Recipient) -> State:
+        return dict(server["model"])
+
+    def aggregate(server: State, uploads: Upload) -> State:
+        model = server["model"]
+        means = weighted_mean(model, uploads["model"])
+        changes = map_trees(lambda old, new: new - old, trainable(model), means)
+        moves, kept = move(server, changes)
+        moved = map_trees(lambda move, old: old + move, moves, model)
+        return {"model": means | moved} | kept
+
+    return replace(averaging, init=init, send=send, aggregate=aggregate)

@@ -81,13 +81,14 @@ def _describe_algorithm(name: str) -> str:
 
 
 def _describe_groups(algorithm: Algorithm) -> list[str]:
-    """Return the groups of an upload, such as `prototypes per class`, for a model of two layers."""
-    import torch
-
+    """Return the groups of an upload, such as `prototypes per class`, for a small perceptron."""
+    from fedproto.config import plugins
+    from fedproto.config.options import Part
     from fedproto.core.types import Task
+    from fedproto.models import Fit
 
-    params = {"body.weight": torch.zeros(2, 2), "head.weight": torch.zeros(2, 2)}
-    layouts = algorithm.declare(params, Task(classes=2, dim=2, clients=2, seed=0))
+    model = plugins.build("model", Part("mlp"), Fit(shape=(2,), classes=2, dim=2))
+    layouts = algorithm.declare(model.state_dict(), Task(classes=2, dim=2, clients=2, seed=0))
     groups = []
     for name, layout in layouts.items():
         once = " once" if name in algorithm.once else ""

@@ -62,6 +62,8 @@ NonNegativeInt = Annotated[int, Bounds(0)]
 PositiveFloat = Annotated[float, Bounds(0, open=True)]
 NonNegativeFloat = Annotated[float, Bounds(0)]
 Fraction = Annotated[float, Bounds(0, 1)]
+#: What is kept of an old value when a new one is mixed in; with 1, nothing ever would be.
+Decay = Annotated[float, Bounds(0, 0.9999)]
 PositiveFraction = Annotated[float, Bounds(0, 1, open=True)]
 File = Annotated[str, FilePath()]
 

@@ -249,6 +249,16 @@ def count_passes(steps: Number, per_epoch: Number) -> Number:
     return (steps + per_epoch - 1) // per_epoch
 
 
+def count_round_steps(member: Member, algorithm: Algorithm, training: Training) -> int:
+    """Return the number of local steps of a client in a round."""
+    per_epoch = steps_per_epoch(member, training)
+    steps = 0
+    for phase in algorithm.phases:
+        if _trained_names(member.module, phase):
+            steps += count_steps(phase, training, per_epoch)
+    return steps
+
+
 def _batches(
     member: Member,
     training: Training,

@@ -140,6 +140,19 @@ def concatenate_rows(trees: Sequence[Tree]) -> Tree:
     return {name: torch.cat([tree[name] for tree in filled]) for name in filled[0]}
 
 
+def map_trees(function: Callable[..., Tensor], first: Tree, *others: Tree) -> Tree:
+    """Return function(value, value, ...) of the tensors that have the names of the first tree.
+
+    >>> one, two = torch.tensor(1.0), torch.tensor(2.0)
+    >>> map_trees(torch.add, {"a": one}, {"a": two, "b": one})
+    {'a': tensor(3.)}
+    """
+    mapped = {}
+    for name, value in first.items():
+        mapped[name] = function(value, *(tree[name] for tree in others))
+    return mapped
+
+
 def squared_distance(a: Tree, b: Tree) -> Tensor:
     """Return Σ ||a − b||² over all tensors of `a`."""
     distances = [(value - b[name]).square().sum() for name, value in a.items()]

@@ -17,7 +17,6 @@ import torch
 
 from fedproto.config import plugins
 from fedproto.config.choices import parse_choice
-from fedproto.config.composition import build_algorithm
 from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
 from fedproto.config.settings import DEFAULTS, SUM
@@ -28,6 +27,7 @@ from fedproto.core.client_names import (
     is_number,
     refuse_equal_names,
 )
+from fedproto.core.combination import with_combiner
 from fedproto.core.tensors import FLOATS, flatten_upload, scatter_rows
 from fedproto.core.types import Tree, Upload
 from fedproto.core.uploads import LatestUploads
@@ -159,7 +159,9 @@ class Membership:
         if self.base is not None:
             base = self.base.over(self.classes)
             server = {"prototypes": base.values.to(zeros), "known": base.known.to(zeros)}
-        server = build_algorithm(self.algorithm, self.combiner).aggregate(server, uploads)
+        combiner = plugins.build("combiner", self.combiner)
+        algorithm = with_combiner(plugins.build("algorithm", self.algorithm), combiner)
+        server = algorithm.aggregate(server, uploads)
         weighting = self.algorithm.options.get("weighting")
         return Prototypes(self.classes, server["prototypes"], server["known"], weighting)
 

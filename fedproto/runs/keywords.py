@@ -45,6 +45,10 @@ class RunSettings(TypedDict, total=False):
     participation: float  # 1.0
     lost_uploads: float  # 0.0
     stragglers: float  # 0.0
+    buffer: int  # 0
+    concurrency: int | None  # None
+    staleness: float  # 0.5
+    speed_spread: float  # 0.0
     seed: int  # 0
     engine: Literal["auto", "reference", "vectorised", "processes"]  # auto
     device: Literal["auto", "cpu", "cuda"]  # auto
@@ -67,17 +71,29 @@ class AlgorithmOptions(TypedDict, total=False):
     """Options of the algorithms."""
 
     absent: Literal["remember", "drop"]  # remember
+    beta1: float  # 0.9
+    beta2: float  # 0.99
     body_epochs: int  # 1
     clusters: int  # 3
     collect: Literal["after", "during"]  # after
+    distil: Literal["mse", "cross-entropy"]  # mse
     distance: Literal["mse", "l2", "sql2", "l1", "emd", "cosine"]  # mse
     fixed: bool  # False
+    gamma: float  # 1.0
     head_epochs: int  # 1
     lam: float  # 1.0
     mu: float  # 0.1 (feddyn), 0.1 (fedprox), 1.0 (moon)
-    personal: str  # head
+    personal: str  # head (fedper), head (fedrep), body (lg-fedavg)
     regularise: Literal["sample", "class"]  # sample
+    rho: float  # 0.9
+    scale: float  # 10.0
+    server_batch: int  # 10
+    server_epochs: int  # 1 (fedgh), 100 (fedtgp)
+    server_lr: float  # 0.01 (fedadam), 1.0 (fedavgm), 0.01 (fedgh), 0.01 (fedtgp)
+    server_momentum: float  # 0.9
+    tau: float  # 0.001
     temperature: float  # 0.5
+    threshold: float  # 100.0
     weighting: Literal["samples", "uniform", "eq6"]  # samples
 
 

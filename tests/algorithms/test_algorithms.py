@@ -38,8 +38,9 @@ def start(name, **options):
 
 
 def client_step(algorithm, params, received, x=X, y=Y, mask=None):
-    """A step of a client that keeps what it keeps before its first round."""
-    return step(params, received, x, y, mask, state=algorithm.client_init(PARAMS, TASK))
+    """A step of a client that keeps what it keeps before its first round, after three others."""
+    now = step(params, received, x, y, mask, state=algorithm.client_init(PARAMS, TASK))
+    return now._replace(lr=torch.tensor(0.5, dtype=x.dtype), steps=torch.tensor(3))
 
 
 def uploads_of(algorithm, server, *clients):
@@ -60,7 +61,9 @@ def prototypes(rows, known=(1.0, 1.0)):
     }
 
 
-@pytest.mark.parametrize("name", ["local", "fedavg", "fedper", "fedrep", "fesem"])
+@pytest.mark.parametrize(
+    "name", ["local", "fedavg", "fedper", "fedrep", "fesem", "lg-fedavg", "fedavgm", "fedadam"]
+)
 def test_plain_methods_minimise_the_cross_entropy(name):
     terms = build(name).loss(step(PARAMS, {}, X, Y))
     assert terms.keys() == {"supervised"}
@@ -162,6 +165,16 @@ def test_personal_layers_stay_at_home(name):
     adopted = algorithm.adopt(OTHER, new)
     assert torch.allclose(adopted["body.w"], PARAMS["body.w"] + 0.25)
     assert torch.equal(adopted["head.v"], OTHER["head.v"])
+
+
+def test_lg_fedavg_averages_the_head_and_leaves_the_body_at_home():
+    """Three samples say w, one says w + 1: w + 1/4."""
+    algorithm, server = start("lg-fedavg")
+    uploads = uploads_of(algorithm, server, (PARAMS, 3), (OTHER, 1))
+    assert uploads["model"].sums.keys() == server.keys() == {"head.v"}
+    adopted = algorithm.adopt(OTHER, algorithm.aggregate(server, uploads))
+    assert torch.equal(adopted["body.w"], OTHER["body.w"])
+    assert torch.allclose(adopted["head.v"], PARAMS["head.v"] + 0.25)
 
 
 def test_fedrep_trains_the_head_then_the_body():
@@ -367,7 +380,9 @@ def test_fesem_waits_with_seeding_until_enough_clients_speak():
 
 def test_options_that_are_not_given_have_the_values_of_the_documentation():
     defaults = {}
-    for name in ("fedprox", "fesem", "fedper", "fedrep", "fedproto"):
+    names = ("fedprox", "fesem", "fedper", "fedrep", "fedproto", "lg_fedavg", "feddistill")
+    names += ("moon", "feddyn", "fednh", "fedgh", "fedtgp")
+    for name in (*names, "fedavgm", "fedadam"):
         module = importlib.import_module(f"fedproto.algorithms.{name}")
         parameters = inspect.signature(getattr(module, name)).parameters.values()
         defaults[name] = {parameter.name: parameter.default for parameter in parameters}
@@ -385,10 +400,25 @@ def test_options_that_are_not_given_have_the_values_of_the_documentation():
             "absent": "remember",
             "fixed": False,
         },
+        "moon": {"mu": 1.0, "temperature": 0.5},
+        "feddyn": {"mu": 0.1},
+        "fednh": {"rho": 0.9, "scale": 10.0},
+        "fedgh": {"server_epochs": 1, "server_lr": 0.01, "server_batch": 10},
+        "fedtgp": {
+            "lam": 1.0,
+            "threshold": 100.0,
+            "server_epochs": 100,
+            "server_lr": 0.01,
+            "server_batch": 10,
+        },
+        "lg_fedavg": {"personal": "body"},
+        "feddistill": {"gamma": 1.0, "distil": "mse"},
+        "fedavgm": {"server_lr": 1.0, "server_momentum": 0.9},
+        "fedadam": {"server_lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
     }
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "lg-fedavg"])
 def test_a_personal_layer_that_the_model_lacks_is_refused(name):
     sentence = "personal layer 'tail' is not in the model, whose layers are ['body', 'head']"
     with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
@@ -458,10 +488,8 @@ def test_padding_changes_no_loss_no_upload(name, options):
 def test_an_additive_server_needs_only_the_sum(name):
     algorithm, server = start(name, **({"absent": "drop"} if name.startswith("fedproto") else {}))
     if not algorithm.additive or not server:
-        assert name in (
-            "fesem",
-            "local",
-        )  # one needs single uploads to seed its clusters, the other has no server
+        # Some learn from single uploads, and the last has no server.
+        assert name in ("fesem", "fedgh", "fedtgp", "local")
         return
     uploads = uploads_of(algorithm, server, (PARAMS, 3), (OTHER, 1), (PARAMS, 2))
     one_by_one, at_once = (
@@ -481,6 +509,10 @@ def test_what_is_uploaded_is_what_is_shared(name):
         member, run.algorithm, run.engine.states[0][0], received, run.engine.trainings[0], 1
     ).upload
     weights = {key for group in upload.values() for key in group.sums if key in member.initial}
+    if name == "fedgh":  # the server makes the head out of prototypes
+        assert set(received) == {key for key in member.initial if run.algorithm.shared(key)}
+        assert not weights
+        return
     assert weights == {key for key in member.initial if run.algorithm.shared(key)}
 
 
@@ -505,7 +537,8 @@ def test_a_stack_of_clients_computes_what_each_computes_alone(name, options):
             return sum(algorithm.loss(client_step(algorithm, params, received, x, y)).values())
 
         gradient = torch.func.grad(loss)(params)
-        return algorithm.loss(now), algorithm.upload(now), algorithm.predict(now), gradient
+        results = algorithm.loss(now), algorithm.upload(now), algorithm.predict(now)
+        return *results, algorithm.client_update(now), gradient
 
     together = torch.vmap(outputs)(stacked)
     alone = [outputs(params) for params in clients]

@@ -26,12 +26,41 @@ def _written_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in BLOCK.findall(PAGE.read_text()):
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    trust_plugins(*ALGORITHMS)
+    trust_plugins(*ALGORITHMS, "mycombiners:midrange", "mytransforms:halves")
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_engines_agree(name: str) -> None:
     assert_engines_agree(name, **TROUBLE)
+
+
+@pytest.mark.parametrize("name", ["both:protoper", "variates:scaffold"])
+def test_engines_agree_on_local_steps_of_unequal_clients(name: str) -> None:
+    """SCAFFOLD divides by `step.steps`, which differs for slow clients."""
+    settings = {"local_steps": 5, "stragglers": 0.5, "data": make_clients(RAGGED)}
+    assert_engines_agree(name, **settings)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedproto", "variates:scaffold"])
+def test_engines_agree_with_a_combiner(name: str) -> None:
+    assert_engines_agree(name, combiner="mycombiners:midrange", **TROUBLE)
+
+
+def test_half_precision_halves_what_is_sent() -> None:
+    single, _ = finished("fedavg", precision="float32", rounds=1)
+    half, _ = finished("fedavg", precision="float32", rounds=1, transform="mytransforms:halves")
+    assert_engines_agree("fedavg", 1e-4, precision="float32", transform="mytransforms:halves")
+    sent = single.progress.ledger.of(0)
+    saved = sent["bytes_up"] - half.progress.ledger.of(0)["bytes_up"]
+    assert saved == 2 * sent["values_up"]
+
+
+def test_the_middle_of_two_uploads_is_their_unweighted_mean() -> None:
+    run, _ = finished("fedavg", combiner="mycombiners:midrange", clients=2, rounds=1)
+    states = run.engine.states[0]
+    for name, value in run.progress.server.items():
+        expected = (states[0][name] + states[1][name]) / 2
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

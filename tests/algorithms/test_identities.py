@@ -16,6 +16,8 @@ IDENTITIES = [
     ("fedprox(mu=0)", "fedavg", {}),
     ("fedprox(mu=0)", "fedavg", FAULTS),
     ("moon(mu=0)", "fedavg", {}),
+    ("fedtgp(lam=0)", "local", {}),
+    ("fedtgp(lam=0)", "local", FAULTS),
     ("fedproto(lam=0)", "local", {}),
     ("fedproto(lam=0)", "local", FAULTS),
     ("fedproto-mh(lam=0)", "local", {"model": "mlp(hidden=5),mlp(hidden=9)"}),
@@ -36,6 +38,14 @@ IDENTITIES = [
         "fedproto(distance=sql2,lam=1)",
         {},
     ),  # the tiny model embeds in 8 values
+    ('lg-fedavg(personal="")', "fedavg", {}),
+    ('lg-fedavg(personal="body,head")', "local", {}),
+    ("feddistill(gamma=0)", "local", {}),
+    ("feddistill(gamma=0)", "local", FAULTS),
+    ("feddistill(gamma=0)", "local", {"model": "mlp(hidden=5),mlp(hidden=9)"}),
+    ("fedavgm(server_momentum=0)", "fedavg", {}),
+    ("fedavgm(server_momentum=0)", "fedavg", FAULTS),
+    ("fedavgm", "fedavg", {"rounds": 1}),  # there is no earlier step yet
     ("fedavg", "local", {"clients": 1}),
     ("fedper", "local", {"clients": 1}),
     ("fesem(clusters=1)", "local", {"clients": 1}),
@@ -56,6 +66,7 @@ def test_the_methods_differ_where_they_should():
     runs = [
         finished(name)[0] for name in ("local", "fedavg", "fedprox", "fedper", "fedrep", "fedproto")
     ]
+    runs += [finished(name)[0] for name in ("lg-fedavg", "feddistill", "fedavgm", "fedadam")]
     runs.append(finished("fesem", clusters=2)[0])
     for position, run in enumerate(runs):
         for other in runs[:position]:

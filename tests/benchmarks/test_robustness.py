@@ -18,7 +18,7 @@ TINY = replace(
 
 def test_the_study_is_what_the_issue_asks_for() -> None:
     cells = list_cells(Study())
-    assert len(set(cells)) == len(cells) == 3 * 5 * (1 + 5 * 4)
+    assert len(set(cells)) == len(cells) == 3 * 6 * (1 + 5 * 4)
     assert {cell.attackers / Study().clients for cell in cells} == {0, 0.1, 0.2, 0.3, 0.4}
 
 

@@ -31,7 +31,8 @@ from fedproto.deploy import round_protocol
 from fedproto.deploy.member import train_round
 from fedproto.deploy.member_checkpoint import STATE_FILE as MEMBER_FILE
 from fedproto.deploy.messages import Message, pack_upload, place_rows, unpack_upload
-from fedproto.deploy.round_protocol import Reply, serve
+from fedproto.deploy.round_protocol import serve
+from fedproto.deploy.server_actions import Reply
 from fedproto.deploy.server_state import ServerState
 from fedproto.deploy.status import read_status
 from fedproto.errors import ConfigError, TrainingError

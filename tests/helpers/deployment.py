@@ -17,7 +17,8 @@ from fedproto.deploy.error_codes import choose_code
 from fedproto.deploy.member import evaluate_member, train_round
 from fedproto.deploy.member_checkpoint import STATE_FILE as MEMBER_FILE
 from fedproto.deploy.messages import Message, unpack_upload
-from fedproto.deploy.round_protocol import Reply, serve
+from fedproto.deploy.round_protocol import serve
+from fedproto.deploy.server_actions import Reply
 from fedproto.deploy.server_state import (
     ServerState,
 )

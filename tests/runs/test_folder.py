@@ -168,9 +168,9 @@ def test_a_run_that_has_lost_what_it_began_with_is_refused(run: Path) -> None:
 def test_another_version_is_refused_by_name(run: Path) -> None:
     checkpoint = newest_checkpoint(run)
     tensors, _ = files.read_tensors(checkpoint, CHECKPOINT_FORMAT)
-    files.write_tensors(checkpoint, tensors, replace(CHECKPOINT_FORMAT, version=2), {})
+    files.write_tensors(checkpoint, tensors, replace(CHECKPOINT_FORMAT, version=3), {})
     with pytest.raises(
-        RunFolderError, match=rf"{checkpoint.name} has version '2' of the format checkpoint"
+        RunFolderError, match=rf"{checkpoint.name} has version '3' of the format checkpoint"
     ):
         RunFolder(run).load_checkpoint()
     result = json.loads((run / "result.json").read_text())

@@ -1,5 +1,7 @@
 """Runs with transforms: engines, resuming, traffic, and settings that cannot be meant."""
 
+import sys
+
 import pytest
 import torch
 from helpers.command_line import fedproto, only_line
@@ -8,6 +10,7 @@ from helpers.killed_runs import killed_run, left_behind
 from helpers.tiny import SETTINGS, experiment, finished
 
 import fedproto as package
+from fedproto.config import plugin_trust, plugins
 from fedproto.config.config_file import read_toml
 from fedproto.config.settings import configure
 from fedproto.core import codec
@@ -242,3 +245,62 @@ def test_transforms_are_listed():
     done = fedproto("list", "transforms")
     for text in ("clip", "quantise", "top-k", "bits=8", "norm=1.0", "fraction=0.1"):
         assert text in done.out
+
+
+# --- a part at the server
+
+NOISE = """
+import torch
+
+from fedproto import Transform
+from fedproto.core import rng
+
+
+def noise(*, size: float = 0.01):
+    def server(state, uploads, context):
+        changed = {}
+        for name, group in uploads.items():
+            sums = {}
+            for tensor, value in group.sums.items():
+                draws = rng.uniform(rng.fold(context.key, tensor), value.numel())
+                sums[tensor] = value + size * (draws.reshape(value.shape) - 0.5).to(value)
+            changed[name] = group._replace(sums=sums)
+        return {"spent": state["spent"] + size}, changed
+
+    return Transform(
+        "noise",
+        server=server,
+        init=lambda task: {"spent": torch.tensor(0.0, dtype=torch.float64)},
+        metrics=lambda state: {"spent": float(state["spent"])},
+    )
+"""
+
+
+@pytest.fixture
+def noise_module(tmp_path, monkeypatch):
+    """The current folder, with a module that holds a transform with a part at the server."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "noise_module.py").write_text(NOISE)
+    with plugin_trust.own_trust():
+        plugins.trust_chosen({"transform": "noise_module:noise"})
+        yield tmp_path
+    sys.modules.pop("noise_module", None)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedproto"])
+def test_a_part_at_the_server_is_resumed_and_reported(algorithm, noise_module):
+    transform = "quantise,noise_module:noise(size=0.5)"
+    changes = {"algorithm": algorithm, "transform": transform, "checkpoint_every": 1}
+    settings = SETTINGS | changes
+    (config,) = configure(settings)
+    whole = Experiment.prepare(config)
+    result = whole.execute(whole.new_folder(noise_module / "whole"))
+    assert [line["server"]["spent"] for line in result.metrics] == [0.5, 1.0, 1.5]
+    killed_run(noise_module / "killed", settings, round=2)
+    package.resume(noise_module / "killed")
+    assert left_behind(noise_module / "killed") == left_behind(noise_module / "whole")
+
+
+def test_engines_agree_with_a_part_at_the_server(noise_module):
+    for algorithm in ("fedproto", "fedavg"):
+        assert_engines_agree(algorithm, transform="top_k,noise_module:noise", rounds=2)
