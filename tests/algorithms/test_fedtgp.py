@@ -92,7 +92,7 @@ def test_training_brings_a_prototype_nearest_to_those_of_its_class():
     assert torch.cdist(sent, new["prototypes"]).argmin(1).tolist() == [0, 1]
 
 
-def test_aggregation_depends_on_its_arguments_only_and_on_the_round():
+def test_aggregation_depends_on_its_arguments_only():
     algorithm = build("fedtgp", server_epochs=2, server_batch=1)
     server = algorithm.init(PARAMS, TASK)
     uploads = two_uploads(algorithm, server)
@@ -121,12 +121,9 @@ def test_a_run_without_uploads_keeps_its_note():
 
 
 def test_another_seed_draws_another_generator():
-    servers = []
-    for seed in (0, 1):
-        servers.append(build("fedtgp").init(PARAMS, TASK._replace(seed=seed)))
-    first, second = (server["generator"]["embedding"] for server in servers)
-    assert (first - second).abs().min() > 0
-    assert abs(float(torch.stack([first, second]).mean())) < 1
+    tasks = [TASK._replace(seed=seed) for seed in (0, 1)]
+    first, second = [build("fedtgp").init(PARAMS, task)["generator"] for task in tasks]
+    assert all((value != second[name]).all() for name, value in first.items())
 
 
 def test_architectures_may_differ_in_every_engine():
