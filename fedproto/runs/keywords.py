@@ -89,7 +89,7 @@ class AlgorithmOptions(TypedDict, total=False):
     scale: float  # 10.0
     server_batch: int  # 10
     server_epochs: int  # 1 (fedgh), 100 (fedtgp)
-    server_lr: float  # 0.01 (fedadam), 1.0 (fedavgm), 0.01 (fedgh), 0.01 (fedtgp)
+    server_lr: float  # 0.01 (fedadam), 1.0 (fedavgm), 0.01 (fedgh), 0.01 (fedtgp), 1.0 (scaffold)
     server_momentum: float  # 0.9
     tau: float  # 0.001
     temperature: float  # 0.5

@@ -382,7 +382,7 @@ def test_options_that_are_not_given_have_the_values_of_the_documentation():
     defaults = {}
     names = ("fedprox", "fesem", "fedper", "fedrep", "fedproto", "lg_fedavg", "feddistill")
     names += ("moon", "feddyn", "fednh", "fedgh", "fedtgp")
-    for name in (*names, "fedavgm", "fedadam"):
+    for name in (*names, "fedavgm", "fedadam", "scaffold", "ditto"):
         module = importlib.import_module(f"fedproto.algorithms.{name}")
         parameters = inspect.signature(getattr(module, name)).parameters.values()
         defaults[name] = {parameter.name: parameter.default for parameter in parameters}
@@ -411,6 +411,8 @@ def test_options_that_are_not_given_have_the_values_of_the_documentation():
             "server_lr": 0.01,
             "server_batch": 10,
         },
+        "scaffold": {"server_lr": 1.0},
+        "ditto": {"lam": 1.0},
         "lg_fedavg": {"personal": "body"},
         "feddistill": {"gamma": 1.0, "distil": "mse"},
         "fedavgm": {"server_lr": 1.0, "server_momentum": 0.9},
