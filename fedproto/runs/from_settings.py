@@ -249,13 +249,12 @@ def merge_equal_neighbours(parts: list[Part]) -> list[Part]:
 
 
 def _refuse_mixed_architectures(federation: Federation, algorithm: Algorithm) -> None:
-    """Refuse clients of several architectures where the algorithm averages weights."""
+    """Refuse clients that differ in a part of the model, such as the body, that travels."""
     first = federation.members[0]
     if not any(algorithm.shared(name) for name in first.initial):
         return
-    described = _describe_shared(first, algorithm)
     for member in federation.members:
-        if _describe_shared(member, algorithm) != described:
+        if _describe_shared(member, algorithm) != _describe_shared(first, algorithm):
             raise ConfigError(
                 f"{algorithm.name} averages weights, so all clients need one architecture, but "
                 f"{_say_model(first)} and {_say_model(member)}: use fedproto or local, or one model"
@@ -264,19 +263,18 @@ def _refuse_mixed_architectures(federation: Federation, algorithm: Algorithm) ->
 
 def _describe_shared(
     member: Member, algorithm: Algorithm
-) -> tuple[list[str], dict[str, torch.Size]]:
-    """Return what the models of two clients must have in common so that they can be averaged.
+) -> tuple[dict[str, str], dict[str, torch.Size]]:
+    """Return what the models of two clients must have in common so that the server can share.
 
-    That is the shapes of what travels, and the parts of the model, such as body or head, that it is
-    from: LG-FedAvg averages heads of different bodies.
+    It is the layers and shapes of the model's parts (`body`, `head`) of which anything travels.
     """
+    parts = {name.partition(".")[0] for name in member.initial if algorithm.shared(name)}
+    layers = {name: repr(part) for name, part in member.module.named_children() if name in parts}
     shapes = {}
     for name, value in member.initial.items():
-        if algorithm.shared(name):
+        if name.partition(".")[0] in parts:
             shapes[name] = value.shape
-    children = dict(member.module.named_children())
-    parts = sorted({name.partition(".")[0] for name in shapes})
-    return [repr(children.get(part, member.module)) for part in parts], shapes
+    return layers, shapes
 
 
 def _say_model(member: Member) -> str:

@@ -139,6 +139,21 @@ def test_engines_agree(algorithm: str) -> None:
     assert_engines_agree(algorithm, **(LATE | {"lost_uploads": 0.3, "epochs": 2}))
 
 
+#: What is done to uploads before they travel, and after they have arrived.
+COMPOSED: dict[str, dict[str, Any]] = {
+    "quantised": {"transform": "quantise(bits=8)"},
+    "median": {"combiner": "median", "buffer": 3},
+    "server optimiser": {"algorithm": "fedadam"},
+}
+
+
+@pytest.mark.parametrize("settings", COMPOSED.values(), ids=COMPOSED)
+def test_engines_agree_on_late_uploads_that_are_transformed_or_combined(
+    settings: dict[str, Any],
+) -> None:
+    assert_engines_agree(**({"algorithm": "fedavg"} | LATE | settings))
+
+
 def test_lost_uploads_may_leave_a_round_with_nothing() -> None:
     run, lines = run_rounds("fedavg", clients=3, buffer=2, rounds=2, lost_uploads=1.0)
     assert [line["participants"] for line in lines] == [[], []]

@@ -5,7 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedproto.core.staleness import apply_changes, scale_uploads, take_changes, weigh_staleness
+from fedproto.core.staleness import (
+    age_uploads,
+    apply_changes,
+    scale_uploads,
+    take_changes,
+    weigh_staleness,
+)
 from fedproto.core.tensors import make_group, weighted_mean
 from fedproto.core.types import Group, GroupLayout
 
@@ -57,6 +63,13 @@ def test_late_prototypes_stay_where_they_are_and_all_their_counts_shrink() -> No
     assert weighed["prototypes"].weight.tolist() == [[2.0, 0.0]]
     assert weighed["prototypes"].counts["holders"].tolist() == [[0.5, 0.0]]
     assert weighed["prototypes"].weight.dtype == torch.float32
+
+
+def test_what_is_sent_once_does_not_age() -> None:
+    group = make_group({"w": torch.tensor([[1.0, -1.0]])}, torch.tensor([12.0]))
+    aged = age_uploads({"model": group, "sums": group}, torch.tensor([0.5]), ("sums",))
+    assert aged["sums"] is group
+    assert aged["model"].weight.tolist() == [6.0]
 
 
 @given(st.integers(0, 99), st.integers(1, 4))
