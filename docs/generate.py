@@ -60,6 +60,14 @@ RUN_MEANINGS = {
     "participation": "fraction of the clients sampled each round",
     "lost_uploads": "fraction of the uploads that are lost",
     "stragglers": "fraction of the clients that do half of their steps",
+    "buffer": "uploads that an [asynchronous round](concepts.md#asynchronous-rounds) waits for; "
+    "0: rounds are synchronous",
+    "concurrency": "clients that train at a time in asynchronous rounds; none: `participation` of "
+    "the clients",
+    "staleness": "exponent by which late uploads count less in asynchronous rounds; 0: they count "
+    "as much as others",
+    "speed_spread": "how much the durations of local training differ in asynchronous rounds: the "
+    "standard deviation of their logarithm",
     "seed": "seed of partition, initial weights, shuffles and samples",
     "engine": "how clients are trained: see [engines](engines.md)",
     "device": "where clients are trained; `auto` takes a GPU if there is one",
@@ -97,7 +105,7 @@ _IMAGE_OPTIONS = {
 #: Options of plug-ins: what each means. Within a kind, a name has one meaning.
 OPTION_MEANINGS = {
     "algorithm": {
-        "lam": "λ, the weight of the distance to the prototypes",
+        "lam": "λ, the weight of the distance to the prototypes (`ditto`: to the global model)",
         "distance": "distance between an embedding and its prototype in the loss",
         "weighting": "weight of a client in a class: its samples, equal, or Eq. 6 as printed",
         "regularise": "distance of every sample, or of the batch's class means (Eq. 8)",
@@ -111,6 +119,13 @@ OPTION_MEANINGS = {
         "head_epochs": "epochs per round for the head",
         "body_epochs": "epochs per round for the body",
         "clusters": "number of clusters",
+        "gamma": "γ, the weight of the distance to the mean logits of the class",
+        "distil": "distance to these logits: between logits, or between softmax outputs",
+        "server_lr": "η, the length of the server's step",
+        "server_momentum": "β, how much of its last step the server repeats",
+        "beta1": "β1, how much the server keeps of the mean of its steps",
+        "beta2": "β2, how much the server keeps of the mean of their squares",
+        "tau": "τ, which keeps the server's step small where the squares are",
     },
     "dataset": {
         **_IMAGE_OPTIONS,

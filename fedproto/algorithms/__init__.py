@@ -10,6 +10,8 @@
 | fesem | all | nearest centre | CE | weights, to one cluster | mean per cluster | head |
 | fedavgm | all | global | CE | weights | mean by samples, with momentum | head |
 | fedadam | all | global | CE | weights | Adam step towards the mean | head |
+| scaffold | all, control variates | global | CE + ⟨c − c_i, w⟩ | weights, Δc_i | means | head |
+| ditto | all | own; global | CE + λ/2 ||v − w_g||²; CE | global weights | mean by samples | head |
 | fedper | body | global body, own head | CE | body | mean by samples | head |
 | fedrep | body | global body, own head | CE: head, then body | body | mean by samples | head |
 | lg-fedavg | head | own body, global head | CE | head | mean by samples | head |
@@ -83,6 +85,19 @@ def trainable(params: Tree) -> Tree:
 def samples(step: Step) -> Tensor:
     """Return |D_i|, the number of the client's samples."""
     return step.batch.mask.sum()
+
+
+def path_length(step: Step) -> Tensor:
+    """Return how far local training moves a model along a constant gradient of length 1: ().
+
+    That is lr · Σ_{k=1..K} (1 − β^k) / (1 − β) for K steps of SGD with momentum β; K · lr
+    without momentum. Of Adam's steps it says nothing.
+    """
+    momentum = step.momentum.double().clamp(max=0.9999)
+    steps = step.steps.clamp(min=1)
+    rest = 1 - momentum
+    speeds = (steps - momentum * (1 - momentum**steps) / rest) / rest
+    return step.lr * speeds.to(step.lr.dtype)
 
 
 def sharing(name: str, shared: Callable[[str], bool]) -> Algorithm:

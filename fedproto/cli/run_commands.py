@@ -105,6 +105,19 @@ def run(
     stragglers: Annotated[
         str | None, _flag("stragglers", "X", "fraction of clients that do half their steps [0]")
     ] = None,
+    buffer: Annotated[
+        str | None, _flag("buffer", "N", "asynchronous rounds that wait for N uploads [0: all]")
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        _flag("concurrency", "N", "clients that train at a time [participation x clients]"),
+    ] = None,
+    staleness: Annotated[
+        str | None, _flag("staleness", "X", "exponent by which late uploads count less [0.5]")
+    ] = None,
+    speed_spread: Annotated[
+        str | None, _flag("speed-spread", "X", "how much the clients' speeds differ [0]")
+    ] = None,
     seed: Annotated[
         str | None, _flag("seed", "N", "seed of partition, weights, shuffles and samples [0]")
     ] = None,
@@ -182,6 +195,10 @@ def run(
         "participation": participation,
         "lost_uploads": lost_uploads,
         "stragglers": stragglers,
+        "buffer": buffer,
+        "concurrency": concurrency,
+        "staleness": staleness,
+        "speed_spread": speed_spread,
         "seed": seed,
         "engine": engine,
         "device": device,

@@ -35,7 +35,8 @@ def sweep(
 
     All settings come from the file: dataset = "mnist5k", then [sweep], seed = [0, 1, 2],
     ways = [3, 4]. Federations that differ only in seed, partition, clients, lr, momentum,
-    participation, lost_uploads or stragglers are trained together.
+    participation, lost_uploads, stragglers, concurrency, staleness or speed_spread are trained
+    together.
     """
     from fedproto.cli.progress import sweep_bar
     from fedproto.cli.tables import sweep_table

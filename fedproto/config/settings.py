@@ -89,6 +89,13 @@ class Config:
     participation: PositiveFraction = 1.0
     lost_uploads: Fraction = 0.0
     stragglers: Fraction = 0.0
+    #: Uploads that an asynchronous round waits for; 0: rounds are synchronous. See
+    #: core/asynchronous.py, also for the three that follow.
+    buffer: NonNegativeInt = 0
+    #: Clients that train at a time; None: participation × clients.
+    concurrency: PositiveInt | None = None
+    staleness: NonNegativeFloat = 0.5
+    speed_spread: NonNegativeFloat = 0.0
     seed: Seed = 0
     engine: Literal["auto", "reference", "vectorised", "processes"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -237,8 +244,31 @@ def configure(
             **run_values,
         )
         refuse_contradictions(config.rounds, config.warmup, config.class_weights, config.sampling)
+        _refuse_idle_asynchrony(config)
         configs.append(config)
     return configs
+
+
+def _refuse_idle_asynchrony(config: Config) -> None:
+    """Refuse settings of asynchronous rounds in a run without them, and stragglers in one."""
+    if config.buffer:
+        if config.stragglers:
+            raise ConfigError(
+                "stragglers do half their steps so that a round need not wait for them, and "
+                "asynchronous rounds wait for nobody: leave stragglers or buffer out"
+            )
+        return
+    idle = {
+        "concurrency": config.concurrency is not None,
+        "staleness": config.staleness != Config.staleness,
+        "speed_spread": config.speed_spread > 0,
+    }
+    for name, is_given in idle.items():
+        if is_given:
+            raise ConfigError(
+                f"{name} is for asynchronous rounds: set buffer, the number of uploads that a "
+                "round waits for, too"
+            )
 
 
 def refuse_contradictions(rounds: int, warmup: int, class_weights: str, sampling: str) -> None:

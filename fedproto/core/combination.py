@@ -130,9 +130,9 @@ def combine_rows(name: str, rule: Rule, needs: int = 1) -> Combiner:
         values = _join_values(group, weight)
         holders = (weight > 0).sum(0)
         combined = rule(values, weight)
-        if needs > 1:
-            has_enough = (holders >= needs)[:, None]
-            combined = torch.where(has_enough, combined, take_median(values, weight))
+        has_few = (holders > 0) & (holders < needs)
+        if needs > 1 and has_few.any():
+            combined = torch.where(has_few[:, None], take_median(values, weight), combined)
         combined = torch.where((holders > 0)[:, None], combined, 0)
         return _split_values(combined * weight.sum(0)[:, None], group)
 

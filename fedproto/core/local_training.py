@@ -76,6 +76,7 @@ class RoundContext(NamedTuple):
     rate: Tensor  # () the learning rate
     key: Tensor  # () of (seed, round, client)
     number: Tensor  # () the client's number
+    momentum: Tensor  # () of SGD
 
 
 class TrainedStep(NamedTuple):
@@ -120,6 +121,7 @@ def train(
         rate=like.new_tensor(training.rate(round)),
         key=algorithm_key(training.seed, round, member.id).to(like.device),
         number=torch.tensor(member.id, device=like.device),
+        momentum=like.new_tensor(training.momentum),
     )
     trained: list[TrainedStep] = []
     last_phase: list[TrainedStep] = []
@@ -161,6 +163,7 @@ def train(
         steps=torch.tensor(len(trained), device=like.device),
         key=context.key,
         number=context.number,
+        momentum=context.momentum,
     )
     upload, wire = make_upload(algorithm, closing_step)
     sizes = codec.upload_sizes(map_upload(wire, lambda value: value[None]), clients=1)[0]
@@ -247,6 +250,16 @@ def count_steps(phase: Phase, training: Training, per_epoch: Number) -> Number:
 def count_passes(steps: Number, per_epoch: Number) -> Number:
     """Return the epochs that so many steps take; the last one may be partial."""
     return (steps + per_epoch - 1) // per_epoch
+
+
+def count_round_steps(member: Member, algorithm: Algorithm, training: Training) -> int:
+    """Return the number of local steps of a client in a round."""
+    per_epoch = steps_per_epoch(member, training)
+    steps = 0
+    for phase in algorithm.phases:
+        if _trained_names(member.module, phase):
+            steps += count_steps(phase, training, per_epoch)
+    return steps
 
 
 def _batches(
@@ -361,6 +374,7 @@ def forward(
         steps=steps,
         key=context.key,
         number=context.number,
+        momentum=context.momentum,
     )
 
 

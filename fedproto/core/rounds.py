@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,21 +15,17 @@ from torch.func import vmap
 
 from fedproto.core import codec
 from fedproto.core.additivity import AdditivityCheck
+from fedproto.core.asynchronous import Version, iterate_versions
 from fedproto.core.best_round import BestRound, main_accuracy
+from fedproto.core.delivery import Delivery
 from fedproto.core.engine import NOBODY, Chunk, Cohort, Engine, errors_named
 from fedproto.core.federation import EvaluatedPart, Federation
 from fedproto.core.measurement import MeasuredClient, summarise_values
 from fedproto.core.metrics import summarise
 from fedproto.core.sampling import Schedule, sample_cohort
-from fedproto.core.server import Progress, check_server_state
-from fedproto.core.tensors import (
-    join_uploads,
-    move_index,
-    select_rows,
-    sum_uploads,
-    take_one,
-)
-from fedproto.core.types import Algorithm, Tree, Upload
+from fedproto.core.server import Progress, RoundUploads
+from fedproto.core.tensors import move_index, take_one
+from fedproto.core.types import Algorithm, State, Tree, Upload
 from fedproto.core.uploads import find_layout_mismatch
 from fedproto.errors import DivergedError, TrainingError
 
@@ -61,6 +58,10 @@ class RoundResult:
     validation: dict[str, dict[str, float]] | None = None
     #: What the algorithm or its transforms measure at the server.
     server: dict[str, float] = field(default_factory=dict)
+    #: In asynchronous rounds: the simulated time at the end, where 1 is the median client's local
+    #: training, and the mean number of rounds since the arrived uploads started.
+    clock: float | None = None
+    staleness: float | None = None
 
     def __repr__(self) -> str:
         values = [f"loss {sum(self.loss.values()):.3f}"]
@@ -72,13 +73,16 @@ class RoundResult:
         """Return what metrics.jsonl holds of this round: everything but the values per client.
 
         `validation` is there only in rounds that were evaluated on validation rows, and `server`
-        only if something is measured there.
+        only if something is measured there. `clock` and `staleness` are of asynchronous rounds.
         """
         line = {name: value for name, value in vars(self).items() if name != "clients"}
         if self.validation is None:
             del line["validation"]
         if not self.server:
             del line["server"]
+        if self.clock is None:
+            del line["clock"]
+            del line["staleness"]
         return line
 
 
@@ -91,6 +95,20 @@ class FederationRun:
     progress: Progress
     #: What the validation rows say; None: there are none, and rounds are evaluated on test rows.
     best: BestRound | None = None
+    #: (clients,) the local steps of each client, which asynchronous rounds are timed by.
+    local_steps: Tensor | None = None
+    _versions: Iterator[Version] | None = field(init=False, repr=False, default=None)
+
+    def plan_round(self, round: int) -> tuple[Cohort, Version | None]:
+        """Return who takes part and, in an asynchronous round, what happens; in order of rounds."""
+        if not self.schedule.buffer:
+            return sample_cohort(len(self.federation.members), self.schedule, round), None
+        assert self.local_steps is not None, "asynchronous rounds are timed by local steps"
+        if self._versions is None:
+            versions = iterate_versions(self.local_steps, self.schedule)
+            self._versions = islice(versions, round - 1, None)
+        version = next(self._versions)
+        return version.cohort, version
 
     @property
     def is_over(self) -> bool:
@@ -115,9 +133,10 @@ def run_rounds(
         accumulators: dict[int, RoundAccumulator] = {}
         for number, federation_run in enumerate(federation_runs):
             if not federation_run.is_over:
-                clients = len(federation_run.federation.members)
-                cohort = sample_cohort(clients, federation_run.schedule, round)
-                accumulators[number] = RoundAccumulator(algorithm, federation_run, round, cohort)
+                cohort, version = federation_run.plan_round(round)
+                accumulators[number] = RoundAccumulator(
+                    algorithm, federation_run, round, cohort, version
+                )
         if not accumulators:
             return
         servers = [federation_run.progress.server for federation_run in federation_runs]
@@ -188,6 +207,7 @@ class RoundAccumulator:
         federation_run: FederationRun,
         round: int,
         cohort: Cohort,
+        version: Version | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.federation = federation_run.federation
@@ -195,9 +215,25 @@ class RoundAccumulator:
         self.round = round
         self.cohort = cohort
         self.chunks: list[Chunk] = []  # without their uploads
-        self.uploads: Upload | None = None
         self.is_declared = False  # whether uploads were found to be what the algorithm declares
-        self.check_additivity = AdditivityCheck(algorithm, self.progress.server, round)
+        self.uploads = RoundUploads(
+            algorithm,
+            self.progress.latest_uploads,
+            self.progress.once_uploads,
+            round,
+            AdditivityCheck(algorithm, self.progress.server, round),
+        )
+        self.version = version
+        self.delivery = None
+        if version is not None:
+            self.delivery = Delivery(
+                version,
+                self.progress.in_flight,
+                self.progress.layouts,
+                algorithm.once,
+                federation_run.schedule.staleness,
+                self._send_to,
+            )
         self.download_sizes = self._measure_downloads()
 
     def _measure_downloads(self) -> Tensor:
@@ -206,35 +242,30 @@ class RoundAccumulator:
         A client downloads what it needs to train; of prototypes, those of its own classes.
         """
         sampled = self.cohort.sampled
-        own_classes = self.federation.own_classes
-        if len(sampled) < len(own_classes):
-            own_classes = own_classes[move_index(sampled, own_classes.device)]
         with errors_named(f"round {self.round}, sending"):
-            send_to_all = vmap(self.algorithm.send, in_dims=(None, 0))
-            recipients = self.federation.address(sampled, own_classes)
-            sent = send_to_all(self.progress.server, recipients)
-            return codec.download_sizes(sent, len(sampled))
+            return codec.download_sizes(self._send_to(sampled), len(sampled))
+
+    def _send_to(self, clients: Tensor) -> State:
+        """Return what the server sends these clients to train, with a leading axis over them."""
+        own_classes = self.federation.own_classes
+        if len(clients) < len(own_classes):
+            own_classes = own_classes[move_index(clients, own_classes.device)]
+        send_to_all = vmap(self.algorithm.send, in_dims=(None, 0))
+        recipients = self.federation.address(clients, own_classes)
+        return send_to_all(self.progress.server, recipients)
 
     def add(self, chunk: Chunk) -> None:
-        """Add a chunk's uploads to those so far, append them, or store them as the latest ones."""
+        """Take what a chunk's clients did, and those of their uploads that arrive in this round."""
         uploads = chunk.uploads
         chunk = chunk._replace(uploads={}, sizes=self._leave_out_delivered(chunk))
         self.chunks.append(chunk)
         if not len(chunk.speakers) or not uploads:
             return
         self._check_declaration(uploads)
-        uploads = self._store_once(chunk.speakers, uploads)
-        if not uploads:
-            return
-        if self.algorithm.remembers:
-            self.progress.latest_uploads.store(chunk.speakers, uploads, self.round)
-            return
-        if self.uploads is not None:
-            uploads = join_uploads([self.uploads, uploads])
-        if self.algorithm.additive:
-            self.check_additivity(uploads)
-            uploads = sum_uploads(uploads)
-        self.uploads = uploads
+        speakers = chunk.speakers
+        if self.delivery is not None:
+            speakers, uploads = self.delivery.hold_back(speakers, uploads)
+        self.uploads.receive(speakers, uploads)
 
     def _check_declaration(self, uploads: Upload) -> None:
         """Raise TrainingError unless the first uploads are what the algorithm declares."""
@@ -265,49 +296,14 @@ class RoundAccumulator:
                 sizes[:, place] *= is_due.to(sizes.device)[:, None]
         return sizes.sum(1)
 
-    def _store_once(self, speakers: Tensor, uploads: Upload) -> Upload:
-        """Keep the groups that are sent once, of clients that had not sent them; return the rest.
-
-        This round's first uploads stay as they are: a client is due until its group has arrived.
-        """
-        if not self.algorithm.once:
-            return uploads
-        kept = self.progress.once_uploads
-        is_due = kept.last_round[speakers] == 0
-        sent_once = {name: uploads[name] for name in self.algorithm.once}
-        if is_due.any():
-            due_rows = is_due.nonzero().flatten()
-            kept.store(speakers[due_rows], select_rows(sent_once, due_rows), self.round)
-        return {name: group for name, group in uploads.items() if name not in sent_once}
-
     def aggregate(self) -> None:
         """Update the server from the uploads that arrived, or from everybody's latest ones."""
-        uploads = self._uploads_to_aggregate()
-        if uploads is not None:
-            with errors_named(f"round {self.round}, the server of {self.algorithm.name}"):
-                server = self.algorithm.aggregate(self.progress.server, uploads)
-                before = self.progress.server
-                self.progress.server = check_server_state(server, "aggregate", before)
+        if self.delivery is not None:
+            self.uploads.receive(*self.delivery.deliver_late())
+        uploads = self.uploads.combine()
+        if uploads:
+            self.progress.server = self.uploads.aggregate(self.progress.server, uploads)
         self.progress.round = self.round
-
-    def _uploads_to_aggregate(self) -> Upload | None:
-        """Return the uploads for the server, or None if there are none."""
-        uploads = self._uploads_of_round()
-        sent_once = self.progress.once_uploads.recall()
-        if sent_once is None:
-            return uploads
-        return sent_once | (uploads or {})
-
-    def _uploads_of_round(self) -> Upload | None:
-        """Return the uploads without the groups that are sent once, or None if there are none."""
-        if self.algorithm.remembers:
-            return self.progress.latest_uploads.recall()
-        if self.uploads is None or self.algorithm.additive:
-            return self.uploads
-        # In the order of the clients, whatever order they were trained in: FeSEM draws seeds
-        # among them.
-        speakers = torch.cat([chunk.speakers for chunk in self.chunks])
-        return select_rows(self.uploads, speakers.argsort())
 
     def result(
         self, accuracies: Tree | None, seconds: float, part: EvaluatedPart = "test"
@@ -331,7 +327,6 @@ class RoundAccumulator:
         no_loss = {"supervised": 0.0, "regulariser": 0.0}
         means = {name: float(values.mean()) for name, values in losses.items()}
         stds = {name: float(values.std(correction=0)) for name, values in losses.items()}
-        arrived = ~torch.isin(self.cohort.sampled, self.cohort.lost)
         accuracy = None
         validation = None
         if accuracies and part == "test":
@@ -345,14 +340,23 @@ class RoundAccumulator:
             accuracy=accuracy,
             bytes_up=int(upload_sizes[:, 1].sum()),
             bytes_down=int(download_sizes[:, 1].sum()),
-            participants=self.cohort.sampled[arrived].tolist(),
+            participants=self._list_participants(),
             seconds=seconds,
             notes=self.algorithm.notes(self.progress.server) + warnings,
             diverged=diverged,
             clients=accuracies if part == "test" else None,
             validation=validation,
             server=self.algorithm.metrics(self.progress.server),
+            clock=None if self.version is None else self.version.clock,
+            staleness=None if self.version is None else self.version.mean_staleness,
         )
+
+    def _list_participants(self) -> list[int]:
+        """Return the clients whose uploads arrived in this round."""
+        if self.version is not None:
+            return self.version.arrived.tolist()
+        arrived = ~torch.isin(self.cohort.sampled, self.cohort.lost)
+        return self.cohort.sampled[arrived].tolist()
 
     def _read_chunks(self) -> Tree:
         """Return columns on the CPU, each with one float64 value per client that trained.

@@ -21,13 +21,19 @@ class Schedule:
     stragglers: float = 0.0  # fraction of the sampled clients that do half their steps
     eval_every: int = 10
     seed: int = 0
+    #: Of asynchronous rounds, whose cohorts core/asynchronous.py tells. The uploads that a round
+    #: waits for; 0: rounds are synchronous.
+    buffer: int = 0
+    concurrency: int = 0  # clients that train at a time
+    staleness: float = 0.5  # an upload from τ versions ago counts (1 + τ)^(-staleness) times
+    speed_spread: float = 0.0  # standard deviation of the logarithm of the durations of training
 
 
 def sample_cohort(clients: int, schedule: Schedule, round: int) -> Cohort:
     """Return who takes part in a round, whose upload is lost, and who does half its steps."""
 
     def sample(purpose: str, population: Tensor, fraction: float, at_least: int) -> Tensor:
-        count = max(at_least, _round_half_up(fraction * len(population)))
+        count = count_fraction(fraction, len(population), at_least)
         if count in (0, len(population)):
             return population[:count]
         key = rng.key(schedule.seed, purpose, round)
@@ -40,6 +46,6 @@ def sample_cohort(clients: int, schedule: Schedule, round: int) -> Cohort:
     return Cohort(sampled, lost, slow)
 
 
-def _round_half_up(number: float) -> int:
-    """Return the nearest whole number; Python's round(0.5) is 0, this gives 1."""
-    return int(number + 0.5)
+def count_fraction(fraction: float, count: int, at_least: int = 1) -> int:
+    """Return how many a fraction of so many is, rounded; Python's round(0.5) is 0, this gives 1."""
+    return max(at_least, int(fraction * count + 0.5))

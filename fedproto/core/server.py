@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,16 +16,20 @@ from fedproto.core.tensors import (
     find_mismatch,
     flatten_groups,
     flatten_state,
+    join_uploads,
+    select_rows,
     split_groups,
+    sum_uploads,
     unflatten_state,
 )
 from fedproto.core.traffic import Ledger
-from fedproto.core.types import Algorithm, GroupLayout, State, Tree
+from fedproto.core.types import Algorithm, GroupLayout, State, Tree, Upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.errors import shown
 
-#: The group of exported tensors of what clients send once.
+#: The groups of exported tensors of what clients send once, and of uploads on their way.
 _ONCE = "once"
+_IN_FLIGHT = "flight"
 
 
 @dataclass
@@ -39,6 +43,8 @@ class Progress:
     round: int = 0  # the last completed round
     #: The groups that clients send once; empty unless the algorithm has such groups.
     once_uploads: LatestUploads = field(default_factory=lambda: LatestUploads(0))
+    #: The uploads of asynchronous rounds that have not arrived yet; see core/delivery.py.
+    in_flight: LatestUploads = field(default_factory=lambda: LatestUploads(0))
     #: The smallest mean of each term over the rounds so far.
     smallest_loss: dict[str, float] = field(default_factory=dict)
     #: Clients whose loss exploded, and the round in which it first did.
@@ -55,6 +61,7 @@ class Progress:
             layouts = check_declaration(algorithm, algorithm.declare(first, federation.task))
         progress = cls(server, Ledger(clients), LatestUploads(clients), layouts)
         progress.once_uploads = LatestUploads(clients)
+        progress.in_flight = LatestUploads(clients)
         return progress
 
     def look_back(self, lines: Sequence[dict[str, Any]]) -> None:
@@ -79,6 +86,8 @@ class Progress:
         tree |= self.latest_uploads.export()
         if self.once_uploads.uploads is not None:
             tree |= flatten_groups({_ONCE: self.once_uploads.export()})
+        if self.in_flight.uploads is not None:
+            tree |= flatten_groups({_IN_FLIGHT: self.in_flight.export()})
         return tree
 
     def restore(self, tree: Tree, round: int) -> None:
@@ -94,15 +103,27 @@ class Progress:
         once_uploads = LatestUploads(clients)
         if _ONCE in groups:
             once_uploads = LatestUploads.restore(groups[_ONCE], clients, self.layouts, device)
+        in_flight = LatestUploads(clients)
+        if _IN_FLIGHT in groups:
+            in_flight = LatestUploads.restore(groups[_IN_FLIGHT], clients, self.layouts, device)
         self.latest_uploads = latest_uploads
         self.once_uploads = once_uploads
+        self.in_flight = in_flight
         self.server = unflatten_state(server)
         self.ledger.counts = tree["ledger"]
         self.round = round
 
     def _refuse_mismatches(self, tree: Tree, groups: dict[str, Tree]) -> None:
         """Refuse tensors whose names, shapes or types are not those of this federation."""
-        unexpected = groups.keys() - {"server", "client", "ledger", "last", "uploads", _ONCE}
+        unexpected = groups.keys() - {
+            "server",
+            "client",
+            "ledger",
+            "last",
+            "uploads",
+            _ONCE,
+            _IN_FLIGHT,
+        }
         if unexpected:
             raise ValueError(f"it has no {shown(min(unexpected), 80)}")
         ledger = {name: value for name, value in tree.items() if name == "ledger"}
@@ -110,6 +131,96 @@ class Progress:
         mismatch = mismatch or find_mismatch({"ledger": self.ledger.counts}, ledger)
         if mismatch is not None:
             raise ValueError(mismatch)
+
+
+class RoundUploads:
+    """The uploads that arrive in one round, and what they make of the server's state.
+
+    The simulator's round loop and a deployed server both close their rounds with it.
+
+    latest     keeps everybody's latest upload, where the algorithm remembers them
+    once       keeps the groups that clients send once
+    check      is called with uploads before they are summed
+    keeps_all  whether `latest` keeps uploads that the algorithm does not remember, too
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        latest: LatestUploads,
+        once: LatestUploads,
+        round: int,
+        check: Callable[[Upload], None] = lambda uploads: None,
+        keeps_all: bool = False,
+    ) -> None:
+        self.algorithm = algorithm
+        self.latest = latest
+        self.once = once
+        self.round = round
+        self.check = check
+        self.keeps_all = keeps_all or algorithm.remembers
+        self.speakers: list[Tensor] = []
+        self.uploads: Upload | None = None  # neither remembered nor sent once
+
+    def receive(self, speakers: Tensor, uploads: Upload) -> None:
+        """Add uploads to those so far, append them, or store them as the latest ones.
+
+        uploads  with a leading axis over the speakers, or of length 1 if they are summed already
+        """
+        uploads = self._store_once(speakers, uploads)
+        if not len(speakers) or not uploads:
+            return
+        if self.keeps_all:
+            self.latest.store(speakers, uploads, self.round)
+            return
+        self.speakers.append(speakers)
+        if self.uploads is not None:
+            uploads = join_uploads([self.uploads, uploads])
+        if self.algorithm.additive:
+            self.check(uploads)
+            uploads = sum_uploads(uploads)
+        self.uploads = uploads
+
+    def _store_once(self, speakers: Tensor, uploads: Upload) -> Upload:
+        """Keep the groups that are sent once, of clients that had not sent them; return the rest.
+
+        This round's first uploads stay as they are: a client is due until its group has arrived.
+        """
+        if not self.algorithm.once or not uploads:
+            return uploads
+        is_due = self.once.last_round[speakers] == 0
+        sent_once = {name: uploads[name] for name in self.algorithm.once if name in uploads}
+        if sent_once and is_due.any():
+            due_rows = is_due.nonzero().flatten()
+            self.once.store(speakers[due_rows], select_rows(sent_once, due_rows), self.round)
+        return {name: group for name, group in uploads.items() if name not in sent_once}
+
+    def aggregate(self, server: State, uploads: Upload) -> State:
+        """Return the server's new state, made out of what `combine` returned."""
+        with errors_named(f"round {self.round}, the server of {self.algorithm.name}"):
+            state = self.algorithm.aggregate(server, uploads)
+            return check_server_state(state, "aggregate", server)
+
+    def combine(self) -> Upload | None:
+        """Return the uploads that the server aggregates, or None if there are none.
+
+        They are those of this round, or everybody's latest ones, and what was sent once.
+        """
+        uploads = self._of_round()
+        sent_once = self.once.recall()
+        if sent_once is None:
+            return uploads
+        return sent_once | (uploads or {})
+
+    def _of_round(self) -> Upload | None:
+        """Return the uploads without the groups that are sent once, or None if there are none."""
+        if self.keeps_all:
+            return self.latest.recall(None if self.algorithm.remembers else self.round)
+        if self.uploads is None or self.algorithm.additive:
+            return self.uploads
+        # In the order of the clients, whatever order they were trained in: FeSEM draws seeds
+        # among them.
+        return select_rows(self.uploads, torch.cat(self.speakers).argsort())
 
 
 def check_server_state(state: Any, function: str, before: State | None = None) -> State:

@@ -159,6 +159,12 @@ def squared_distance(a: Tree, b: Tree) -> Tensor:
     return torch.stack(distances).sum()
 
 
+def inner_product(a: Tree, b: Tree) -> Tensor:
+    """Return Σ ⟨a, b⟩ over all tensors of `a`."""
+    products = [(value * b[name]).sum() for name, value in a.items()]
+    return torch.stack(products).sum()
+
+
 # --- uploads
 
 

@@ -59,6 +59,7 @@ class Step(NamedTuple):
     steps: Tensor = torch.tensor(0)  # () local steps done so far in this round
     key: Tensor = torch.tensor(0)  # () of (seed, round, client); see core/rng.py
     number: Tensor = torch.tensor(0)  # () the client's number
+    momentum: Tensor = torch.tensor(0.0)  # () of the client's SGD
 
 
 class Group(NamedTuple):

@@ -20,7 +20,7 @@ from fedproto.core.client_names import is_chosen_name
 from fedproto.core.files import parse_json
 from fedproto.deploy.messages import Message, name_arrays
 from fedproto.deploy.reply_pulling import MAX_DESCRIPTION_BYTES, Puller
-from fedproto.deploy.round_protocol import Reply
+from fedproto.deploy.server_actions import Reply
 from fedproto.errors import Refused
 
 POLL_SECONDS = 0.2  # per pending reply, between two attempts; grid.send_and_receive waits 3 s
@@ -101,6 +101,15 @@ def count_bytes(record: RecordDict) -> int:
 # --- the server's transport
 
 
+class _OpenRequest(NamedTuple):
+    """A request that has no reply yet."""
+
+    node: int
+    member: str
+    request: Message
+    deadline: float  # by time.monotonic()
+
+
 class _Answer(NamedTuple):
     """A node's reply to a request, or why it was refused."""
 
@@ -128,6 +137,7 @@ class FlowerTransport:
         self.names: dict[int, str] = {}  # by node; no name twice
         self.registered = set() if registered is None else registered  # grows by names seen
         self._sent_bytes: dict[str, int] = {}
+        self._open: dict[str, _OpenRequest] = {}  # of `send`, by the id that Flower gave them
 
     def find_members(self) -> list[str]:
         """Return the names of the nodes that are online; unknown nodes are asked for theirs."""
@@ -176,8 +186,34 @@ class FlowerTransport:
             content, size = _read_reply(answer)
             yield Reply(self.names[answer.node], content, size)
 
+    def send(self, kind: str, requests: dict[str, Message], timeout: float) -> None:
+        """Send requests whose replies `receive` returns, if they come within `timeout` seconds."""
+        nodes = {name: node for node, name in self.names.items()}
+        names = {nodes[name]: name for name in requests}
+        marked = _mark({nodes[name]: request for name, request in requests.items()})
+        deadline = time.monotonic() + timeout
+        for sent_id, node in self._push(marked, kind, timeout).items():
+            self._open[sent_id] = _OpenRequest(node, names[node], marked[node], deadline)
+
+    def receive(self) -> list[Reply]:
+        """Return the replies to `send` that have come since; if there are none, after a pause."""
+        replies = []
+        for sent_id, sent in list(self._open.items()):
+            reply = self._pull(sent_id)
+            if reply is None and time.monotonic() > sent.deadline:
+                del self._open[sent_id]
+                if self.puller.forget(sent_id):
+                    reply = Refused("its reply did not arrive completely in time")
+            if reply is not None:
+                self._open.pop(sent_id, None)
+                content, size = _read_reply(_Answer(sent.node, sent.request, reply))
+                replies.append(Reply(sent.member, content, size))
+        if not replies:
+            time.sleep(min(POLL_SECONDS * max(1, len(self._open)), MAX_POLL_SECONDS))
+        return replies
+
     def sent_bytes(self) -> dict[str, int]:
-        """Return how many bytes each member was sent in the last exchange."""
+        """Return how many bytes each member was sent by the last `exchange` or `send`."""
         return self._sent_bytes
 
     def _send_and_pull(
@@ -188,10 +224,7 @@ class FlowerTransport:
         The sender is the node whose request a reply answers: Flower's own errors state no sender.
         Replies that come later than `timeout` seconds answer no request, and Flower drops them.
         """
-        marked = {}
-        for node, request in requests.items():
-            header = request.header | {"nonce": token_hex(16)}
-            marked[node] = replace(request, header=header)
+        marked = _mark(requests)
         pending = self._push(marked, kind, timeout)
         deadline = time.monotonic() + timeout
         while pending and time.monotonic() < deadline:
@@ -224,6 +257,15 @@ class FlowerTransport:
             return self.puller.pull(sent_id)
         except Refused as refusal:
             return refusal
+
+
+def _mark(requests: dict[int, Message]) -> dict[int, Message]:
+    """Return requests with a random word each, which its reply must repeat."""
+    marked = {}
+    for node, request in requests.items():
+        header = request.header | {"nonce": token_hex(16)}
+        marked[node] = replace(request, header=header)
+    return marked
 
 
 def _read_reply(answer: _Answer) -> tuple[Message | str, int]:

@@ -24,6 +24,7 @@ class MemberRecord:
 
     number: int  # its random numbers are drawn by this, as a client's in the simulator
     last_round: int = 0  # in which its reply counted
+    staleness: int = 0  # rounds that this reply was late, if rounds are asynchronous
     last_seen: float = 0.0
     spoken: list[str] = field(default_factory=list)  # the classes of its latest upload
     brought: list[str] = field(default_factory=list)  # classes that it was the first to have

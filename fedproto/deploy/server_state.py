@@ -23,12 +23,14 @@ from fedproto.core.files import (
     read_tensors,
     write_tensors,
 )
-from fedproto.core.server import check_server_state
+from fedproto.core.server import RoundUploads
+from fedproto.core.staleness import age_uploads, apply_changes, take_changes, weigh_staleness
 from fedproto.core.tensors import (
     align_axes,
     flatten_groups,
     flatten_state,
     map_group,
+    map_upload,
     split_groups,
     unflatten_state,
 )
@@ -52,9 +54,17 @@ ONCE = "once"  # the group of the file's tensors of what members send once
 STATE_FORMAT = TensorFormat("server state", 2)
 
 
+class SentRequest(NamedTuple):
+    """What the server remembers of a request to train, until it is answered."""
+
+    round: int
+    server: State  # as it was then
+
+
 class AcceptedReply(NamedTuple):
     """A reply that passed the checks, in the round that is not closed yet."""
 
+    request: SentRequest  # the one that it answers
     upload: Upload
     spoken: list[str]  # the classes of its rows; empty where weights travel
     brought: list[str]  # those of them that the federation did not have
@@ -78,6 +88,7 @@ class ServerState:
         self.registered: set[str] = set()  # names of keys, which a member without a key cannot use
         self.uploads = LatestUploads(0)  # by the members' numbers
         self.once_uploads = LatestUploads(0)  # of the groups that are sent once
+        self.requests: dict[str, SentRequest] = {}  # to train, the latest of each member
         self.replies: dict[str, AcceptedReply] = {}  # of the round that is not closed yet
         self.start = start_server(terms.build(), terms, settings, self.classes)
         self.algorithm = settings.combine(self.start.algorithm)
@@ -112,6 +123,8 @@ class ServerState:
         received = self.algorithm.send(self.server, recipient)
         download = pack_download(received, self.classes)
         round = self.round + 1
+        if not all_classes:
+            self.requests[name] = SentRequest(round, self.server)
         terms = replace(self.terms, lr=self.terms.lr * self.settings.rate_factor(round))
         header = {
             "federation": self.id,
@@ -134,6 +147,16 @@ class ServerState:
             return False
         return bool(self.once_uploads.last_round[member.number])
 
+    def expect_reply(self, name: str, pending: frozenset[str]) -> ExpectedReply:
+        """Return what a member's reply must look like; `pending` are who may still reply.
+
+        In asynchronous rounds it may be of an earlier round, if that is when it was requested.
+        """
+        expected = self.expect_replies(pending)
+        if self.settings.buffer and name in self.requests:
+            return replace(expected, round=self.requests[name].round)
+        return expected
+
     def expect_replies(self, pending: frozenset[str]) -> ExpectedReply:
         """Return what a reply of this round must look like; `pending` are who may still reply."""
         return ExpectedReply(
@@ -153,7 +176,9 @@ class ServerState:
         try:
             expected = self._without_delivered(name, expected)
             check_reply(name, reply, expected)
-            upload = self._decode(name, unpack_upload(reply))
+            self._refuse_old(expected.round)
+            request = self._find_request(name, expected.round)
+            upload = self._decode(name, unpack_upload(reply), request.server)
             check_upload(upload, expected)
             # A reply whose rows of classes have arrived before is of the classes they were of.
             stated = reply.header["spoken"] if expected.by_class else self.members[name].spoken
@@ -165,10 +190,26 @@ class ServerState:
             if name in self.members:
                 self.members[name].note_refusal(str(error))
             raise
-        self.replies[name] = AcceptedReply(upload, spoken, brought)
+        self.replies[name] = AcceptedReply(request, upload, spoken, brought)
         self.members[name].reason = ""
         self.members[name].note_accuracy(reply)
         self.members[name].site = reply.header.get("site", "")
+
+    def _refuse_old(self, round: int) -> None:
+        """Raise Refused if a reply was requested too many rounds ago."""
+        staleness = self.round + 1 - round
+        if staleness > self.settings.max_staleness:
+            raise Refused(
+                f"it was requested {staleness} rounds ago; at most {self.settings.max_staleness} "
+                "are accepted"
+            )
+
+    def _find_request(self, name: str, round: int) -> SentRequest:
+        """Return the request that a member's reply of a round answers."""
+        request = self.requests.get(name)
+        if request is not None and request.round == round:
+            return request
+        return SentRequest(round, self.server)
 
     def _without_delivered(self, name: str, expected: ExpectedReply) -> ExpectedReply:
         """Return what a member's reply must look like, without groups that have arrived before."""
@@ -179,8 +220,11 @@ class ServerState:
             layout.pop(group, None)
         return replace(expected, layout=layout)
 
-    def _decode(self, name: str, wire: Upload) -> Upload:
-        """Return a member's upload out of what travelled; Refused if that cannot be decoded."""
+    def _decode(self, name: str, wire: Upload, server: State) -> Upload:
+        """Return a member's upload out of what travelled; Refused if that cannot be decoded.
+
+        server  the state that the member's request was made from
+        """
         if self.algorithm.decode is None:
             return wire
         number = torch.tensor(self.members[name].number)
@@ -188,7 +232,7 @@ class ServerState:
         try:
             if self.algorithm.check is not None:
                 self.algorithm.check(wire)
-            received = self.algorithm.send(self.server, Recipient(number, everything))
+            received = self.algorithm.send(server, Recipient(number, everything))
             return self.algorithm.decode(wire, received)
         except (ValueError, RuntimeError, IndexError) as error:
             raise Refused(f"it cannot be decoded: {str(error)[:200]}") from error
@@ -220,18 +264,16 @@ class ServerState:
     def close_round(self) -> None:
         """Compute the server's new state from the accepted replies; `save` writes it."""
         self.round += 1
-        self._store_replies()
+        arriving = RoundUploads(
+            self.algorithm, self.uploads, self.once_uploads, self.round, keeps_all=True
+        )
+        self._store_replies(arriving)
         self._remove_leavers()
-        uploads = self.uploads.recall(None if self.algorithm.remembers else self.round)
-        sent_once = self.once_uploads.recall()
-        if sent_once is not None:
-            uploads = sent_once | (uploads or {})
+        uploads = arriving.combine()
         if uploads:
-            before = self._state_before(uploads)
-            server = self.algorithm.aggregate(before, uploads)
-            self.server = check_server_state(server, "aggregate")
+            self.server = arriving.aggregate(self._state_before(uploads), uploads)
 
-    def _store_replies(self) -> None:
+    def _store_replies(self, arriving: RoundUploads) -> None:
         """Make the accepted replies the latest uploads, in the order of the members' numbers."""
         self.uploads.add_clients(len(self.members))
         self.once_uploads.add_clients(len(self.members))
@@ -245,14 +287,37 @@ class ServerState:
                 self.classes = tuple(dict.fromkeys((*self.classes, *reply.spoken)))
                 self.uploads.widen(len(self.classes), self.class_groups)
                 self.once_uploads.widen(len(self.classes), self.class_groups)
-            upload = place_rows(reply.upload, reply.spoken, self.classes, self.layouts)
-            once = {key: group for key, group in upload.items() if key in self.algorithm.once}
-            every_round = {key: group for key, group in upload.items() if key not in once}
-            if once:
-                self.once_uploads.store_one(member.number, once, self.round)
-            if every_round:
-                self.uploads.store_one(member.number, every_round, self.round)
+            upload = self._make_current(member.number, reply)
+            upload = place_rows(upload, reply.spoken, self.classes, self.layouts)
+            member.staleness = self.round - reply.request.round
+            speaker = torch.tensor([member.number])
+            arriving.receive(speaker, map_upload(upload, lambda value: value[None]))
         self.replies = {}
+
+    def _make_current(self, number: int, reply: AcceptedReply) -> Upload:
+        """Return an upload as it counts now, if it was requested in an earlier round.
+
+        Of a model, the change counts; everything that ages counts less. See core/staleness.py.
+        """
+        staleness = self.round - reply.request.round
+        if not staleness:
+            return reply.upload
+        recipient = Recipient(torch.tensor(number), torch.ones(len(self.classes)))
+        then = self.algorithm.send(reply.request.server, recipient)
+        now = self.algorithm.send(self.server, recipient)
+        upload = take_changes(reply.upload, then, self.layouts)
+        upload = apply_changes(upload, now, self.layouts)
+        factor = weigh_staleness(torch.tensor(staleness), self.settings.staleness)
+        return age_uploads(upload, factor, self.algorithm.once)
+
+    def describe_late_replies(self) -> str:
+        """Return which accepted replies are late, as the end of a sentence; "" if none is."""
+        late = []
+        for name, reply in self.replies.items():
+            staleness = self.round + 1 - reply.request.round
+            if staleness:
+                late.append(f"{self.title(name)} by {staleness}")
+        return f" (late: {', '.join(late)})" if late else ""
 
     def _remove_leavers(self) -> None:
         """Forget the uploads of former members, and the classes that only they had.

@@ -144,8 +144,12 @@ class ServerSettings:
     members: str = ""  # empty: everybody whom Flower lets in
     combiner: str = "sum"  # what becomes of the uploads of a round; see docs/combiners.md
     quorum: PositiveInt = 2  # members needed to begin a round, and replies needed to close it
-    timeout: PositiveFloat = 600.0  # seconds that a round waits for replies
+    #: Seconds that a round waits for replies; an asynchronous one, that a request stays open.
+    timeout: PositiveFloat = 600.0
     patience: PositiveFloat = 600.0  # seconds to wait for a quorum
+    buffer: NonNegativeInt = 0  # replies that close an asynchronous round; 0: synchronous rounds
+    staleness: NonNegativeFloat = 0.5  # exponent by which late replies count less
+    max_staleness: NonNegativeInt = 100  # rounds since its request after which a reply is refused
     new_classes: bool = False
     max_bytes: PositiveInt = 64 * 2**20  # of one reply's arrays
     max_count: PositiveFloat = 1e7  # weight of a class, or of a member
@@ -266,6 +270,16 @@ def read_member(path: Path, operated: bool = False) -> MemberSettings:
     return replace(settings, **located)
 
 
+def _refuse_large_buffer(settings: ServerSettings) -> None:
+    """Raise ConfigError if a round would wait for more replies than there are members."""
+    members = len(words(settings.members))
+    if members and settings.buffer > members:
+        raise ConfigError(
+            f"buffer is {settings.buffer}, but `members` lists only {members}: a round would wait "
+            "for ever"
+        )
+
+
 def _trust_if_allowed(chosen: Mapping[str, str], allowed: bool, where: str) -> None:
     """Trust the plug-ins that an operator's own settings name, or say which key is missing."""
     if allowed:
@@ -334,6 +348,7 @@ def split_run_config(config: Mapping[str, Any], where: str) -> tuple[ServerSetti
     settings = parse_settings(ServerSettings, for_server, where)
     terms = parse_settings(TrainingTerms, for_members, where)
     refuse_contradictions(settings.rounds, settings.warmup, terms.class_weights, terms.sampling)
+    _refuse_large_buffer(settings)
     if terms.local_steps and terms.epochs > 1:
         raise two_lengths(terms.local_steps, terms.epochs)
     chosen = {

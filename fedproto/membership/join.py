@@ -45,8 +45,10 @@ DEFAULT_NAME = "newcomer"
 FIXED_SETTINGS = {
     "absent",
     "algorithm",
+    "buffer",
     "clients",
     "combiner",
+    "concurrency",
     "dataset",
     "eval_every",
     "fixed",
@@ -59,6 +61,8 @@ FIXED_SETTINGS = {
     "prototypes",
     "rounds",
     "select_by",
+    "speed_spread",
+    "staleness",
     "stragglers",
     "validation",
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,6 +82,13 @@ class Prototypes:
     held: np.ndarray  # (clients, C) positive where a client has a local prototype
 
 
+class Asynchrony(NamedTuple):
+    """What asynchronous rounds took."""
+
+    clock: float  # simulated time; 1 is the median client's local training
+    staleness: float  # the mean number of rounds since the arrived uploads had started
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run: what its folder holds, as far as a report shows it.
@@ -112,6 +119,7 @@ class Run:
     membership: Membership | None  # None if nobody joined or left after training
     validation: Validation | None = None  # None if no validation rows chose the best round
     gain: Gain | None = None  # of a newcomer, against training alone
+    asynchrony: Asynchrony | None = None  # None if rounds were synchronous
 
 
 # --- finding runs
@@ -248,7 +256,16 @@ def _to_run(
         prototypes=_read_prototypes(path / PROTOTYPES, len(clients), len(classes)),
         membership=Membership.of(RunFolder(path)) if has_membership else None,
         validation=_to_validation(result),
+        asynchrony=_to_asynchrony(result),
     )
+
+
+def _to_asynchrony(result: dict[str, Any]) -> Asynchrony | None:
+    """Return what a result says of its asynchronous rounds, if it had such."""
+    if "asynchronous" not in result:
+        return None
+    found = result["asynchronous"]
+    return Asynchrony(float(found["clock"]), float(found["staleness"]))
 
 
 def _list_warnings(result: dict[str, Any]) -> list[str]:

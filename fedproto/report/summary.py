@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from fedproto.core.metrics import ACCURACIES
 from fedproto.plots.labels import describe_accuracy, is_own_accuracy
@@ -185,6 +186,10 @@ def make_table(groups: Sequence[Group]) -> Table:
     header += [f"{describe_accuracy(name)}, %" for name in accuracies]
     header += ["values per round", "bytes up", "bytes down", "seconds"]
     rows = [_make_row(group, accuracies, has_seeds) for group in groups]
+    if any(group.first.asynchrony is not None for group in groups):
+        header.append("simulated time")
+        for row, group in zip(rows, groups, strict=True):
+            row.append(_clock_cell(group))
     return Table(header, rows)
 
 
@@ -206,6 +211,16 @@ def _make_row(group: Group, accuracies: Sequence[str], has_seeds: bool) -> list[
     seconds = group.mean(lambda run: run.seconds)
     cells.append(Cell(f"{seconds:.1f}"))
     return cells
+
+
+def _clock_cell(group: Group) -> Cell:
+    """Return the simulated time of asynchronous rounds, with their staleness as its detail."""
+    found = [run.asynchrony for run in group.runs if run.asynchrony is not None]
+    if not found:
+        return Cell("–")
+    clock = fmean(each.clock for each in found)
+    staleness = fmean(each.staleness for each in found)
+    return Cell(f"{clock:.1f}", f"staleness {staleness:.1f}")
 
 
 def _accuracy_cell(group: Group, name: str) -> Cell:

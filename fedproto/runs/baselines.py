@@ -83,7 +83,10 @@ def _train_pooled(
     obstacle = _find_obstacle(federation.members)
     if obstacle is not None:
         return {"missing": obstacle}
-    rounds = max(1, round(config.rounds * config.participation))
+    share = config.participation
+    if config.buffer:
+        share = config.buffer / len(federation.members)
+    rounds = max(1, round(config.rounds * share))
     local_steps = config.local_steps
     if local_steps is not None:
         local_steps *= len(federation.members)
@@ -94,6 +97,8 @@ def _train_pooled(
         participation=1.0,
         lost_uploads=0.0,
         stragglers=0.0,
+        buffer=0,
+        concurrency=None,
     )
     result = run(config, algorithm, pool_clients(federation))
     (state,) = result.states

@@ -21,7 +21,6 @@ from fedproto.core.measurement import MeasuredClient
 from fedproto.core.metrics import ACCURACIES
 from fedproto.core.optimisers import Optimiser, RateSchedule
 from fedproto.core.rounds import FederationRun, RoundResult
-from fedproto.core.sampling import Schedule
 from fedproto.core.server import Progress
 from fedproto.core.tensors import find_mismatch, flatten_groups, split_client, split_groups
 from fedproto.core.types import Algorithm, Tree
@@ -41,6 +40,7 @@ from fedproto.runs.own_draws import describe_own_draws
 from fedproto.runs.prototype_files import PROTOTYPES, START, take_prototypes, write_prototypes
 from fedproto.runs.result import Result, TrainedFederation
 from fedproto.runs.result_contents import describe_run
+from fedproto.runs.scheduling import build_schedule, count_local_steps, refuse_asynchrony
 
 #: Settings that `auto` leaves open until the federation is known.
 RESOLVED_SETTINGS = ("engine", "device", "compile", "workers", "stack")
@@ -119,7 +119,12 @@ class Experiment:
         refuse_baselines(configs[0])
         progresses = []
         for config, federation in zip(configs, federations, strict=True):
-            progresses.append(start_progress(config, federation, algorithm))
+            progress = start_progress(config, federation, algorithm)
+            progresses.append(progress)
+            clients = len(federation.members)
+            refuse_asynchrony(config, clients, algorithm, progress.layouts)
+        if configs[0].buffer:  # uploads arrive one by one
+            algorithm = replace(algorithm, additive=False)
         trainings = [_training_of(config) for config in configs]
         resolved, plan, notices = resolve(configs[0], federations, algorithm, trainings)
         engine = build_engine(resolved, plan, federations, algorithm, trainings)
@@ -152,16 +157,13 @@ class Experiment:
 
     def federation_run(self) -> FederationRun:
         """Return what the round loop needs of this experiment."""
-        schedule = Schedule(
-            self.config.rounds,
-            self.config.participation,
-            self.config.lost_uploads,
-            self.config.stragglers,
-            self.config.eval_every,
-            self.config.seed,
-        )
+        schedule = build_schedule(self.config, len(self.federation.members))
         best = None if self.best_state is None else self.best_state.best
-        return FederationRun(self.federation, schedule, self.progress, best)
+        steps = None
+        if schedule.buffer:
+            training = _training_of(self.config)
+            steps = count_local_steps(self.federation, self.algorithm, training)
+        return FederationRun(self.federation, schedule, self.progress, best, steps)
 
     def execute(self, folder: RunFolder | None = None, on_round: OnRound | None = None) -> Result:
         """Run from the current round to the last one."""
@@ -195,7 +197,8 @@ class Experiment:
         """Write a round's line of metrics.jsonl and, when one is due, a checkpoint."""
         folder.add_metrics(result.line())
         self.keep_best(folder)
-        is_last = result.round == self.config.rounds or self.federation_run().is_over
+        is_over = self.best_state is not None and self.best_state.best.is_over
+        is_last = result.round == self.config.rounds or is_over
         is_due = result.round % max(1, self.config.checkpoint_every) == 0
         if is_last or is_due:
             self.write_checkpoint(folder)

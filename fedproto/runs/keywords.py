@@ -45,6 +45,10 @@ class RunSettings(TypedDict, total=False):
     participation: float  # 1.0
     lost_uploads: float  # 0.0
     stragglers: float  # 0.0
+    buffer: int  # 0
+    concurrency: int | None  # None
+    staleness: float  # 0.5
+    speed_spread: float  # 0.0
     seed: int  # 0
     engine: Literal["auto", "reference", "vectorised", "processes"]  # auto
     device: Literal["auto", "cpu", "cuda"]  # auto
@@ -81,7 +85,7 @@ class AlgorithmOptions(TypedDict, total=False):
     mu: float  # 0.1 (feddyn), 0.1 (fedprox), 1.0 (moon)
     personal: str  # head (fedper), head (fedrep), body (lg-fedavg)
     regularise: Literal["sample", "class"]  # sample
-    server_lr: float  # 0.01 (fedadam), 1.0 (fedavgm)
+    server_lr: float  # 0.01 (fedadam), 1.0 (fedavgm), 1.0 (scaffold)
     server_momentum: float  # 0.9
     tau: float  # 0.001
     temperature: float  # 0.5

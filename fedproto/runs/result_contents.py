@@ -67,8 +67,22 @@ def describe_run(
         },
         "seconds": {"total": seconds, "per_round": seconds / rounds},
         "machine": describe_machine(federation.device),
+        **_describe_asynchrony(lines),
         **_describe_validation(experiment, lines),
     }
+
+
+def _describe_asynchrony(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the simulated time and the mean staleness of all uploads that arrived.
+
+    Nothing for a run with synchronous rounds.
+    """
+    if "clock" not in lines[-1]:
+        return {}
+    uploads = sum(len(line["participants"]) for line in lines)
+    late = sum(line["staleness"] * len(line["participants"]) for line in lines)
+    staleness = late / uploads if uploads else 0.0
+    return {"asynchronous": {"clock": lines[-1]["clock"], "staleness": staleness}}
 
 
 def _describe_validation(experiment: Experiment, lines: list[dict[str, Any]]) -> dict[str, Any]:

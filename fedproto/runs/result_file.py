@@ -17,6 +17,8 @@ def check_result(content: Any, where: str) -> dict[str, Any]:
     check_entries(content, _RESULT, where)
     if "validation" in content:
         check_entries(content, _RESULT_WITH_VALIDATION, where)
+    if "asynchronous" in content:
+        check_entries(content, _RESULT_WITH_ASYNCHRONY, where)
     for number, client in enumerate(content["clients"]):
         check_entries(client, _CLIENT, f"{where}: client {number}")
         name = client.get("name", "0")  # a run of an older version has none
@@ -109,6 +111,10 @@ def _is_traffic(value: Any) -> bool:
     return _are_numbers(value) and required <= value.keys()
 
 
+def _is_asynchrony(value: Any) -> bool:
+    return _are_numbers(value) and {"clock", "staleness"} <= value.keys()
+
+
 def _is_time(value: Any) -> bool:
     return _are_numbers(value) and "total" in value
 
@@ -137,6 +143,9 @@ _RESULT_WITH_VALIDATION = {
     "validation": Entry(_is_validation, "select_by, score and accuracy"),
     "best_round": _POSITIVE_INT,
     "stopped_round": _POSITIVE_INT,
+}
+_RESULT_WITH_ASYNCHRONY = {
+    "asynchronous": Entry(_is_asynchrony, "clock and staleness"),
 }
 _CLIENT = {
     "id": _NON_NEGATIVE_INT,

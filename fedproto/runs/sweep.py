@@ -66,6 +66,9 @@ STACKED_SETTINGS = (
     "participation",
     "lost_uploads",
     "stragglers",
+    "concurrency",
+    "staleness",
+    "speed_spread",
 )
 
 

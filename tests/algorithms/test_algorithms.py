@@ -381,7 +381,7 @@ def test_fesem_waits_with_seeding_until_enough_clients_speak():
 def test_options_that_are_not_given_have_the_values_of_the_documentation():
     defaults = {}
     names = ("fedprox", "fesem", "fedper", "fedrep", "fedproto", "lg_fedavg", "feddistill")
-    for name in (*names, "fedavgm", "fedadam"):
+    for name in (*names, "fedavgm", "fedadam", "scaffold", "ditto"):
         module = importlib.import_module(f"fedproto.algorithms.{name}")
         parameters = inspect.signature(getattr(module, name)).parameters.values()
         defaults[name] = {parameter.name: parameter.default for parameter in parameters}
@@ -399,6 +399,8 @@ def test_options_that_are_not_given_have_the_values_of_the_documentation():
             "absent": "remember",
             "fixed": False,
         },
+        "scaffold": {"server_lr": 1.0},
+        "ditto": {"lam": 1.0},
         "lg_fedavg": {"personal": "body"},
         "feddistill": {"gamma": 1.0, "distil": "mse"},
         "fedavgm": {"server_lr": 1.0, "server_momentum": 0.9},

@@ -43,6 +43,10 @@ IDENTITIES = [
     ("feddistill(gamma=0)", "local", {"model": "mlp(hidden=5),mlp(hidden=9)"}),
     ("fedavgm(server_momentum=0)", "fedavg", {}),
     ("fedavgm(server_momentum=0)", "fedavg", FAULTS),
+    ("scaffold", "fedavg", {"rounds": 1}),  # all control variates are 0 yet
+    ("scaffold", "fedavg", {"clients": 1}),  # the server's is the only client's
+    ("ditto(lam=0)", "local", {}),
+    ("ditto(lam=0)", "local", FAULTS),
     ("fedavgm", "fedavg", {"rounds": 1}),  # there is no earlier step yet
     ("fedavg", "local", {"clients": 1}),
     ("fedper", "local", {"clients": 1}),
@@ -65,6 +69,7 @@ def test_the_methods_differ_where_they_should():
         finished(name)[0] for name in ("local", "fedavg", "fedprox", "fedper", "fedrep", "fedproto")
     ]
     runs += [finished(name)[0] for name in ("lg-fedavg", "feddistill", "fedavgm", "fedadam")]
+    runs += [finished(name)[0] for name in ("scaffold", "ditto")]
     runs.append(finished("fesem", clusters=2)[0])
     for position, run in enumerate(runs):
         for other in runs[:position]:

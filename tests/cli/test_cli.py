@@ -390,6 +390,16 @@ def test_every_flag_is_a_key_of_the_file() -> None:
         assert str(found) in (value, f"{value}.0", str(Path(value).absolute())), flag
 
 
+def test_the_flags_of_asynchronous_rounds_are_keys_of_the_file() -> None:
+    flags = {"buffer": "1", "concurrency": "2", "staleness": "0.7", "speed-spread": "0.4"}
+    words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
+    succeed("run", *SMALL, *words, "--out", "out")
+    settings = settings_of()
+    for flag, value in flags.items():
+        assert str(settings[flag.replace("-", "_")]) == value
+    assert "clock" in json.loads(Path("out/metrics.jsonl").read_text().splitlines()[0])
+
+
 # --- help, lists, and what they cost
 
 
@@ -743,6 +753,10 @@ BAD_VALUES = {
     "participation": ("0", "-0.5", "1.1", "half", "nan", "inf"),
     "lost-uploads": ("-0.1", "1.1", "some", "nan", "inf"),
     "stragglers": ("-0.1", "1.1", "some", "nan", "inf"),
+    "buffer": ("-1", "1.5", "many", "nan", "inf"),
+    "concurrency": COUNTS,
+    "staleness": ("-0.1", "late", "nan", "inf"),
+    "speed-spread": ("-0.1", "wide", "nan", "inf"),
     "seed": ("-1", "1.5", "lucky", "nan", "inf", str(2**63)),
 }
 

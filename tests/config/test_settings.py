@@ -519,7 +519,7 @@ def test_a_configuration_written_out_says_everything(tmp_path: Path) -> None:
             assert {f"{kind}.{name}" for name in one.options} <= set(written)
     # Those that are none.
     unsaid = {"dim", "data_dir", "initial", "prototypes", "stack", "workers"}
-    unsaid |= {"validation", "patience", "local_steps"}
+    unsaid |= {"validation", "patience", "local_steps", "concurrency"}
     assert RUN_FIELDS - unsaid <= set(written)
 
 

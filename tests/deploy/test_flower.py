@@ -1,6 +1,7 @@
 """Deployed federations in real processes, with TLS and keys, against the simulator."""
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ from fedproto.core.files import read_tensors
 from fedproto.core.types import Tree
 from fedproto.deploy.member_checkpoint import STATE_FORMAT
 from fedproto.deploy.messages import Message
-from fedproto.deploy.server_state import ServerState
+from fedproto.deploy.server_state import ServerState, read_state
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.errors import Refused
 
@@ -92,7 +93,8 @@ class Setup(NamedTuple):
                 file.unlink()
         if name in self.federation.processes:
             self.federation.stop(name)
-        self.federation.bring(name, PYTHONPATH=str(folder))
+        paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+        self.federation.bring(name, PYTHONPATH=os.pathsep.join(paths))
         return folder
 
 
@@ -405,3 +407,33 @@ def test_malformed_flower_objects_cost_their_sender_the_round_and_nobody_else(se
     last = run.rounds[4][1]["members"]["c"]
     assert (last["refused"], last["last_round"]) == (3, 4), "then it behaves, and counts"
     assert "Traceback" not in run.log
+
+
+@pytest.mark.slow
+def test_a_member_that_is_always_late_counts_in_asynchronous_rounds(setup: Setup) -> None:
+    """b, which alone has class 3, answers its first request when two rounds are over."""
+    federation = setup.federation
+    where = setup.fresh("asynchronous")
+    folder = setup.odd("b")
+    (folder / "hold").write_text("1")
+    state_file = Path(where["state"]) / "server.safetensors"
+
+    def server_round() -> int:
+        return read_state(state_file)[1]["round"] if state_file.exists() else 0
+
+    def release_late() -> None:
+        until(lambda: server_round() >= 2, "two rounds are over")
+        (folder / "hold").unlink()
+
+    try:
+        run = federation.run(release_late, rounds=8, quorum=3, buffer=2, **where)
+    finally:
+        (folder / "hold").unlink(missing_ok=True)
+        federation.stop("b")
+        federation.bring("b")
+    assert run.status == "finished:completed", run.log
+    tensors, header = run.rounds[8]
+    record = header["members"]["b"]
+    assert record["last_round"] >= 3 and record["refused"] == record["failed"] == 0
+    assert "late: b by" in run.log
+    assert tensors["server.known"][header["classes"].index("3")] == 1

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("flwr")
 
 import io
+import time
 from pathlib import Path
 
 import numpy as np
@@ -293,3 +294,49 @@ def test_a_node_that_is_not_a_member_gets_no_record(make_deployment: Any) -> Non
     deployment = make_deployment(names="abcd", members="a,b,c", rounds=1)
     state = deployment.serve()
     assert set(state.members) == set("abc") and state.round == 1
+
+
+# --- requests that stay open
+
+
+def test_an_open_request_is_answered_later_and_once() -> None:
+    transport = make_flower_transport({1: ("", "a"), 2: ("", "b")})
+    assert transport.find_members() == ["a", "b"]
+    replies = transport.grid.pull_messages
+    transport.grid.pull_messages = lambda ids: []
+    transport.send("train", {"a": Message({"round": 3}, {}), "b": Message({"round": 3}, {})}, 60)
+    assert set(transport.sent_bytes()) == {"a", "b"}
+    assert transport.receive() == []
+    transport.send("train", {"a": Message({"round": 4}, {})}, 60)
+    transport.grid.pull_messages = replies
+    found = transport.receive()
+    assert [(reply.member, reply.content.header["round"]) for reply in found] == [
+        ("a", 3),
+        ("b", 3),
+        ("a", 4),
+    ]
+    assert transport.receive() == []
+
+
+def test_an_open_request_that_is_too_old_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = make_flower_transport({1: ("", "a")})
+    transport.find_members()
+    replies = transport.grid.pull_messages
+    transport.grid.pull_messages = lambda ids: []
+    transport.send("train", {"a": Message({"round": 3}, {})}, 0.01)
+    time.sleep(0.02)
+    assert transport.receive() == []
+    transport.grid.pull_messages = replies
+    assert transport.receive() == []
+
+
+def test_the_reply_to_an_open_request_must_repeat_its_nonce() -> None:
+    transport = make_flower_transport({1: ("", "a")})
+    transport.find_members()
+    transport.send("train", {"a": Message({"round": 3}, {})}, 60)
+    (sent_id,) = transport._open
+    request = transport._open[sent_id]
+    marked = replace(request.request, header=request.request.header | {"nonce": "another"})
+    transport._open[sent_id] = request._replace(request=marked)
+    (reply,) = transport.receive()
+    assert reply.member == "a" and "does not answer the request" in reply.content

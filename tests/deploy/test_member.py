@@ -30,7 +30,8 @@ from fedproto.deploy.error_codes import SENTENCES, choose_code, describe_code
 from fedproto.deploy.member import evaluate_member, train_round
 from fedproto.deploy.member_checkpoint import STATE_FILE, STATE_FORMAT, MemberCheckpoint
 from fedproto.deploy.messages import Message
-from fedproto.deploy.round_protocol import Reply, serve
+from fedproto.deploy.round_protocol import serve
+from fedproto.deploy.server_actions import Reply
 from fedproto.deploy.server_state import ServerState
 from fedproto.deploy.settings import MemberSettings, ServerSettings, TrainingTerms, read_member
 from fedproto.errors import (

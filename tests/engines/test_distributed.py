@@ -114,6 +114,14 @@ def test_a_round_of_which_nothing_arrives() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedproto(absent=remember)"])
+def test_late_uploads_come_from_all_processes(name: str) -> None:
+    late = {"clients": 6, "buffer": 2, "concurrency": 4, "speed_spread": 1.0, "rounds": 5}
+    expected = collect_outcomes(use_one_process(experiment(name, **late)))[0]
+    assert any(key.startswith("flight.uploads.") for key in expected)
+    assert_alike(collect_outcomes(use_processes(experiment(name, **late), 2))[0], expected, 0)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fesem", "fedproto(absent=remember)"])
 def test_federations_are_trained_together(name: str) -> None:
     def pair() -> list[Experiment]:

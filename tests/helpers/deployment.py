@@ -12,12 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedproto.core.types import Tree
+from fedproto.core.tensors import flatten_state, unflatten_state
+from fedproto.core.types import State, Tree
 from fedproto.deploy.error_codes import choose_code
 from fedproto.deploy.member import evaluate_member, train_round
 from fedproto.deploy.member_checkpoint import STATE_FILE as MEMBER_FILE
 from fedproto.deploy.messages import Message, unpack_upload
-from fedproto.deploy.round_protocol import Reply, serve
+from fedproto.deploy.round_protocol import serve
+from fedproto.deploy.server_actions import Reply
 from fedproto.deploy.server_state import (
     ServerState,
 )
@@ -40,7 +42,17 @@ MIXED = {"a": "mlp(hidden=30)", "b": "mlp(hidden=20)", "c": "mlp(hidden=25)", "d
 EQUAL = dict.fromkeys(HELD, "mlp(hidden=20)")
 
 
-WEIGHTS = ("fedavg", "fedprox", "fedper", "fedrep")
+WEIGHTS = (
+    "fedavg",
+    "fedprox",
+    "fedper",
+    "fedrep",
+    "lg-fedavg",
+    "fedavgm",
+    "fedadam",
+    "scaffold",
+    "ditto",
+)
 
 
 DIM = 12
@@ -150,8 +162,9 @@ def count_message_bytes(message: Message) -> int:
     return len(json.dumps(message.header)) + message.count_bytes()
 
 
-def clone_tree(server: Tree) -> Tree:
-    return {name: value.clone() for name, value in server.items()}
+def clone_tree(server: State) -> State:
+    flat = {name: value.clone() for name, value in flatten_state(server).items()}
+    return unflatten_state(flat)
 
 
 def trees_equal(one: Tree, other: Tree) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.command_line import fedproto
-from helpers.reports import RUN, read_result, refuse
+from helpers.reports import RUN, make_run, read_result, refuse
 from helpers.uploads import prototype_upload
 from safetensors import safe_open
 
@@ -14,6 +14,7 @@ import fedproto as package
 from fedproto.core.uploads import LatestUploads
 from fedproto.report.groups import group_runs
 from fedproto.report.read import read_runs
+from fedproto.report.summary import make_table
 from fedproto.runs.folder import RunFolder
 
 # --- what runs write
@@ -156,3 +157,22 @@ def test_a_result_without_a_key_is_refused(damaged: Path) -> None:
     del result["seconds"]
     RunFolder(damaged).write_json("result.json", result)
     assert "result.json is damaged: it lacks 'seconds'" in refuse(damaged)
+
+
+def test_asynchronous_rounds_have_a_simulated_time_in_the_table(runs: Path, tmp_path: Path) -> None:
+    late = make_run(tmp_path / "late", algorithm="fedavg", buffer=1, speed_spread=1.0)
+    found, _ = read_runs([runs / "local", late])
+    table = make_table(group_runs(found))
+    assert table.header[-1] == "simulated time"
+    assert table.rows[0][-1].text == "–"
+    stated = read_result(late)["asynchronous"]
+    assert table.rows[1][-1].text == f"{stated['clock']:.1f}"
+    assert table.rows[1][-1].detail == f"staleness {stated['staleness']:.1f}"
+    synchronous, _ = read_runs([runs / "local"])
+    assert "simulated time" not in make_table(group_runs(synchronous)).header
+
+
+def test_a_damaged_statement_about_asynchronous_rounds_is_refused(damaged: Path) -> None:
+    result = read_result(damaged) | {"asynchronous": {"clock": 3}}
+    RunFolder(damaged).write_json("result.json", result)
+    assert "'asynchronous' must be clock and staleness" in refuse(damaged)

@@ -9,9 +9,11 @@ import torch
 from helpers.command_line import SMALL
 from helpers.command_line import fedproto as command
 from helpers.engine_comparison import TROUBLE, assert_engines_agree, largest_difference
-from helpers.tiny import SETTINGS, experiment, finished
+from helpers.tiny import ALGORITHMS as EVERY
+from helpers.tiny import SETTINGS, build, experiment, finished
 
 import fedproto
+from fedproto.core.combination import Combiner, sum_group, with_combiner
 from fedproto.core.tensors import flatten_state
 from fedproto.errors import ConfigError
 
@@ -63,6 +65,17 @@ def test_the_sum_changes_no_bit(algorithm) -> None:
     plain, _ = finished(algorithm)
     for name, value in server_of(plain).items():
         assert torch.equal(server_of(chosen)[name], value)
+
+
+@pytest.mark.parametrize("algorithm", [name for name in EVERY if build(name).combinable])
+def test_what_is_combinable_needs_nothing_but_sums(algorithm) -> None:
+    """A server that is given the sum of the uploads must do what it does with the uploads."""
+    plain, _ = finished(algorithm, participation=0.7)
+    summed = experiment(algorithm, participation=0.7)
+    summed.algorithm = with_combiner(summed.algorithm, Combiner("added", sum_group))
+    summed.execute()
+    if server_of(plain):
+        assert largest_difference(server_of(plain), server_of(summed)) <= 1e-8
 
 
 def test_local_training_has_nothing_to_combine() -> None:

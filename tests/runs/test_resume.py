@@ -63,6 +63,11 @@ SETUPS: dict[str, dict[str, Any]] = {
     | {"algorithm": "fedavg", "lost_uploads": 1, "checkpoint_every": 1, "rounds": 2},
     "mixed": DIGITS
     | {"algorithm": "fedproto-mh", "dataset": "digits*4,mnist5k*2", "dim": 20, "rounds": 4},
+    # Uploads that are on their way, and the clock, are part of the state.
+    "late models": DIGITS
+    | {"algorithm": "fedavg", "buffer": 2, "concurrency": 4, "speed_spread": 1.0},
+    "late prototypes": DIGITS
+    | {"buffer": 2, "concurrency": 4, "speed_spread": 1.0, "lost_uploads": 0.2},
     # Long enough to be hit by a signal, and small enough to be killed at every step it takes.
     "long": DIGITS | {"participation": 0.5, "lost_uploads": 0.3, "stragglers": 0.3, "rounds": 30},
     "short": DIGITS | {"rounds": 4, "checkpoint_every": 2, "clients": 3},
@@ -107,7 +112,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finish
         ("rarely present", 2),
         ("never heard", 1),
     ]
-    + [("mixed", 3)],
+    + [("mixed", 3)]
+    + [("late models", 1), ("late models", 5), ("late prototypes", 3), ("late prototypes", 8)],
 )
 def test_a_run_killed_after_any_round_resumes_to_the_same_folder(
     name: str, round: int, tmp_path: Path, finished: Callable[[str], FinishedRun]

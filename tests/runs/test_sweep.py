@@ -183,6 +183,8 @@ def test_a_missing_file_is_refused(tmp_path):
         ({"seed": [0, 1], "ways": [2, 3], "lr": [0.1, 0.2]}, [8]),
         ({"clients": [3, 4], "momentum": [0.0, 0.9], "participation": [0.5, 1.0]}, [8]),
         ({"lost_uploads": [0.0, 0.5], "stragglers": [0.0, 0.5]}, [4]),
+        ({"buffer": [1], "concurrency": [2, 3], "staleness": [0.0, 1.0]}, [4]),
+        ({"buffer": [0, 1, 2], "seed": [0, 1]}, [2, 2, 2]),
         ({"partition": ["nway", "iid"]}, [2]),
         ({"algorithm": ["local", "fedavg"], "seed": [0, 1, 2]}, [3, 3]),
         ({"seed": [0, 1, 2], "algorithm": ["local", "fedavg"]}, [3, 3]),
@@ -221,6 +223,12 @@ STACKS = {
     "fedproto": {"seed": [0, 7], "ways": [2, 4], "lr": [0.05, 0.02]},
     "fedavg": {"seed": [0, 7], "clients": [3, 5], "participation": [0.5, 1.0]},
     "fesem(clusters=2)": {"seed": [0, 7], "ways": [2, 4], "stragglers": [0.0, 0.5]},
+    "fedprox": {
+        "buffer": [2],
+        "seed": [0, 7],
+        "concurrency": [2, 3],
+        "speed_spread": [0.0, 1.0],
+    },
     "local": {"seed": [0, 7], "momentum": [0.0, 0.9], "ways": [2, 4]},
     "fedrep(head_epochs=2)": {"seed": [0, 7], "lr": [0.05, 0.02], "lost_uploads": [0.0, 0.5]},
     "fedproto(absent=drop,collect=during)": {

@@ -139,6 +139,7 @@ class Stack:
             steps=last_tables["steps_before"] + move_index(last_counts, self.group.device),
             key=last_tables["key"],
             number=last_tables["number"],
+            momentum=last_tables["momentum"],
         )
         uploads, wire, updated = _finish(self.algorithm, closing_step)
         kept = check_same_kept(kept, updated, "client_update")

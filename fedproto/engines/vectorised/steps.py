@@ -317,7 +317,13 @@ class Steps:
 
         self.module.train()
         compute_all = vmap(compute_one, randomness="different")
-        rest = (workspace["lr"], steps, workspace["key"], workspace["number"])
+        rest = (
+            workspace["lr"],
+            steps,
+            workspace["key"],
+            workspace["number"],
+            workspace["momentum"],
+        )
         with torch.autocast(mask.device.type, torch.bfloat16, enabled=self.plan.half):
             terms, outputs = compute_all(state, module_buffers, batch, received, kept, *rest)
         return StepOutputs(terms, outputs, mask)
