@@ -25,18 +25,18 @@ class Timetable:
     """Makes the tables for the phases of an algorithm.
 
     The first axis of every table is over the m clients of a chunk. An order is a client's samples
-    as its epochs take them, one epoch after the other, and padding at the end. With `local_steps`,
-    a client with few samples has more epochs than others.
+    as its epochs take them, one epoch after the other, each padded to the longest client's. With
+    `local_steps`, a client with few samples has more epochs than others, whose last ones go unused.
 
-    rows      (m, width)                the pool's rows in that order
-    keep.*    (m, width, ...)           what each dropout layer keeps of a sample in that order
-    crops     (m, width, 3)             where a sample in that order is cropped, if it is
+    rows      (m, epochs·longest)       the pool's rows in that order
+    keep.*    (m, epochs·longest, ...)  what each dropout layer keeps of a sample in that order
+    crops     (m, epochs·longest, 3)    where a sample in that order is cropped, if it is
     border    (m, channels)             the colour around an image that is cropped
     at        (m, steps, batch)         the places in that order that a step takes
     mask      (m, steps, batch)         0 where a step takes nothing
     slot      (m, steps, batch)         where a step's embeddings are collected, if they are
     lr, momentum  (m,)
-    key, number, steps_before  (m,)     of the client and the round; steps of earlier phases
+    client    (m, 3)                    its key, its number, and its steps of earlier phases
     class_weights (m, C)                how much a sample of a class counts, if not equally
     """
 
@@ -52,7 +52,7 @@ class Timetable:
         self.training = training
         self.collecting = collecting  # whether embeddings are collected while training
         self.longest_epoch = int(group.per_epoch.max())  # in steps
-        self.lengths = group.train.lengths.cpu()
+        self.shortest_epoch = int(group.per_epoch.min())
 
     @property
     def unused_slot(self) -> int:
@@ -64,10 +64,10 @@ class Timetable:
         steps = count_steps(phase, self.training, self.group.per_epoch[positions])
         return torch.where(slow, (steps + 1) // 2, steps)
 
-    def count_epochs(self, phase: Phase) -> Tensor:
-        """Return the number of epochs of a phase for every client of the group."""
-        per_epoch = self.group.per_epoch
-        return count_passes(count_steps(phase, self.training, per_epoch), per_epoch)
+    def count_most_epochs(self, phase: Phase) -> int:
+        """Return the epochs of a phase for the client of the group that has the most."""
+        steps = count_steps(phase, self.training, self.shortest_epoch)
+        return count_passes(steps, self.shortest_epoch)
 
     def make_tables(self, round: int, positions: Tensor, slow: Tensor) -> list[Tree]:
         """Return a tree of tables for each phase of a round.
@@ -79,99 +79,80 @@ class Timetable:
         step_counts = torch.stack(counts)
         per_epoch = self.group.per_epoch[positions]
         trees = []
+        steps_so_far = None
         first_epoch = torch.zeros_like(per_epoch)
         for number, phase in enumerate(self.phases):
-            tree = self._describe_clients(round, positions)
-            tree |= self._draw_order(round, positions, phase, first_epoch)
+            epochs = first_epoch[:, None] + torch.arange(self.count_most_epochs(phase))
+            tree = self._draw_order(round, positions, epochs)
             tree |= self._lay_out_steps(positions, phase, step_counts[number])
-            steps_before = step_counts[:number].sum(0)
-            tree["steps_before"] = move_index(steps_before, self.group.device)
+            steps_before = torch.zeros_like(tree["steps"]) if steps_so_far is None else steps_so_far
+            tree["client"] = torch.stack([tree.pop("key"), tree.pop("number"), steps_before], 1)
+            steps_so_far = steps_before + tree.pop("steps")
             if self.collecting:
                 is_last = number == len(self.phases) - 1
                 tree["slot"] = self._assign_slots(
                     positions, tree["mask"], step_counts[number], is_last
                 )
             trees.append(tree)
-            first_epoch = first_epoch + self.count_epochs(phase)[positions]
+            all_steps = count_steps(phase, self.training, per_epoch)
+            first_epoch = first_epoch + count_passes(all_steps, per_epoch)
         return trees
 
-    def _draw_order(self, round: int, positions: Tensor, phase: Phase, first_epoch: Tensor) -> Tree:
-        """Return the samples in the order of a phase's epochs, and what is drawn for each of them.
+    def _draw_order(self, round: int, positions: Tensor, epochs: Tensor) -> Tree:
+        """Return the samples in the order of the epochs, and what is drawn for each of them.
 
-        first_epoch  (m,) the numbers of the clients' first epochs
-        """
-        epochs_of_all = self.count_epochs(phase)
-        if int(epochs_of_all.max()) == 1:
-            return self._draw_epoch(round, positions, first_epoch, self.group.train.rows.shape[1])
-        device = self.group.device
-        epochs = epochs_of_all[positions]
-        lengths = self.lengths[positions]
-        width = int((epochs_of_all * self.lengths).max())
-        tree: Tree = {}
-        for epoch in range(int(epochs.max())):
-            longest = int(self.lengths[epochs_of_all > epoch].max())
-            chosen = (epochs > epoch).nonzero().flatten()
-            drawn = self._draw_epoch(round, positions[chosen], first_epoch[chosen] + epoch, longest)
-            place = torch.arange(longest)
-            own_lengths = lengths[chosen, None]
-            target = torch.where(place < own_lengths, epoch * own_lengths + place, width)
-            clients = move_index(chosen, device)[:, None]
-            target = move_index(target, device)
-            for name, value in drawn.items():
-                if name not in tree:  # with one more place, for padding
-                    tree[name] = value.new_zeros(len(positions), width + 1, *value.shape[2:])
-                tree[name][clients, target] = value
-        return {name: value[:, :width] for name, value in tree.items()}
-
-    def _draw_epoch(self, round: int, positions: Tensor, epoch: Tensor, longest: int) -> Tree:
-        """Return clients' samples in the order of an epoch, and what is drawn for each of them.
-
-        epoch    (m,) the numbers of the epochs
-        longest  the length of the tables; the clients have at most so many samples
+        epochs  (m, epochs) the numbers of the epochs
         """
         group = self.group
+        longest = group.train.rows.shape[1]
         on_device = move_index(positions, group.device)
-        seeds = group.seed[positions]
-        numbers = group.number[positions]
-        keys = rng.keys(seeds, DRAW_PURPOSES, round, numbers, epoch)
-        shuffle_key, augment_key, dropout_key = move_index(keys, group.device)
-        lengths = group.train.lengths[on_device]
-        rows = group.train.rows[on_device, :longest]
+        keys = rng.keys(
+            group.seed[positions, None],
+            DRAW_PURPOSES,
+            round,
+            group.number[positions, None],
+            epochs,
+        )
+        own_key = algorithm_key(group.seed[positions], round, group.number[positions])
+        keys = torch.cat([keys, own_key[None, :, None].expand_as(keys[:1])])  # one transfer for all
+        shuffle_key, augment_key, dropout_key, own_key = move_index(keys, group.device)
+        lengths = group.train.lengths[on_device, None].expand(-1, epochs.shape[1])
         if self.training.sampling == "balanced":
-            row_key = rng.key(seeds, "balance", round, numbers, epoch)
-            order = draw_balanced(
-                move_index(row_key, group.device),
-                shuffle_key,
-                group.train.y[rows],
-                lengths,
-                group.own.shape[1],
-            )
+            order = self._draw_balanced(round, positions, epochs, shuffle_key, lengths)
         else:
             order = rng.permutation(shuffle_key, longest, lengths)
-        tree = {"rows": rows.gather(1, order)}
+        tree = {"rows": group.train.rows[on_device].gather(1, order.flatten(1))}
         if group.border is not None:
             draws = rng.uniform(augment_key, 3 * longest)
             tree["crops"] = draws.reshape(len(positions), -1, 3)
+            tree["border"] = group.border[on_device]
         keep = dropout.draw(group.dropped, dropout_key, longest)
         for name, value in keep.items():
-            tree[f"keep.{name}"] = value
-        return tree
-
-    def _describe_clients(self, round: int, positions: Tensor) -> Tree:
-        """Return the tables of the clients that are not about samples."""
-        group = self.group
-        on_device = move_index(positions, group.device)
-        tree = {"lr": group.lr[on_device] * self.training.schedule.factor(round)}
+            tree[f"keep.{name}"] = value.flatten(1, 2)
+        tree["lr"] = group.lr[on_device] * self.training.schedule.factor(round)
         tree["momentum"] = group.momentum[on_device]
-        if group.border is not None:
-            tree["border"] = group.border[on_device]
-        numbers = group.number[positions]
-        key = algorithm_key(group.seed[positions], round, numbers)
-        tree["key"] = move_index(key, group.device)
-        tree["number"] = move_index(numbers, group.device)
+        tree["key"] = own_key[:, 0]
+        tree["number"] = group.number_on_device[on_device]
         if group.class_weights is not None:
             tree["class_weights"] = group.class_weights[on_device]
         return tree
+
+    def _draw_balanced(
+        self, round: int, positions: Tensor, epochs: Tensor, order_keys: Tensor, lengths: Tensor
+    ) -> Tensor:
+        """Return the places of the epochs' rows, of all of a client's classes equally many."""
+        group = self.group
+        row_keys = rng.key(
+            group.seed[positions, None],
+            "balance",
+            round,
+            group.number[positions, None],
+            epochs,
+        )
+        rows = group.train.rows[move_index(positions, group.device)]
+        labels = group.train.y[rows][:, None].expand(-1, epochs.shape[1], -1)
+        row_keys = move_index(row_keys, group.device)
+        return draw_balanced(row_keys, order_keys, labels, lengths, group.own.shape[1])
 
     def _lay_out_steps(self, positions: Tensor, phase: Phase, step_counts: Tensor) -> Tree:
         """Return the places in the order that each step takes, and where it takes one at all."""
@@ -186,10 +167,11 @@ class Timetable:
         place_in_epoch = (step % per_epoch * batch)[..., None] + place_in_batch
         lengths = group.train.lengths[move_index(positions, device), None, None]
         inside = (place_in_epoch < lengths) & (step < step_counts)[..., None]
-        epoch_start = (step // per_epoch)[..., None] * lengths
+        epoch_start = step // per_epoch * group.train.rows.shape[1]
         return {
-            "at": torch.where(inside, epoch_start + place_in_epoch, 0),
+            "at": torch.where(inside, epoch_start[..., None] + place_in_epoch, 0),
             "mask": inside.to(group.lr.dtype),
+            "steps": step_counts[:, 0],
         }
 
     def _assign_slots(
