@@ -204,13 +204,10 @@ def _training_bytes(group: Sequence[GroupedClient], trainings: Sequence[Training
     """Return the bytes of a GPU's memory that one client of a group is granted in training."""
     number, first = group[0]
     training = trainings[number]
-    samples = 0
-    for client in group:
-        epochs = 1
-        if training.local_steps is not None:
-            per_epoch = steps_per_epoch(client.member, training)
-            epochs = count_passes(training.local_steps, per_epoch)
-        samples = max(samples, epochs * len(client.member.train))
+    samples = max(len(client.member.train) for client in group)
+    if training.local_steps is not None:
+        shortest_epoch = min(steps_per_epoch(client.member, training) for client in group)
+        samples *= count_passes(training.local_steps, shortest_epoch)
     return memory.training_memory(
         model_bytes=_model_bytes(first),
         input_bytes=first.train.x[0].nbytes,

@@ -336,9 +336,7 @@ def _choose_capacity(group: ArchitectureGroup, training: Training) -> int:
     input_bytes = group.train.x[0].nbytes
     samples = group.train.rows.shape[1]
     if training.local_steps is not None:
-        steps = torch.full_like(group.per_epoch, training.local_steps)
-        epochs = count_passes(steps, group.per_epoch)
-        samples = int((epochs * group.train.lengths.cpu()).max())
+        samples *= count_passes(training.local_steps, int(group.per_epoch.min()))
     need = training_memory(model_bytes, input_bytes, training.batch, group.dropped, samples)
     return max(1, free // need)
 
