@@ -115,6 +115,11 @@ OPTION_MEANINGS = {
         "mu": "μ, the weight of the distance to the global model (`moon`: of the contrast between "
         "embeddings)",
         "temperature": "τ, by which the cosines between embeddings are divided",
+        "rho": "ρ, how much of its prototypes the server keeps in a round",
+        "scale": "s, by which the cosines to the prototypes are multiplied to be logits",
+        "threshold": "τ, the largest margin between the prototypes of two classes",
+        "server_epochs": "epochs of the server over the prototypes of a round",
+        "server_batch": "prototypes per step of the server",
         "personal": "layers that stay with the client, separated by commas",
         "head_epochs": "epochs per round for the head",
         "body_epochs": "epochs per round for the body",

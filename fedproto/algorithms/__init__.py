@@ -14,6 +14,9 @@
 | ditto | all | own; global | CE + λ/2 ||v − w_g||²; CE | global weights | mean by samples | head |
 | fedper | body | global body, own head | CE | body | mean by samples | head |
 | fedrep | body | global body, own head | CE: head, then body | body | mean by samples | head |
+| fednh | body, class means | global body, fixed head | CE of cosines | both | means | cosines |
+| fedgh | class means, head | own body, global head | CE | class means | trained head | head |
+| fedtgp | class means | own | CE + λ d(f(x), P_y) | class means | trained prototypes | both |
 | lg-fedavg | head | own body, global head | CE | head | mean by samples | head |
 | feddistill | class logits | own | CE + γ d(z(x), Z_y) | class logits | mean per class | head |
 | fedproto(-mh) | class means | own | CE + λ d(f(x), C_y) | class means | mean per class | both |
@@ -148,6 +151,18 @@ def named_layers(layers: str) -> Callable[[str], bool]:
         return any(f".{layer}." in f".{parameter}." for layer in wanted)
 
     return is_named
+
+
+def find_linear_head(params: Tree, algorithm: str) -> Tree:
+    """Return the weight, and the bias if there is one, of a model's head: `head.*`.
+
+    Raises ConfigError unless the head is one linear layer; `algorithm` names who needs that.
+    """
+    head = travelling(params, named_layers("head"))
+    if sorted(value.dim() for value in head.values()) not in ([2], [1, 2]):
+        found = f"this one has {sorted(head)}" if head else "this one has no `head`"
+        raise ConfigError(f"{algorithm} needs a model whose head is one linear layer; {found}")
+    return head
 
 
 def keeping(name: str, personal: str) -> Algorithm:

@@ -62,7 +62,12 @@ class ServerStart:
 
     @cached_property
     def can_grow(self) -> bool:
-        """Whether classes can be added: only the first axis of a tensor is over classes."""
+        """Whether classes can be added: only the first axis of a tensor is over classes.
+
+        A head that travels has one row per class, from the start.
+        """
+        if any(map(self.algorithm.shared, _names_of_head(self.params))):
+            return False
         smaller = flatten_state(self.algorithm.init(self.params, self.task_of(2)))
         larger = flatten_state(self.algorithm.init(self.params, self.task_of(3)))
         rows_fit = all(smaller[name].shape[1:] == larger[name].shape[1:] for name in smaller)
@@ -110,6 +115,11 @@ def start_server(
     start = ServerStart(algorithm, params, task)
     layouts = start.declare(max(1, len(classes)))
     return replace(start, algorithm=terms.transform_uploads(algorithm, layouts))
+
+
+def _names_of_head(params: Tree) -> list[str]:
+    """Return the names of the parameters of a model's head."""
+    return [name for name in params if name.startswith("head.")]
 
 
 def make_template(layouts: Mapping[str, GroupLayout]) -> Upload:

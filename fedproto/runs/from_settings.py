@@ -249,22 +249,32 @@ def merge_equal_neighbours(parts: list[Part]) -> list[Part]:
 
 
 def _refuse_mixed_architectures(federation: Federation, algorithm: Algorithm) -> None:
-    """Refuse clients of several architectures where the algorithm averages weights."""
+    """Refuse clients that differ in a part of the model, such as the body, that travels."""
     first = federation.members[0]
     if not any(algorithm.shared(name) for name in first.initial):
         return
     for member in federation.members:
-        if _describe_architecture(member) != _describe_architecture(first):
+        if _describe_shared(member, algorithm) != _describe_shared(first, algorithm):
             raise ConfigError(
                 f"{algorithm.name} averages weights, so all clients need one architecture, but "
                 f"{_say_model(first)} and {_say_model(member)}: use fedproto or local, or one model"
             )
 
 
-def _describe_architecture(member: Member) -> tuple[str, dict[str, torch.Size]]:
-    """Return what the models of two clients must have in common so that they can be averaged."""
-    shapes = {name: value.shape for name, value in member.initial.items()}
-    return repr(member.module), shapes
+def _describe_shared(
+    member: Member, algorithm: Algorithm
+) -> tuple[dict[str, str], dict[str, torch.Size]]:
+    """Return what the models of two clients must have in common so that the server can share.
+
+    It is the layers and shapes of the model's parts (`body`, `head`) of which anything travels.
+    """
+    parts = {name.partition(".")[0] for name in member.initial if algorithm.shared(name)}
+    layers = {name: repr(part) for name, part in member.module.named_children() if name in parts}
+    shapes = {}
+    for name, value in member.initial.items():
+        if name.partition(".")[0] in parts:
+            shapes[name] = value.shape
+    return layers, shapes
 
 
 def _say_model(member: Member) -> str:

@@ -85,10 +85,15 @@ class AlgorithmOptions(TypedDict, total=False):
     mu: float  # 0.1 (feddyn), 0.1 (fedprox), 1.0 (moon)
     personal: str  # head (fedper), head (fedrep), body (lg-fedavg)
     regularise: Literal["sample", "class"]  # sample
-    server_lr: float  # 0.01 (fedadam), 1.0 (fedavgm), 1.0 (scaffold)
+    rho: float  # 0.9
+    scale: float  # 10.0
+    server_batch: int  # 10
+    server_epochs: int  # 1 (fedgh), 100 (fedtgp)
+    server_lr: float  # 0.01 (fedadam), 1.0 (fedavgm), 0.01 (fedgh), 0.01 (fedtgp), 1.0 (scaffold)
     server_momentum: float  # 0.9
     tau: float  # 0.001
     temperature: float  # 0.5
+    threshold: float  # 100.0
     weighting: Literal["samples", "uniform", "eq6"]  # samples
 
 

@@ -381,6 +381,7 @@ def test_fesem_waits_with_seeding_until_enough_clients_speak():
 def test_options_that_are_not_given_have_the_values_of_the_documentation():
     defaults = {}
     names = ("fedprox", "fesem", "fedper", "fedrep", "fedproto", "lg_fedavg", "feddistill")
+    names += ("moon", "feddyn", "fednh", "fedgh", "fedtgp")
     for name in (*names, "fedavgm", "fedadam", "scaffold", "ditto"):
         module = importlib.import_module(f"fedproto.algorithms.{name}")
         parameters = inspect.signature(getattr(module, name)).parameters.values()
@@ -398,6 +399,17 @@ def test_options_that_are_not_given_have_the_values_of_the_documentation():
             "collect": "after",
             "absent": "remember",
             "fixed": False,
+        },
+        "moon": {"mu": 1.0, "temperature": 0.5},
+        "feddyn": {"mu": 0.1},
+        "fednh": {"rho": 0.9, "scale": 10.0},
+        "fedgh": {"server_epochs": 1, "server_lr": 0.01, "server_batch": 10},
+        "fedtgp": {
+            "lam": 1.0,
+            "threshold": 100.0,
+            "server_epochs": 100,
+            "server_lr": 0.01,
+            "server_batch": 10,
         },
         "scaffold": {"server_lr": 1.0},
         "ditto": {"lam": 1.0},
@@ -478,10 +490,8 @@ def test_padding_changes_no_loss_no_upload(name, options):
 def test_an_additive_server_needs_only_the_sum(name):
     algorithm, server = start(name, **({"absent": "drop"} if name.startswith("fedproto") else {}))
     if not algorithm.additive or not server:
-        assert name in (
-            "fesem",
-            "local",
-        )  # one needs single uploads to seed its clusters, the other has no server
+        # Some learn from single uploads, and the last has no server.
+        assert name in ("fesem", "fedgh", "fedtgp", "local")
         return
     uploads = uploads_of(algorithm, server, (PARAMS, 3), (OTHER, 1), (PARAMS, 2))
     one_by_one, at_once = (
@@ -501,6 +511,10 @@ def test_what_is_uploaded_is_what_is_shared(name):
         member, run.algorithm, run.engine.states[0][0], received, run.engine.trainings[0], 1
     ).upload
     weights = {key for group in upload.values() for key in group.sums if key in member.initial}
+    if name == "fedgh":  # the server makes the head out of prototypes
+        assert set(received) == {key for key in member.initial if run.algorithm.shared(key)}
+        assert not weights
+        return
     assert weights == {key for key in member.initial if run.algorithm.shared(key)}
 
 

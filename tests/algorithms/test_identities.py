@@ -16,6 +16,8 @@ IDENTITIES = [
     ("fedprox(mu=0)", "fedavg", {}),
     ("fedprox(mu=0)", "fedavg", FAULTS),
     ("moon(mu=0)", "fedavg", {}),
+    ("fedtgp(lam=0)", "local", {}),
+    ("fedtgp(lam=0)", "local", FAULTS),
     ("fedproto(lam=0)", "local", {}),
     ("fedproto(lam=0)", "local", FAULTS),
     ("fedproto-mh(lam=0)", "local", {"model": "mlp(hidden=5),mlp(hidden=9)"}),

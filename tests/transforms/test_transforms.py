@@ -100,6 +100,16 @@ def test_top_k_sends_the_largest_values_and_their_places():
     assert arrived.sums["prototypes"].tolist() == [[0, -12, 0, 8], [1, 1, 0, 0], [0, 0, 0, 0]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_errors_do_not_choose_the_largest_values(dtype):
+    eps = torch.finfo(dtype).eps
+    values = torch.tensor([[0.3, 0.3 * (1 + 4 * eps), -0.3 * (1 - 2 * eps), 0.1]], dtype=dtype)
+    layout = GroupLayout({"prototypes": (4,)}, "class", rows=1)
+    group = Group({"prototypes": values}, torch.ones(1, dtype=dtype))
+    wire = send([top_k(fraction=0.5)], layout, group)
+    assert wire.sums["prototypes/index"].tolist() == [[0, 1]]
+
+
 def test_top_k_leaves_the_rest_of_a_model_as_it_was_received():
     received = {"bias": torch.tensor([5.0, 6.0]), "weight": torch.tensor([[7.0], [8.0]])}
     values = {"bias": torch.tensor([5.5, 6.25]), "weight": torch.tensor([[6.0], [8.5]])}
