@@ -82,7 +82,8 @@ def test_replacements_are_drawn_among_the_idle_by_a_stream_of_their_own() -> Non
     idle.remove(first)
     expected = [first]
     for draw in rng.uniform(rng.key(9, "replacement", 1), 3).tolist():
-        expected.append(idle.pop(int(draw * len(idle))))
+        place = int(draw * len(idle))
+        expected.append(idle.pop(place))
     assert version.cohort.sampled.tolist() == sorted(expected)
 
 
