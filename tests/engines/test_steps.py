@@ -49,8 +49,9 @@ def test_a_workspace_in_fixed_memory_has_the_same_values():
     run = prepare("fedproto", "vectorised", data=make_clients(RAGGED))
     (stack,) = run.engine.stacks
     workspace = load_workspace(stack, run.progress.server)
-    computed = ("velocity.", "terms.", "count", "collected", STEP)
+    computed = ("velocity.", "terms.", "count", "collected")
     values = {name: v for name, v in workspace.items() if not name.startswith(computed)}
+    del values[STEP]
     fixed = stack.steps._load_fixed_memory(0, values)
     assert largest_difference(fixed, workspace) == 0
     fixed["count"].add_(1)
