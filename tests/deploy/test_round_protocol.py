@@ -59,6 +59,11 @@ from fedproto.runs.execution import proceed
         "fedadam",
         "scaffold",
         "ditto",
+        "moon",
+        "feddyn",
+        "fednh",
+        "fedgh",
+        "fedtgp(server_epochs=5)",
     ],
 )
 def test_every_round_gives_the_simulators_numbers(
