@@ -22,8 +22,9 @@ from fedproto.core import rng
 from fedproto.core.engine import Cohort
 from fedproto.core.sampling import Schedule
 
-#: How many starts of every client are drawn at once.
+#: How many starts of every client, and how many replacements, are drawn at once.
 _DRAWN_STARTS = 16
+_DRAWN_REPLACEMENTS = 64
 
 
 class Version(NamedTuple):
@@ -119,17 +120,24 @@ class _Replacements:
 
     def __init__(self, seed: int, round: int) -> None:
         self.key = rng.key(seed, "replacement", round)
-        self.drawn = 0
+        self.draws: list[float] = []
+        self.used = 0
 
     def draw(self, idle: list[int], wanted: int) -> list[int]:
         """Return as many idle clients as are wanted, or all if they are fewer."""
         left = list(idle)
         chosen = []
         for _ in range(min(wanted, len(left))):
-            place = int(rng.uniform(self.key, 1, start=self.drawn) * len(left))
+            place = int(self._draw_fraction() * len(left))
             chosen.append(left.pop(place))
-            self.drawn += 1
         return chosen
+
+    def _draw_fraction(self) -> float:
+        """Return the next number in [0, 1)."""
+        if self.used == len(self.draws):
+            self.draws += rng.uniform(self.key, _DRAWN_REPLACEMENTS, start=self.used).tolist()
+        self.used += 1
+        return self.draws[self.used - 1]
 
 
 class _Durations:

@@ -145,12 +145,17 @@ class Federation:
         classes = torch.ones_like(own_classes) if all_classes else own_classes
         return Recipient(torch.tensor(client, device=self.device), classes)
 
-    def address(self, clients: Tensor, classes: Tensor) -> Recipient:
-        """Return recipients with a leading axis over these clients.
+    @cached_property
+    def _recipients(self) -> Recipient:
+        """All clients, each with its own classes."""
+        return Recipient(torch.arange(len(self.members), device=self.device), self.own_classes)
 
-        classes  (m, C) on the device, 1 for the classes that each is sent something of
-        """
-        return Recipient(move_index(clients, self.device), classes)
+    def recipients(self, clients: Tensor) -> Recipient:
+        """Return some clients, each with its own classes, with a leading axis over them."""
+        if len(clients) == len(self.members):
+            return self._recipients
+        rows = move_index(clients, self.device)
+        return Recipient(*(value[rows] for value in self._recipients))
 
     def measure_client(
         self, client: int, scores: Tree, y: Tensor, part: EvaluatedPart

@@ -24,7 +24,7 @@ from fedproto.core.measurement import MeasuredClient, summarise_values
 from fedproto.core.metrics import summarise
 from fedproto.core.sampling import Schedule, sample_cohort
 from fedproto.core.server import Progress, RoundUploads
-from fedproto.core.tensors import move_index, take_one
+from fedproto.core.tensors import take_one
 from fedproto.core.types import Algorithm, State, Tree, Upload
 from fedproto.core.uploads import find_layout_mismatch
 from fedproto.errors import DivergedError, TrainingError
@@ -247,12 +247,8 @@ class RoundAccumulator:
 
     def _send_to(self, clients: Tensor) -> State:
         """Return what the server sends these clients to train, with a leading axis over them."""
-        own_classes = self.federation.own_classes
-        if len(clients) < len(own_classes):
-            own_classes = own_classes[move_index(clients, own_classes.device)]
         send_to_all = vmap(self.algorithm.send, in_dims=(None, 0))
-        recipients = self.federation.address(clients, own_classes)
-        return send_to_all(self.progress.server, recipients)
+        return send_to_all(self.progress.server, self.federation.recipients(clients))
 
     def add(self, chunk: Chunk) -> None:
         """Take what a chunk's clients did, and those of their uploads that arrive in this round."""

@@ -226,8 +226,8 @@ class RoundUploads:
 def check_server_state(state: Any, function: str, before: State | None = None) -> State:
     """Return the state that an algorithm's function made.
 
-    Raises TypeError unless it is a dict of tensors, or of trees of tensors, with the names, shapes
-    and types of the state `before`, if that is given: a checkpoint is read back by these.
+    Raises TypeError unless it is a dict of tensors, or of trees of tensors, that has all tensors of
+    the state `before`, if that is given, in their shapes and types.
     """
     if not isinstance(state, dict):
         kind = type(state).__name__
@@ -240,7 +240,8 @@ def check_server_state(state: Any, function: str, before: State | None = None) -
                 f"{function} must return a dict of tensors by name, but {name!r} is {kind}"
             )
     if before is not None:
-        mismatch = find_mismatch(flatten_state(before), flat)
+        wanted = flatten_state(before)
+        mismatch = find_mismatch(wanted, {name: flat[name] for name in wanted if name in flat})
         if mismatch is not None:
             raise TypeError(f"{function} must return a state like the one it is given: {mismatch}")
     return state

@@ -75,6 +75,18 @@ def test_a_duration_is_the_steps_over_the_median_times_a_log_normal_factor() -> 
     assert versions[0].clock == pytest.approx(float(durations.max()))
 
 
+def test_replacements_are_drawn_among_the_idle_by_a_stream_of_their_own() -> None:
+    (version,) = run_clock([10] * 6, 1, buffer=4, concurrency=1, seed=9)
+    idle = list(range(6))
+    first = int(rng.sample(rng.key(9, "sample", 1), 6, 1))
+    idle.remove(first)
+    expected = [first]
+    for draw in rng.uniform(rng.key(9, "replacement", 1), 3).tolist():
+        place = int(draw * len(idle))
+        expected.append(idle.pop(place))
+    assert version.cohort.sampled.tolist() == sorted(expected)
+
+
 @pytest.mark.parametrize("speed_spread", [0.0, 1.0])
 def test_waiting_for_everybody_is_a_synchronous_round(speed_spread: float) -> None:
     versions = run_clock([3, 5, 8, 2], 4, buffer=4, concurrency=4, speed_spread=speed_spread)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -68,6 +69,11 @@ class ArchitectureGroup:
             return self.test
         assert self.validation is not None, "the federations have no validation rows"
         return self.validation
+
+    @cached_property
+    def number_on_device(self) -> Tensor:
+        """(clients,) the client's number in its federation, on the device."""
+        return self.number.to(self.device)
 
     @property
     def device(self) -> torch.device:

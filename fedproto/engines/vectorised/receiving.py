@@ -21,16 +21,19 @@ def send_own_classes(
     servers    the states of the federations' servers
     positions  (m,) the clients' positions in the group
     """
-    own_classes = group.own[move_index(positions, group.device)]
-    return _send(algorithm, servers, group, positions, own_classes)
+    on_device = move_index(positions, group.device)
+    recipients = Recipient(group.number_on_device[on_device], group.own[on_device])
+    return _send(algorithm, servers, group, positions, recipients)
 
 
 def send_all_classes(
     algorithm: Algorithm, servers: Sequence[State], group: ArchitectureGroup, positions: Tensor
 ) -> State:
     """Return what clients receive for evaluation, which is over all classes."""
-    own_classes = group.own[move_index(positions, group.device)]
-    return _send(algorithm, servers, group, positions, torch.ones_like(own_classes))
+    on_device = move_index(positions, group.device)
+    all_classes = torch.ones_like(group.own[on_device])
+    recipients = Recipient(group.number_on_device[on_device], all_classes)
+    return _send(algorithm, servers, group, positions, recipients)
 
 
 def _send(
@@ -38,9 +41,8 @@ def _send(
     servers: Sequence[State],
     group: ArchitectureGroup,
     positions: Tensor,
-    classes: Tensor,
+    recipients: Recipient,
 ) -> State:
-    recipients = Recipient(move_index(group.number[positions], group.device), classes)
     if len(servers) == 1:  # what all clients receive is not copied for each of them
         return vmap(algorithm.send, in_dims=(None, 0))(servers[0], recipients)
     federations = move_index(group.federation[positions], group.device)

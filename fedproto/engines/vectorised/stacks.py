@@ -22,7 +22,7 @@ from fedproto.core.local_training import (
     trained_tree,
 )
 from fedproto.core.metrics import divide_counts, mark_correct
-from fedproto.core.tensors import flatten_upload, join_client, move_index, split_client
+from fedproto.core.tensors import join_client, move_index, split_client
 from fedproto.core.types import Algorithm, Batch, Phase, State, Step, Tree, Upload, refuse_forward
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
 from fedproto.engines.vectorised.forward_passes import ForwardPasses
@@ -131,15 +131,15 @@ class Stack:
                 phase_results.append(results)
         self._prepare_next_round(round, positions, slow)
         closing_step = self._closing_step(positions, params, received, phase_results)
-        last_tables = tables[-1]
-        last_counts = self.timetable.count_steps(positions, self.phases[-1], slow)
+        key, client_number, steps_before = tables[-1]["client"].unbind(1)
+        has_batch = tables[-1]["mask"].amax(2)
         closing_step = closing_step._replace(
             state=kept,
-            lr=last_tables["lr"],
-            steps=last_tables["steps_before"] + move_index(last_counts, self.group.device),
-            key=last_tables["key"],
-            number=last_tables["number"],
-            momentum=last_tables["momentum"],
+            lr=tables[-1]["lr"],
+            steps=steps_before + has_batch.sum(1).long(),
+            key=key,
+            number=client_number,
+            momentum=tables[-1]["momentum"],
         )
         uploads, wire, updated = _finish(self.algorithm, closing_step)
         kept = check_same_kept(kept, updated, "client_update")
@@ -147,7 +147,7 @@ class Stack:
         state = join_client(params, kept)
         self.group.states.put(positions, state)
         loss = _mean_loss(phase_results)
-        sound = _are_finite(state | flatten_upload(uploads) | loss)
+        sound = _are_finite(_take_values(state, uploads) | loss)
         return TrainedClients(uploads, sizes, loss, sound)
 
     def _start_round(self, positions: Tensor, received: State) -> tuple[Tree, State]:
@@ -287,11 +287,24 @@ def _finish(algorithm: Algorithm, step: Step) -> tuple[Upload, Upload, State]:
         params, features, logits, batch, received, kept, *rest = fields
         one_step = Step(params, features, logits, batch, received, kept, refuse_forward, *rest)
         upload, wire = make_upload(algorithm, one_step)
-        return upload, wire, algorithm.client_update(one_step)
+        return upload, wire if has_wire else {}, algorithm.client_update(one_step)
 
+    has_wire = algorithm.encode is not None
     fields = [value for name, value in step._asdict().items() if name != "forward"]
     uploads, wire, kept = vmap(finish_one)(*fields)
-    return uploads, (uploads if algorithm.encode is None else wire), kept
+    return uploads, wire if has_wire else uploads, kept
+
+
+def _take_values(state: Tree, uploads: Upload) -> Tree:
+    """Return the values of a client's state and uploads that must be finite.
+
+    Parameters that travel are taken once: their products with a weight are finite if they are.
+    """
+    values = dict(state)
+    for place, (group_name, group) in enumerate(uploads.items()):
+        for name, sums in group.sums.items():
+            values[name if place == 0 else f"{group_name}/{name}"] = sums
+    return values
 
 
 def _predict(algorithm: Algorithm, *fields: Any) -> Tree:

@@ -87,7 +87,6 @@ class Steps:
         self.workspaces: dict[int, Tree] = {}  # by phase, on a GPU
         self.recorded: dict[tuple[int, int], Replay] = {}  # by phase and number of clients
         self.output_layouts: dict[int, tuple[list[str], int]] = {}  # by phase
-        self.received_shapes: dict[str, torch.Size] | None = None
 
     def clear(self) -> None:
         """Free the recorded steps and the tensors they work on."""
@@ -134,14 +133,12 @@ class Steps:
         On a GPU it is always the same memory, since recorded steps read and write that.
         """
         values = dict(tables)
-        flat_received = flatten_state(received)
-        for name, value in flat_received.items():
+        for name, value in flatten_state(received).items():
             values[f"received.{name}"] = value
         for name, value in flatten_state(kept).items():
             values[f"kept.{name}"] = value
         for name, value in state.items():
             values[f"state.{name}"] = value
-        self._clear_if_received_changed(flat_received)
         if self.group.device.type == "cuda":
             return self._load_fixed_memory(phase, values)
         workspace = values | self._make_zeros(phase, values, len(tables["at"]))
@@ -166,13 +163,6 @@ class Steps:
             if name == "mask":
                 target[clients:] = 0
         return workspace
-
-    def _clear_if_received_changed(self, received: Tree) -> None:
-        """Free the recorded steps if the server now sends other things than when they were."""
-        shapes = {name: value.shape[1:] for name, value in received.items()}
-        if self.received_shapes is not None and self.received_shapes != shapes:
-            self.clear()
-        self.received_shapes = shapes
 
     def _make_zeros(self, phase: int, values: Tree, clients: int) -> Tree:
         """Return what starts at zero in each phase.
@@ -297,7 +287,8 @@ class Steps:
         batch, module_buffers, mask = self._gather_batch(workspace)
         received = unflatten_state(part_of_tree(workspace, "received."))
         kept = unflatten_state(part_of_tree(workspace, "kept."))
-        steps = workspace["steps_before"] + workspace[STEP]
+        key, number, steps_before = workspace["client"].unbind(1)
+        steps = steps_before + workspace[STEP]
         compute_loss = self.phases[phase].loss or self.algorithm.loss
 
         def compute_one(
@@ -317,13 +308,7 @@ class Steps:
 
         self.module.train()
         compute_all = vmap(compute_one, randomness="different")
-        rest = (
-            workspace["lr"],
-            steps,
-            workspace["key"],
-            workspace["number"],
-            workspace["momentum"],
-        )
+        rest = (workspace["lr"], steps, key, number, workspace["momentum"])
         with torch.autocast(mask.device.type, torch.bfloat16, enabled=self.plan.half):
             terms, outputs = compute_all(state, module_buffers, batch, received, kept, *rest)
         return StepOutputs(terms, outputs, mask)

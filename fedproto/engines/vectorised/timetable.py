@@ -36,7 +36,7 @@ class Timetable:
     mask      (m, steps, batch)         0 where a step takes nothing
     slot      (m, steps, batch)         where a step's embeddings are collected, if they are
     lr, momentum  (m,)
-    key, number, steps_before  (m,)     of the client and the round; steps of earlier phases
+    client    (m, 3)                    its key, its number, and its steps of earlier phases
     class_weights (m, C)                how much a sample of a class counts, if not equally
     """
 
@@ -79,13 +79,15 @@ class Timetable:
         step_counts = torch.stack(counts)
         per_epoch = self.group.per_epoch[positions]
         trees = []
+        steps_so_far = None
         first_epoch = torch.zeros_like(per_epoch)
         for number, phase in enumerate(self.phases):
             epochs = first_epoch[:, None] + torch.arange(self.count_most_epochs(phase))
             tree = self._draw_order(round, positions, epochs)
             tree |= self._lay_out_steps(positions, phase, step_counts[number])
-            steps_before = step_counts[:number].sum(0)
-            tree["steps_before"] = move_index(steps_before, self.group.device)
+            steps_before = torch.zeros_like(tree["steps"]) if steps_so_far is None else steps_so_far
+            tree["client"] = torch.stack([tree.pop("key"), tree.pop("number"), steps_before], 1)
+            steps_so_far = steps_before + tree.pop("steps")
             if self.collecting:
                 is_last = number == len(self.phases) - 1
                 tree["slot"] = self._assign_slots(
@@ -111,7 +113,9 @@ class Timetable:
             group.number[positions, None],
             epochs,
         )
-        shuffle_key, augment_key, dropout_key = move_index(keys, group.device)
+        own_key = algorithm_key(group.seed[positions], round, group.number[positions])
+        keys = torch.cat([keys, own_key[None, :, None].expand_as(keys[:1])])  # one transfer for all
+        shuffle_key, augment_key, dropout_key, own_key = move_index(keys, group.device)
         lengths = group.train.lengths[on_device, None].expand(-1, epochs.shape[1])
         if self.training.sampling == "balanced":
             order = self._draw_balanced(round, positions, epochs, shuffle_key, lengths)
@@ -127,10 +131,8 @@ class Timetable:
             tree[f"keep.{name}"] = value.flatten(1, 2)
         tree["lr"] = group.lr[on_device] * self.training.schedule.factor(round)
         tree["momentum"] = group.momentum[on_device]
-        numbers = group.number[positions]
-        key = algorithm_key(group.seed[positions], round, numbers)
-        tree["key"] = move_index(key, group.device)
-        tree["number"] = move_index(numbers, group.device)
+        tree["key"] = own_key[:, 0]
+        tree["number"] = group.number_on_device[on_device]
         if group.class_weights is not None:
             tree["class_weights"] = group.class_weights[on_device]
         return tree
@@ -169,6 +171,7 @@ class Timetable:
         return {
             "at": torch.where(inside, epoch_start[..., None] + place_in_epoch, 0),
             "mask": inside.to(group.lr.dtype),
+            "steps": step_counts[:, 0],
         }
 
     def _assign_slots(
