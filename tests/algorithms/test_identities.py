@@ -7,6 +7,7 @@ from torch import nn
 
 from fedproto.core import rng
 from fedproto.core.engine import Cohort
+from fedproto.errors import ConfigError
 
 ALMOST = 1e-12  # float64, where (n * w) / n need not be w to the last bit
 
@@ -63,6 +64,20 @@ def test_identity(one, other, settings):
     assert largest_difference(a, b) < ALMOST
     both = first.accuracy.keys() & second.accuracy.keys()
     assert {key: first.accuracy[key] for key in both} == {key: second.accuracy[key] for key in both}
+
+
+def test_lg_fedavg_averages_the_heads_of_different_bodies():
+    """Embeddings have one length, so the heads fit; the bodies stay as different as they were."""
+    mixed = {"model": "mlp(hidden=5,width=8),mlp(hidden=9,width=8)"}
+    run, _ = finished("lg-fedavg", **mixed)
+    vectorised, _ = finished("lg-fedavg", engine="vectorised", **mixed)
+    assert {name.partition(".")[0] for name in run.progress.server} == {"head"}
+    for name, value in run.progress.server.items():
+        assert torch.allclose(value, vectorised.progress.server[name], rtol=0, atol=ALMOST)
+    widths = {len(state["body.fc1.weight"]) for state in scored_states(run)}
+    assert widths == {5, 9}
+    with pytest.raises(ConfigError, match="lg-fedavg averages weights"):
+        experiment("lg-fedavg(personal=head)", **mixed)
 
 
 def test_the_methods_differ_where_they_should():

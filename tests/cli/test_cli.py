@@ -694,7 +694,7 @@ ARCHITECTURES = {
         "mlp(hidden=16)",
         "fedproto",
     )
-    for algorithm in ("fedavg", "fedprox", "fesem", "fedper", "fedrep")
+    for algorithm in ("fedavg", "fedprox", "fesem", "fedper", "fedrep", "scaffold", "ditto")
 }
 FILES = {
     "TOML that does not parse": ("{inputs}/unparsable.toml", "unparsable.toml", "TOML"),

@@ -1,6 +1,7 @@
 """BatchNorm in stacks of clients leaves out what pads a batch."""
 
 import pytest
+import torch
 from helpers.engine_comparison import (
     FULL,
     RAGGED,
@@ -11,6 +12,8 @@ from helpers.engine_comparison import (
     with_batch_norm,
     with_flat_batch_norm,
 )
+
+from fedproto.core.tensors import flatten_state
 
 
 @pytest.mark.parametrize("build", [with_batch_norm, with_flat_batch_norm], ids=["2d", "1d"])
@@ -76,3 +79,24 @@ def test_batchnorm_with_slow_and_absent_clients():
     assert_engines_agree(
         "fesem(clusters=2)", modules=with_batch_norm(), data=make_clients(RAGGED), last_batch="keep"
     )
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "ditto", "fedadam"])
+def test_batchnorm_beside_what_clients_and_servers_keep(algorithm):
+    """Only trained weights have control variates and moments; Ditto's two models, two statistics.
+
+    Averages of statistics stay averages: a variance that Adam moves could fall below zero.
+    """
+    _, (run, _) = assert_engines_agree(
+        algorithm, modules=with_batch_norm(), data=make_clients(RAGGED), last_batch="keep", rounds=2
+    )
+    server = flatten_state(run.progress.server)
+    moments = [name for name in server if name.startswith(("control/", "mean/", "square/"))]
+    assert not any("running" in name for name in moments)
+    variances = [name for name in server if name.endswith("running_var")]
+    assert variances and all((server[name] > 0).all() for name in variances)
+    if algorithm == "ditto":
+        states = run.engine.export(0)
+        for client in range(len(RAGGED)):
+            own = states[f"{client}.body.1.running_mean"]
+            assert not torch.equal(own, states[f"{client}.client/global/body.1.running_mean"])

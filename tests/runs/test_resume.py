@@ -74,6 +74,10 @@ SETUPS: dict[str, dict[str, Any]] = {
     | {"algorithm": "fedavg", "buffer": 2, "concurrency": 4, "speed_spread": 1.0},
     "late prototypes": DIGITS
     | {"buffer": 2, "concurrency": 4, "speed_spread": 1.0, "lost_uploads": 0.2},
+    # Clients and servers that keep more than a model.
+    "scaffold": DIGITS | {"algorithm": "scaffold", "participation": 0.5, "rounds": 4},
+    "ditto": DIGITS | {"algorithm": "ditto", "participation": 0.5, "rounds": 4},
+    "fedadam": DIGITS | {"algorithm": "fedadam", "clients": 3, "rounds": 4},
     # Long enough to be hit by a signal, and small enough to be killed at every step it takes.
     "long": DIGITS | {"participation": 0.5, "lost_uploads": 0.3, "stragglers": 0.3, "rounds": 30},
     "short": DIGITS | {"rounds": 4, "checkpoint_every": 2, "clients": 3},
@@ -120,7 +124,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finish
     ]
     + [(name, 3) for name in ("moon", "feddyn", "fednh", "fedgh", "fedtgp")]
     + [("fedtgp", 2)]
-    + [("mixed", 3)]
+    + [("mixed", 3), ("scaffold", 2), ("scaffold", 3), ("ditto", 3), ("fedadam", 3)]
     + [("late models", 1), ("late models", 5), ("late prototypes", 3), ("late prototypes", 8)],
 )
 def test_a_run_killed_after_any_round_resumes_to_the_same_folder(
