@@ -100,13 +100,7 @@ class TrainingTerms:
                 "the option fixed is for newcomers in the simulator: "
                 "a deployed server makes its own prototypes"
             )
-        algorithm = plugins.build("algorithm", self.part())
-        if not algorithm.additive and not algorithm.remembers:
-            raise ConfigError(
-                f"{algorithm.name} starts its server from the uploads of all members at once: "
-                "it runs in the simulator only"
-            )
-        return algorithm
+        return plugins.build("algorithm", self.part())
 
     def transform_parts(self) -> list[Part]:
         """Return the names of the transforms with all their options, in order."""
@@ -118,8 +112,13 @@ class TrainingTerms:
     ) -> Algorithm:
         """Return the algorithm with its uploads transformed; ConfigError if that does not fit.
 
-        `layouts` is what the algorithm declares.
+        `layouts` is what the algorithm declares. One with clusters of members, such as fesem, is
+        refused, too.
         """
+        if any(layout.per == "cluster" for layout in layouts.values()):
+            raise ConfigError(
+                f"{algorithm.name} finds clusters among the members: it runs in the simulator only"
+            )
         transforms = [plugins.build("transform", part) for part in self.transform_parts()]
         return with_transforms(algorithm, transforms, layouts)
 

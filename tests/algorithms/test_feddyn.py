@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.engine_comparison import RAGGED, assert_engines_agree, make_clients, with_batch_norm
 from helpers.tiny import build, finished, send, step
 
 from fedproto.core.tensors import split_client, stack_uploads
@@ -70,3 +71,13 @@ def test_h_is_the_mean_of_all_clients_linear_terms():
         mean = torch.stack([linear[name] for linear in linear_terms]).mean(0)
         assert value.abs().max() > 0
         assert torch.allclose(value, mean, rtol=0, atol=1e-12)
+
+
+def test_engines_agree_on_models_with_batch_norm():
+    assert_engines_agree(
+        "feddyn",
+        modules=with_batch_norm(),
+        data=make_clients(RAGGED),
+        last_batch="keep",
+        rounds=2,
+    )

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.engine_comparison import RAGGED, assert_engines_agree, make_clients, with_batch_norm
 from helpers.tiny import build, experiment, finished, scored_states, send, step
 
 from fedproto.algorithms.fednh import spread_directions
@@ -125,3 +126,13 @@ def test_a_frozen_body_is_refused():
 def test_options_out_of_bounds_are_refused(option):
     with pytest.raises(ConfigError, match="algorithm fednh's"):
         experiment(f"fednh({option})")
+
+
+def test_engines_agree_on_models_with_batch_norm():
+    assert_engines_agree(
+        "fednh",
+        modules=with_batch_norm(),
+        data=make_clients(RAGGED),
+        last_batch="keep",
+        rounds=2,
+    )

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.engine_comparison import RAGGED, assert_engines_agree, make_clients, with_batch_norm
 from helpers.tiny import build, experiment, finished, scored_states, send, step
 
 from fedproto.core.tensors import split_client
@@ -73,3 +74,13 @@ def test_the_contrast_changes_the_model_from_round_2_on():
             runs[name, rounds] = scored_states(run)[0]["body.fc1.weight"]
     assert (runs["moon", 1] - runs["fedavg", 1]).abs().max() < 1e-12
     assert (runs["moon", 2] - runs["fedavg", 2]).abs().max() > 1e-6
+
+
+def test_engines_agree_on_models_with_batch_norm():
+    assert_engines_agree(
+        "moon",
+        modules=with_batch_norm(),
+        data=make_clients(RAGGED),
+        last_batch="keep",
+        rounds=2,
+    )

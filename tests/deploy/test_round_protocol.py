@@ -59,6 +59,11 @@ from fedproto.runs.execution import proceed
         "fedadam",
         "scaffold",
         "ditto",
+        "moon",
+        "feddyn",
+        "fednh",
+        "fedgh",
+        "fedtgp(server_epochs=5)",
     ],
 )
 def test_every_round_gives_the_simulators_numbers(
@@ -139,6 +144,23 @@ def test_all_classes_can_come_with_the_members(
     _, _, classes = simulate(member_files, "fedproto", MIXED, count=1)
     assert sorted(state.classes) == sorted(classes)
     assert state.server["prototypes"].shape == (6, DIM)
+
+
+def test_a_server_that_trains_prototypes_takes_new_classes(
+    make_deployment: Any, member_files: dict[str, Any]
+) -> None:
+    """The generator has one more embedding for each; those of other classes stay."""
+    algorithm = "fedtgp(server_epochs=5)"
+    state = make_deployment(algorithm, classes="", new_classes=True, rounds=2).serve()
+    assert sorted(state.classes) == list("012345")
+    assert state.server["known"].tolist() == [1] * 6
+    assert state.server["generator"]["embedding"].shape == (6, DIM)
+    assert int(state.server["round"]) == 2
+
+
+def test_a_trained_head_takes_no_new_classes(make_deployment: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^fedgh needs all classes from the start"):
+        make_deployment("fedgh", new_classes=True).state()
 
 
 def test_a_member_leaves_out_classes_where_weights_travel(make_deployment: Any) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from helpers.deployment import (
     SUMS,
     accept_classes,
@@ -18,7 +17,7 @@ from helpers.deployment import (
 )
 
 from fedproto.core.files import write_tensors
-from fedproto.deploy.server_state import STATE_FORMAT, ServerState, _pad_like, read_state
+from fedproto.deploy.server_state import STATE_FORMAT, ServerState, read_state
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.errors import DataError, RunFolderError
 
@@ -221,8 +220,8 @@ def test_a_class_that_the_settings_name_later_has_no_prototype_yet(tmp_path: Pat
     again.load()
     assert again.server["known"].tolist() == [1, 0, 1, 0]
     assert again.server["prototypes"].shape == (4, 4)
-    assert again.upload_of("a").weights["weight"].tolist() == [1, 0, 1, 0]
-    assert again.upload_of("a").sums["prototypes"].shape == (4, 4)
+    assert again.upload_of("a")["prototypes"].weight.tolist() == [1, 0, 1, 0]
+    assert again.upload_of("a")["prototypes"].sums["prototypes"].shape == (4, 4)
 
 
 KEYS = ["id", "round", "classes", "algorithm", "registered", "members"]
@@ -258,8 +257,8 @@ def test_uploads_over_other_classes_are_refused(tmp_path: Path) -> None:
     state.save()
     tensors, header = read_state(state.path)
     shorter = {
-        "sums.prototypes": tensors["sums.prototypes"][:, :2],
-        "weights.weight": tensors["weights.weight"][:, :2],
+        name: tensors[name][:, :2]
+        for name in ("uploads.prototypes/sums/prototypes", "uploads.prototypes/weight")
     }
     stated = {key: header[key] for key in KEYS}
     write_tensors(state.path, tensors | shorter, STATE_FORMAT, stated)
@@ -274,9 +273,3 @@ def test_the_refusal_of_another_algorithm_says_what_to_do(tmp_path: Path) -> Non
     other = small_state(tmp_path, "fedproto(lam=0.5)")
     with pytest.raises(RunFolderError, match=r"not to fedproto\(.*\): name another state$"):
         other.load()
-
-
-def test_only_tensors_with_rows_are_padded() -> None:
-    """Where weights travel, a value without axes, such as a count of batches, has no rows."""
-    assert _pad_like(torch.ones(1), torch.zeros(3)).tolist() == [1, 0, 0]
-    assert _pad_like(torch.tensor(2.0), torch.tensor(0.0)).item() == 2

@@ -52,7 +52,13 @@ WEIGHTS = (
     "fedadam",
     "scaffold",
     "ditto",
+    "moon",
+    "feddyn",
+    "fednh",
+    "fedgh",
 )
+#: What members must be willing to send, where that is not weights or prototypes alone.
+SENT_KINDS = {"fednh": "weights,prototypes,counts", "fedgh": "prototypes,counts"}
 
 
 DIM = 12
@@ -80,7 +86,8 @@ class Deployment:
     said: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        by_weight = self.algorithm.partition("(")[0] in WEIGHTS
+        name = self.algorithm.partition("(")[0]
+        by_weight = name in WEIGHTS
         models = EQUAL if by_weight else MIXED
         self.terms = TrainingTerms(algorithm=self.algorithm, dim=DIM)
         defaults: dict[str, Any] = {
@@ -92,7 +99,7 @@ class Deployment:
         defaults |= {"timeout": 5.0, "patience": 1.0}
         defaults |= {"model": models["a"], "shape": "1,8,8"} if by_weight else {}
         self.settings = ServerSettings(**(defaults | self.options))
-        sends = "weights,counts" if by_weight else "prototypes,counts"
+        sends = SENT_KINDS.get(name, "weights,counts" if by_weight else "prototypes,counts")
         self.members = {
             name: MemberSettings(
                 name,

@@ -31,7 +31,7 @@ FAULTS = {
     "eval_every": 2,
 }
 #: Algorithms with which nothing is added in another order.
-EXACT = ("fesem", "fedproto(absent=remember)", "local")
+EXACT = ("fesem", "fedproto(absent=remember)", "local", "fedgh", "fedtgp")
 #: Algorithms and their settings.
 RUNS: dict[str, dict[str, Any]] = {
     "local": {},
@@ -47,6 +47,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "fesem": {"clusters": 2},
     "fedproto(absent=remember)": {},
     "fedproto-mh": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8},
+    "moon": {},
+    "feddyn": {},
+    "fednh": {},
+    "fedgh": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8},
+    "fedtgp": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8, "server_epochs": 5},
 }
 
 

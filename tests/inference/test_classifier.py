@@ -41,6 +41,10 @@ RUNS = {
     "fedavg": DIGITS | {"algorithm": "fedavg"},
     "fedrep": DIGITS | {"algorithm": "fedrep"},
     "fesem": DIGITS | {"algorithm": "fesem", "clusters": 2},
+    # A head that the server makes: of prototypes, or by training on them.
+    "fednh": DIGITS | {"algorithm": "fednh"},
+    "fedgh": DIGITS | {"algorithm": "fedgh"},
+    "fedtgp": DIGITS | {"algorithm": "fedtgp", "server_epochs": 5},
 }
 WAYS = [(by, among) for by in ("prototype", "head") for among in ("all", "own")]
 

@@ -61,6 +61,12 @@ SETUPS: dict[str, dict[str, Any]] = {
     | {"algorithm": "fedavg", "participation": 0.2, "checkpoint_every": 1, "rounds": 4},
     "never heard": DIGITS
     | {"algorithm": "fedavg", "lost_uploads": 1, "checkpoint_every": 1, "rounds": 2},
+    # Previous models, linear terms, and what a server trains, are part of the state.
+    "moon": DIGITS | {"algorithm": "moon", "participation": 0.5, "rounds": 4},
+    "feddyn": DIGITS | {"algorithm": "feddyn", "participation": 0.5, "rounds": 4},
+    "fednh": DIGITS | {"algorithm": "fednh", "rounds": 4},
+    "fedgh": DIGITS | {"algorithm": "fedgh", "rounds": 4},
+    "fedtgp": DIGITS | {"algorithm": "fedtgp(server_epochs=5)", "participation": 0.5, "rounds": 4},
     "mixed": DIGITS
     | {"algorithm": "fedproto-mh", "dataset": "digits*4,mnist5k*2", "dim": 20, "rounds": 4},
     # Uploads that are on their way, and the clock, are part of the state.
@@ -116,6 +122,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finish
         ("rarely present", 2),
         ("never heard", 1),
     ]
+    + [(name, 3) for name in ("moon", "feddyn", "fednh", "fedgh", "fedtgp")]
+    + [("fedtgp", 2)]
     + [("mixed", 3), ("scaffold", 2), ("scaffold", 3), ("ditto", 3), ("fedadam", 3)]
     + [("late models", 1), ("late models", 5), ("late prototypes", 3), ("late prototypes", 8)],
 )
