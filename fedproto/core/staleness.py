@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
-from fedproto.core.tensors import align_axes, flatten_state, map_upload
+from fedproto.core.tensors import align_axes, map_upload
+from fedproto.core.transforms import received_values
 from fedproto.core.types import Group, GroupLayout, State, Upload
 
 
@@ -60,15 +61,14 @@ def _shift(
     uploads: Upload, received: State, layouts: Mapping[str, GroupLayout], sign: int
 ) -> Upload:
     """Return uploads with weight × received added to the sums of relative groups, or subtracted."""
-    flat = flatten_state(received)
     shifted = {}
     for group_name, group in uploads.items():
         if not layouts[group_name].relative:
             shifted[group_name] = group
             continue
+        base = received_values(received, group_name, layouts[group_name])
         sums = {}
         for name, value in group.sums.items():
-            base = flat[name] if name in flat else flat[f"{group_name}/{name}"]
-            sums[name] = value + sign * align_axes(group.weight, value) * base
+            sums[name] = value + sign * align_axes(group.weight, value) * base[name]
         shifted[group_name] = Group(sums, group.weight, group.counts)
     return shifted

@@ -246,11 +246,13 @@ class _Chain:
 def received_values(received: State, group: str, layout: GroupLayout) -> Tree:
     """Return the version of a group's values that the client received, by the same names.
 
-    They are in the tree that is named like the group, if the server sent such a tree.
+    They are in the tree that is named like the group, in none, or in another tree: the first of
+    these that has all their names.
     """
-    inner = received.get(group)
-    tree = inner if isinstance(inner, dict) else received
-    return {name: tree[name] for name in layout.shapes}
+    for tree in (received.get(group), received, *received.values()):
+        if isinstance(tree, dict) and layout.shapes.keys() <= tree.keys():
+            return {name: tree[name] for name in layout.shapes}
+    raise KeyError(f"the group {group!r} is relative, but its values are not among those sent")
 
 
 def _values_of(group: Group) -> Tree:

@@ -144,6 +144,7 @@ COMPOSED: dict[str, dict[str, Any]] = {
     "quantised": {"transform": "quantise(bits=8)"},
     "median": {"combiner": "median", "buffer": 3},
     "server optimiser": {"algorithm": "fedadam"},
+    "two groups": {"algorithm": "fednh"},
 }
 
 

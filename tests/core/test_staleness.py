@@ -46,9 +46,10 @@ def test_two_models_of_which_one_is_late_by_hand() -> None:
     torch.testing.assert_close(mean["w"], torch.tensor([2.0, 0.8]))
 
 
-def test_received_trees_may_be_named_like_the_group() -> None:
+@pytest.mark.parametrize("tree", ["model", "body"])
+def test_received_values_may_be_in_a_tree(tree: str) -> None:
     late = {"model": make_group({"w": torch.tensor([[3.0, 5.0]])}, torch.tensor([2.0]))}
-    change = take_changes(late, {"model": {"w": torch.tensor([[1.0, 1.0]])}}, MODEL)
+    change = take_changes(late, {tree: {"w": torch.tensor([[1.0, 1.0]])}}, MODEL)
     assert change["model"].sums["w"].tolist() == [[4.0, 8.0]]
 
 
