@@ -58,7 +58,7 @@ def fednh(*, rho: Fraction = 0.9, scale: PositiveFloat = 10.0) -> Algorithm:
             raise ConfigError("fednh trains the body alone, so it cannot be frozen")
         directions = spread_directions(rng.key(task.seed, "fednh"), task.classes, task.dim)
         like = next(iter(head.values()))
-        return {"body": body, "head": {"prototypes": directions.to(like)}}
+        return {"model": body, "head": {"prototypes": directions.to(like)}}
 
     def declare(params: Tree, task: Task) -> dict[str, GroupLayout]:
         return per_client(travelling(params, is_body)) | per_class(task, prototypes=(task.dim,))
@@ -69,7 +69,7 @@ def fednh(*, rho: Fraction = 0.9, scale: PositiveFloat = 10.0) -> Algorithm:
         for name, value in own.items():
             if is_head(name):
                 head[name] = weight if value.dim() == 2 else torch.zeros_like(value)
-        return own | received["body"] | head
+        return own | received["model"] | head
 
     def loss(step: Step) -> Tree:
         return supervised(step._replace(logits=cosine_logits(step)))
@@ -88,8 +88,8 @@ def fednh(*, rho: Fraction = 0.9, scale: PositiveFloat = 10.0) -> Algorithm:
         old = server["head"]["prototypes"]
         mean = weighted_mean(server["head"], uploads["prototypes"])["prototypes"]
         prototypes = F.normalize(rho * old + (1 - rho) * mean, dim=-1)
-        body = weighted_mean(server["body"], uploads["model"])
-        return {"body": body, "head": {"prototypes": prototypes}}
+        body = weighted_mean(server["model"], uploads["model"])
+        return {"model": body, "head": {"prototypes": prototypes}}
 
     def cosine_logits(step: Step) -> Tensor:
         return scale * F.normalize(step.features, dim=-1) @ step.received["head"]["prototypes"].T

@@ -87,8 +87,9 @@ class GroupLayout:
     per: Literal["client", "class", "cluster"] = "client"
     rows: int = 0  # the length of the weight; 0: one per client
     counts: tuple[str, ...] = ()
-    #: Whether the values are a new version of what the client received under the same names. Then
-    #: transforms work on the change, and so do asynchronous rounds.
+    #: Whether the values are a new version of what the client received under the same names, or
+    #: under these names in a tree that is called as the group. Then transforms work on the change,
+    #: and so do asynchronous rounds.
     relative: bool = False
 
     def tensor_shapes(self, group: str) -> dict[str, tuple[int, ...]]:

@@ -22,7 +22,7 @@ Y = torch.tensor([0, 0, 1])
 
 
 def received(prototypes=EYE):
-    return {"body": {"body.w": EYE}, "head": {"prototypes": prototypes}}
+    return {"model": {"body.w": EYE}, "head": {"prototypes": prototypes}}
 
 
 def test_the_loss_by_hand():
@@ -40,7 +40,7 @@ def test_a_round_of_two_clients_by_hand():
         params = {"body.w": by * EYE, "head.v": EYE}
         uploads.append(algorithm.upload(step(params, server, X[rows], Y[rows])))
     new = algorithm.aggregate(server, stack_uploads(uploads))
-    assert torch.allclose(new["body"]["body.w"], (2 * 1 + 1 * 4) / 3 * EYE)
+    assert torch.allclose(new["model"]["body.w"], (2 * 1 + 1 * 4) / 3 * EYE)
     # Class 0: the mean of (0.6, 0.8) and (1, 0) is (0.8, 0.4), which is (2, 1)/√5 as a direction.
     moved = 0.75 * torch.tensor([1.0, 0.0]) + 0.25 * torch.tensor([2.0, 1.0]) / math.sqrt(5)
     expected = torch.stack([moved / moved.norm(), torch.tensor([0.0, 1.0])]).double()
@@ -136,3 +136,16 @@ def test_engines_agree_on_models_with_batch_norm():
         last_batch="keep",
         rounds=2,
     )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"transform": "clip(norm=1),quantise(bits=8)"},
+        {"combiner": "median"},
+        {"buffer": 2, "concurrency": 3, "speed_spread": 1.0},
+    ],
+    ids=["transformed", "combined", "late"],
+)
+def test_both_groups_can_be_transformed_combined_and_late(settings):
+    assert_engines_agree("fednh", **settings)
