@@ -4,12 +4,9 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from helpers.engine_comparison import RAGGED, assert_engines_agree, make_clients, with_batch_norm
 from helpers.tiny import build, experiment, finished, scored_states, send, step
 
-from fedproto.algorithms.fednh import spread_directions
-from fedproto.core import rng
 from fedproto.core.tensors import stack_uploads
 from fedproto.core.types import Task
 from fedproto.errors import ConfigError
@@ -66,23 +63,6 @@ def test_prototypes_stay_on_the_sphere():
     run, _ = finished("fednh(rho=0.3)")
     lengths = run.progress.server["head"]["prototypes"].norm(dim=-1)
     assert torch.allclose(lengths, torch.ones_like(lengths))
-
-
-@pytest.mark.parametrize(("classes", "dim"), [(2, 2), (3, 2), (5, 8), (10, 9)])
-def test_few_directions_are_spread_like_a_simplex(classes, dim):
-    directions = spread_directions(rng.key(3, "test"), classes, dim)
-    cosines = directions @ directions.T
-    off_diagonal = cosines[~torch.eye(classes, dtype=torch.bool)]
-    assert torch.allclose(cosines.diagonal(), torch.ones(classes, dtype=torch.float64))
-    assert torch.allclose(off_diagonal, torch.tensor(-1 / (classes - 1)).double(), atol=0.02)
-
-
-def test_many_directions_are_further_apart_than_random_ones():
-    spread = spread_directions(rng.key(3, "test"), 20, 3)
-    random = F.normalize(2 * rng.uniform(rng.key(3, "test"), 60).reshape(20, 3) - 1, dim=-1)
-    own = 3 * torch.eye(20, dtype=torch.float64)
-    assert (spread @ spread.T - own).max() < (random @ random.T - own).max() - 0.05
-    assert spread_directions(rng.key(3, "test"), 1, 3).norm().item() == pytest.approx(1)
 
 
 def test_the_models_own_head_ranks_classes_like_the_cosines():

@@ -213,6 +213,22 @@ def test_transformed_uploads_travel_as_in_the_simulator(setup: Setup) -> None:
 
 
 @pytest.mark.slow
+def test_a_server_trains_prototypes_as_in_the_simulator(setup: Setup) -> None:
+    config = {"algorithm": "fedtgp(server_epochs=5)", "quorum": 3, "rounds": 3}
+    run = setup.federation.run(**config, **setup.fresh("fedtgp"))
+    assert run.status == "finished:completed", run.log
+    for number in (1, 2, 3):
+        server = server_of(run.rounds[number][0])
+        expected = simulated(setup.arrays, number, algorithm=config["algorithm"])
+        found = {name: server[name] for name in expected.prototypes}
+        assert same(found, expected.prototypes), f"round {number}"
+        assert int(server["round"]) == number
+    for place, (name, seat) in enumerate(run.rounds[3][1]["members"].items()):
+        assert seat["accuracy"] == pytest.approx(expected.clients[place]["accuracy"]), name
+        assert same(state_of(setup, "fedtgp", name), expected.states[place]), name
+
+
+@pytest.mark.slow
 def test_a_member_killed_in_a_round_is_gone_without_and_returns_with_its_model(
     setup: Setup,
 ) -> None:
