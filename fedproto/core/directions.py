@@ -1,5 +1,7 @@
 """Directions that are far apart: prototypes on the unit sphere before anything is learned."""
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +20,12 @@ def spread_directions(key: Tensor, classes: int, dim: int) -> Tensor:
 
     Up to d + 1 of them come near a regular simplex.
     """
+    return _spread(int(key), classes, dim).clone()
+
+
+@lru_cache(maxsize=8)  # a deployed server starts its algorithm several times
+def _spread(number: int, classes: int, dim: int) -> Tensor:
+    key = torch.tensor(number)
     start = 2 * rng.uniform(key, classes * dim).reshape(classes, dim) - 1
 
     def nearness(params: Tree, rows: Tensor) -> Tensor:

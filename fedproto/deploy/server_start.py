@@ -10,6 +10,7 @@ import torch
 
 from fedproto.config.choices import complete, parse_choice
 from fedproto.config.options import PositiveInt, convert, words
+from fedproto.core.codec import split_trees
 from fedproto.core.tensors import flatten_state, unflatten_state
 from fedproto.core.types import (
     Algorithm,
@@ -61,18 +62,45 @@ class ServerStart:
         return frozenset(names)
 
     @cached_property
+    def client_counts(self) -> frozenset[str]:
+        """The flat names of the server's numbers that are the number of members."""
+        clients = self.task.clients
+        task = self.task_of(2)
+        fewer = flatten_state(self.algorithm.init(self.params, task))
+        more = flatten_state(self.algorithm.init(self.params, task._replace(clients=clients + 1)))
+        names = set()
+        for name, value in fewer.items():
+            is_count = value.dim() == 0 and value == clients and more[name] == clients + 1
+            if is_count:
+                names.add(name)
+        return frozenset(names)
+
+    @cached_property
     def can_grow(self) -> bool:
         """Whether classes can be added: only the first axis of a tensor is over classes.
 
-        A head that travels has one row per class, from the start.
+        A head that travels has one row per class, from the start. So have the class prototypes
+        that are sent without `known`.
         """
         if any(map(self.algorithm.shared, _names_of_head(self.params))):
+            return False
+        if self._sent_for_all_classes(2) != self._sent_for_all_classes(3):
             return False
         smaller = flatten_state(self.algorithm.init(self.params, self.task_of(2)))
         larger = flatten_state(self.algorithm.init(self.params, self.task_of(3)))
         rows_fit = all(smaller[name].shape[1:] == larger[name].shape[1:] for name in smaller)
         shapes = [layout.shapes for layout in self.declare(2).values()]
         return rows_fit and shapes == [layout.shapes for layout in self.declare(3).values()]
+
+    def _sent_for_all_classes(self, classes: int) -> dict[str, list[torch.Size]]:
+        """Return the shapes of the trees that are sent as a whole, whatever is known of classes."""
+        recipient = Recipient(torch.tensor(0), torch.ones(classes))
+        received = self.algorithm.send(self.init(classes), recipient)
+        shapes = {}
+        for name, tree in split_trees(received).items():
+            if "known" not in tree:
+                shapes[name] = [value.shape for value in tree.values()]
+        return shapes
 
     def declare(self, classes: int) -> dict[str, GroupLayout]:
         """Return the layouts of an upload's groups."""
@@ -145,7 +173,7 @@ def _draw_weights(terms: TrainingTerms, settings: ServerSettings, classes: int) 
     """Return the initial weights, which all members draw as well, where weights travel."""
     if not settings.model or not settings.shape:
         raise ConfigError(
-            f"{terms.algorithm} averages weights: the server needs `model` and `shape`, "
+            f"{terms.algorithm} shares weights: the server needs `model` and `shape`, "
             "such as '1,28,28'"
         )
     model = complete("model", parse_choice("model", settings.model), {}, {})

@@ -352,7 +352,7 @@ class ServerState:
         self.server = unflatten_state(flat)
 
     def _state_before(self, uploads: Upload) -> State:
-        """Return the server's state over today's classes.
+        """Return the server's state over today's classes and members.
 
         Classes that came in this round start afresh. So do those that nobody speaks for any more,
         if the latest uploads of all members are aggregated: what a leaver sent is gone.
@@ -369,9 +369,15 @@ class ServerState:
             if self.algorithm.remembers and self.class_groups:
                 value = torch.where(align_axes(spoken, value), value, fresh[name])
             flat[name] = value
+        for name in self.start.client_counts:
+            flat[name] = torch.full_like(flat[name], self.count_members())
         return unflatten_state(flat)
 
     # --- the members
+
+    def count_members(self) -> int:
+        """Return how many members there are: those listed, or else all that were ever asked."""
+        return len(words(self.settings.members)) or max(self.settings.quorum, len(self.members))
 
     def admits(self, name: str) -> bool:
         """Return whether somebody is a member; if none are listed, everybody Flower lets in is."""
