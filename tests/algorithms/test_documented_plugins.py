@@ -74,6 +74,17 @@ def test_proximal_training_is_that_of_the_package() -> None:
     assert largest_difference(own, shipped) == 0
 
 
+def test_momentum_and_control_variates_are_those_of_the_package() -> None:
+    """Two writers' SCAFFOLD; that of the page has no regard to momentum, so there is none."""
+    faults = {"participation": 0.5, "stragglers": 0.5}
+    own, _ = finished("variates:scaffold", momentum=0.0, **faults)
+    shipped, _ = finished("scaffold", momentum=0.0, **faults)
+    assert largest_difference(own, shipped) < 1e-12
+    own, _ = finished("momentum:heavy_ball(beta=0.5)", **faults)
+    shipped, _ = finished("fedavgm(server_momentum=0.5)", **faults)
+    assert largest_difference(own, shipped) < 1e-12
+
+
 def test_a_server_without_momentum_averages() -> None:
     own, _ = finished("momentum:heavy_ball(beta=0)")
     average, _ = finished("fedavg")
