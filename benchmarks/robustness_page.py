@@ -41,8 +41,8 @@ def make_page(found: Mapping[str, Any]) -> str:
         "",
         f"{study['clients']} clients of {study['dataset']} with 3 ± 2 classes of "
         f"{study['shots']} images each, {study['model']}, {study['rounds']} rounds. Some clients "
-        "upload something wrong in every round. Given is the mean accuracy of the *other* clients after the last "
-        f"round, in %: mean ± standard deviation over seeds ({study['seeds']}). Best of a line in "
+        "upload something wrong in every round. Given is the mean accuracy of the *other* clients "
+        f"after the last round, in %: mean ± standard deviation over seeds ({study['seeds']}). Best of a line in "
         "bold.",
         "",
     ]
