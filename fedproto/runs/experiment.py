@@ -188,7 +188,10 @@ class Experiment:
             folder.write_start(weights_hash, shapes, self._hash_arrays(), frozen_hash)
             if self.config.prototypes is not None:
                 # A copy: the file that the settings name may change during the run.
-                write_prototypes(folder.path / START, self.progress.server, self.federation.classes)
+                server = self.progress.server
+                trees = [key for key, value in server.items() if isinstance(value, dict)]
+                tensors = {key: value for key, value in server.items() if key not in trees}
+                write_prototypes(folder.path / START, tensors, self.federation.classes)
             if given is not None:
                 self.write_checkpoint(folder)
         return RunFolder(path)
