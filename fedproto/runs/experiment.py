@@ -12,11 +12,12 @@ from fedproto.config.choices import PYTHON, has_own_data
 from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
 from fedproto.config.settings import Config, configure
+from fedproto.core.batches import Training
 from fedproto.core.best_round import BestRound, refuse_idle_settings
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member
-from fedproto.core.local_training import Training, start_client
+from fedproto.core.local_training import start_client
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.metrics import ACCURACIES
 from fedproto.core.optimisers import Optimiser, RateSchedule
