@@ -42,8 +42,8 @@ def make_page(found: Mapping[str, Any]) -> str:
         f"{study['clients']} clients of {study['dataset']} with 3 ± 2 classes of "
         f"{study['shots']} images each, {study['model']}, {study['rounds']} rounds. Some clients "
         "upload something wrong in every round. Given is the mean accuracy of the *other* clients "
-        f"after the last round, in %: mean ± standard deviation over seeds ({study['seeds']}). Best of a line in "
-        "bold.",
+        "after the last round, in %: mean ± standard deviation over seeds "
+        f"({study['seeds']}). Best of a line in bold.",
         "",
     ]
     lines += [f"- **{attack}**: {MEANINGS[attack]}" for attack in study["attacks"]]

@@ -4,6 +4,7 @@ import re
 import runpy
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +54,8 @@ def test_everything_on_a_page_runs_in_an_empty_folder(
     for language, title, text in blocks(page):
         if title:
             Path(title).write_text(text)
+            # Another page may have imported a module of this name.
+            monkeypatch.delitem(sys.modules, Path(title).stem, raising=False)
         elif language == "python":
             exec(compile(text, page, "exec"), names)
         elif language == "sh":

@@ -75,7 +75,7 @@ class Config:
     epochs: Rounds = 1
     #: Batches of every client per round; None: those of its `epochs`.
     local_steps: Rounds | None = None
-    #: What becomes of partial batches: see core/local_training.py.
+    #: What becomes of partial batches: see core/batches.py.
     last_batch: Literal["auto", "keep", "drop"] = "auto"
     dim: Width | None = None
     #: Initial weights: one draw per architecture, or one per client.

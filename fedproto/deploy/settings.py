@@ -35,10 +35,10 @@ from fedproto.config.options import (
     words,
 )
 from fedproto.config.settings import Seed, refuse_contradictions, two_lengths
+from fedproto.core.batches import Training
 from fedproto.core.class_names import normalise_name
 from fedproto.core.client_names import MAX_NAME_CHARACTERS, is_chosen_name
 from fedproto.core.combination import with_combiner
-from fedproto.core.local_training import Training
 from fedproto.core.optimisers import Optimiser, OptimiserName, RateSchedule, ScheduleName
 from fedproto.core.transforms import with_transforms
 from fedproto.core.types import Algorithm, GroupLayout

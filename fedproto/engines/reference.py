@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fedproto.core import local_training
+from fedproto.core.batches import Training
 from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
 from fedproto.core.federation import EvaluatedPart, Federation
-from fedproto.core.local_training import Training
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.tensors import flatten_upload, stack_uploads
 from fedproto.core.types import Algorithm, State, Tree

@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 
 from fedproto.config.settings import Config
+from fedproto.core.batches import Training, count_passes, count_steps, steps_per_epoch
 from fedproto.core.engine import Engine, Shard
 from fedproto.core.federation import Federation, Member
-from fedproto.core.local_training import Training, count_passes, count_steps, steps_per_epoch
 from fedproto.core.types import Algorithm, Phase
 from fedproto.engines.distributed import forked, torchrun
 from fedproto.engines.reference import ReferenceEngine

@@ -12,11 +12,12 @@ from fedproto.config.choices import PYTHON, has_own_data
 from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
 from fedproto.config.settings import Config, configure
+from fedproto.core.batches import Training
 from fedproto.core.best_round import BestRound, refuse_idle_settings
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member
-from fedproto.core.local_training import Training, start_client
+from fedproto.core.local_training import start_client
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.metrics import ACCURACIES
 from fedproto.core.optimisers import Optimiser, RateSchedule
@@ -188,7 +189,10 @@ class Experiment:
             folder.write_start(weights_hash, shapes, self._hash_arrays(), frozen_hash)
             if self.config.prototypes is not None:
                 # A copy: the file that the settings name may change during the run.
-                write_prototypes(folder.path / START, self.progress.server, self.federation.classes)
+                server = self.progress.server
+                trees = [key for key, value in server.items() if isinstance(value, dict)]
+                tensors = {key: value for key, value in server.items() if key not in trees}
+                write_prototypes(folder.path / START, tensors, self.federation.classes)
             if given is not None:
                 self.write_checkpoint(folder)
         return RunFolder(path)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedproto.config.settings import Config
+from fedproto.core.batches import Training, count_round_steps
 from fedproto.core.federation import Federation
-from fedproto.core.local_training import Training, count_round_steps
 from fedproto.core.sampling import Schedule, count_fraction
 from fedproto.core.types import Algorithm, GroupLayout
 from fedproto.errors import ConfigError

@@ -5,11 +5,14 @@ import math
 import pytest
 import torch
 from helpers.engine_comparison import assert_engines_agree
-from helpers.tiny import build, experiment, finished, send, step
+from helpers.tiny import SETTINGS, build, experiment, finished, send, step
 
+import fedproto
 from fedproto.algorithms.fedtgp import adaptive_margin, generate, margin_loss
 from fedproto.core.tensors import flatten_state, stack_uploads
 from fedproto.core.types import Task
+from fedproto.runs.experiment import reopen
+from fedproto.runs.folder import RunFolder
 
 TASK = Task(classes=3, dim=2, clients=2, seed=0)
 EYE = torch.eye(2, dtype=torch.float64)
@@ -133,3 +136,13 @@ def test_architectures_may_differ_in_every_engine():
 def test_prototypes_are_scored_like_fedprotos():
     _, result = finished("fedtgp", rounds=1)
     assert {"head", "prototype", "prototype_own"} <= result.accuracy.keys()
+
+
+def test_a_run_may_start_from_the_prototypes_of_another(tmp_path):
+    settings = SETTINGS | {"algorithm": "fedtgp", "server_epochs": 2, "rounds": 1}
+    given = fedproto.run(**settings, out=tmp_path / "first").prototypes
+    start = experiment("fedtgp", prototypes=str(tmp_path / "first")).progress.server
+    assert torch.equal(start["prototypes"], given["prototypes"])
+    fedproto.run(**settings, prototypes=tmp_path / "first", out=tmp_path / "second")
+    again, _ = reopen(RunFolder.open(tmp_path / "second"))
+    assert int(again.progress.server["round"]) == 1

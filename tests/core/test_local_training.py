@@ -9,8 +9,9 @@ from helpers.tiny import build, experiment, send
 
 from fedproto.algorithms import supervised
 from fedproto.core import dropout, local_training, rng
+from fedproto.core.batches import crop_and_flip, steps_per_epoch
 from fedproto.core.dropout import Dropped
-from fedproto.core.local_training import TrainedStep, crop_and_flip, embed, steps_per_epoch
+from fedproto.core.local_training import TrainedStep, embed
 from fedproto.core.prototypes import DISTANCES
 from fedproto.core.types import Batch, Group, Phase, Step, Task, nothing
 from fedproto.runs.experiment import _training_of
@@ -30,7 +31,7 @@ def batches_of(run, epochs, **changes):
     member = replace(run.federation.members[1], **changes)
     training = _training_of(run.config)
     steps = len(epochs) * steps_per_epoch(member, training)
-    found = list(local_training._batches(member, training, ROUND, epochs, steps))
+    found = list(local_training.draw_batches(member, training, ROUND, epochs, steps))
     return member, found
 
 
@@ -187,13 +188,13 @@ def test_given_prototypes_stay_and_others_are_averaged() -> None:
 def test_the_epochs_of_all_phases_have_numbers_of_their_own(run, monkeypatch) -> None:
     """FedRep trains the head for two epochs, then the body for three: 0 to 1, and 2 to 4."""
     ranges = []
-    original = local_training._batches
+    original = local_training.draw_batches
 
     def watch(member, training, round, epochs, steps):
         ranges.append(epochs)
         return original(member, training, round, epochs, steps)
 
-    monkeypatch.setattr(local_training, "_batches", watch)
+    monkeypatch.setattr(local_training, "draw_batches", watch)
     member = run.federation.members[0]
     algorithm = build("fedrep", head_epochs=2, body_epochs=3)
     server = algorithm.init(member.initial, run.federation.task)

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from fedproto.config.settings import configure
 from fedproto.core import codec, local_training
-from fedproto.core.local_training import crop_and_flip
+from fedproto.core.batches import crop_and_flip, steps_per_epoch
 from fedproto.core.metrics import summarise
 from fedproto.core.rng import key, uniform
 from fedproto.core.sampling import Schedule, sample_cohort
@@ -161,9 +161,7 @@ def test_the_last_partial_batch(last_batch, model, steps):
     """22 images in batches of 4: the batch of two is dropped for BatchNorm unless asked for."""
     run = images_of_noise(images=28, model=model, batch=4, last_batch=last_batch)
     assert len(run.federation.members[0].train) == 22
-    assert (
-        local_training.steps_per_epoch(run.federation.members[0], run.engine.trainings[0]) == steps
-    )
+    assert steps_per_epoch(run.federation.members[0], run.engine.trainings[0]) == steps
     outcome = local_training.train(
         run.federation.members[0],
         run.algorithm,
@@ -177,7 +175,7 @@ def test_the_last_partial_batch(last_batch, model, steps):
 
 def test_a_client_with_less_than_a_batch_keeps_it():
     run = images_of_noise(images=6, model="resnet18", batch=32)
-    assert local_training.steps_per_epoch(run.federation.members[0], run.engine.trainings[0]) == 1
+    assert steps_per_epoch(run.federation.members[0], run.engine.trainings[0]) == 1
 
 
 def images_of_noise(images, **settings):

@@ -10,7 +10,7 @@ from helpers.engine_comparison import (
     prepare,
 )
 
-from fedproto.core.local_training import Training
+from fedproto.core.batches import Training
 from fedproto.engines import selection
 from fedproto.engines.vectorised.engine import VectorisedEngine
 

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedproto.core.batches import Training, steps_per_epoch
 from fedproto.core.class_balance import balanced_weights, count_classes
 from fedproto.core.dropout import Dropped
 from fedproto.core.engine import Shard, errors_named
 from fedproto.core.federation import EvaluatedPart, Examples, Federation, Member
-from fedproto.core.local_training import Training, start_client, steps_per_epoch
+from fedproto.core.local_training import start_client
 from fedproto.core.types import Algorithm, Tree
 from fedproto.engines.vectorised.state_store import Place, Store
 

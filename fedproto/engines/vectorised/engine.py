@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from fedproto.core.batches import Training
 from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
 from fedproto.core.federation import EvaluatedPart, Federation
-from fedproto.core.local_training import Training
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.tensors import map_upload, move_index
 from fedproto.core.types import Algorithm, State, Tree

@@ -10,9 +10,9 @@ import torch
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from fedproto.core.batches import Training, has_batch_norm, steps_per_epoch
 from fedproto.core.engine import Shard
 from fedproto.core.federation import Federation, Member
-from fedproto.core.local_training import Training, has_batch_norm, steps_per_epoch
 from fedproto.core.types import Algorithm, State
 from fedproto.engines.vectorised.architecture_groups import (
     ArchitectureGroup,

@@ -10,12 +10,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.core import codec
+from fedproto.core.batches import Training, count_passes, list_trained_names
 from fedproto.core.contract import check_same_kept
 from fedproto.core.engine import even_size
 from fedproto.core.federation import EvaluatedPart
 from fedproto.core.local_training import (
-    Training,
-    count_passes,
     make_upload,
     replace_trained,
     seed_module_draws,
@@ -29,7 +28,7 @@ from fedproto.engines.vectorised.forward_passes import ForwardPasses
 from fedproto.engines.vectorised.layers import make_stackable
 from fedproto.engines.vectorised.memory import free_memory, training_memory
 from fedproto.engines.vectorised.plan import Plan
-from fedproto.engines.vectorised.steps import Steps, part_of_tree, trainable_names
+from fedproto.engines.vectorised.steps import Steps, part_of_tree
 from fedproto.engines.vectorised.timetable import Timetable
 
 #: Clients whose small models a CPU's caches hold.
@@ -69,7 +68,9 @@ class Stack:
         module, padding_buffers = make_stackable(group.module, plan.tidy)
         if not _has_partial_batches(group, training.batch):
             padding_buffers = []
-        self.phases = [phase for phase in algorithm.phases if trainable_names(group.module, phase)]
+        self.phases = [
+            phase for phase in algorithm.phases if list_trained_names(group.module, phase)
+        ]
         self.capacity = even_size(len(group), plan.stack or _choose_capacity(group, training))
         self.timetable = Timetable(
             group, self.phases, training, collecting=algorithm.collects == "during"

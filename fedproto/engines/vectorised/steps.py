@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedproto.core.batches import crop_and_flip, list_trained_names
 from fedproto.core.class_balance import weigh_samples
-from fedproto.core.local_training import crop_and_flip, run_copy
+from fedproto.core.local_training import run_copy
 from fedproto.core.optimisers import adam_rates, clip_factor, move_by_adam
 from fedproto.core.rng import preserve_torch_generators
 from fedproto.core.tensors import align_axes, flatten_state, unflatten_state
@@ -81,7 +82,7 @@ class Steps:
         self.capacity = capacity
         self.plan = plan
         self.phases = phases
-        self.trained_names = [trainable_names(group.module, phase) for phase in phases]
+        self.trained_names = [list_trained_names(group.module, phase) for phase in phases]
         self.buffer_names = {name for name, _ in group.module.named_buffers()}
         self.graph_pool = torch.cuda.graph_pool_handle() if group.device.type == "cuda" else None
         self.workspaces: dict[int, Tree] = {}  # by phase, on a GPU
@@ -339,12 +340,6 @@ class Steps:
         if "class_weights" in workspace:
             weighted = weigh_samples(shown, workspace["class_weights"].gather(1, y))
         return StepBatch(Batch(x, y, weighted), module_buffers, mask)
-
-
-def trainable_names(module: nn.Module, phase: Phase) -> list[str]:
-    """Return the names of the parameters that a phase trains."""
-    names = [name for name, value in module.named_parameters() if value.requires_grad]
-    return [name for name in names if phase.trains(name)]
 
 
 def part_of_tree(tree: Tree, prefix: str) -> Tree:

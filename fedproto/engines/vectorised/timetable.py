@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fedproto.core import dropout, rng
+from fedproto.core.batches import Training, count_passes, count_steps
 from fedproto.core.class_balance import draw_balanced
-from fedproto.core.local_training import Training, algorithm_key, count_passes, count_steps
+from fedproto.core.local_training import algorithm_key
 from fedproto.core.tensors import move_index
 from fedproto.core.types import Phase, Tree
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup

@@ -10,9 +10,9 @@ import torch
 
 from fedproto.config import plugins
 from fedproto.config.options import Part
+from fedproto.core.batches import Training
 from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member
-from fedproto.core.local_training import Training
 from fedproto.core.rounds import FederationRun, run_rounds
 from fedproto.core.sampling import Schedule
 from fedproto.core.server import Progress

@@ -10,8 +10,8 @@ import torch
 from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.core import rng
+from fedproto.core.batches import Training
 from fedproto.core.federation import Federation
-from fedproto.core.local_training import Training
 from fedproto.data import DIGITS, DataFolders, Source, Split
 from fedproto.errors import DataError
 from fedproto.partitions import ClientRows
