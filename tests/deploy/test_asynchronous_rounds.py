@@ -18,6 +18,7 @@ from helpers.deployment import (
     trees_equal,
 )
 
+from fedproto.core.tensors import flatten_state
 from fedproto.core.types import Tree
 from fedproto.deploy.messages import Message
 from fedproto.deploy.round_protocol import serve
@@ -63,16 +64,32 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedproto.deploy.asynchronous_rounds.FIRST_PAUSE_SECONDS", 0.0)
 
 
-@pytest.mark.parametrize("algorithm", ["fedproto", "fedproto(absent=drop)", "fedavg", "fedper"])
+#: Those whose server, members or uploads have several trees.
+NESTED = ["fedadam", "scaffold", "feddyn", "fednh", "fedgh", "fedtgp(server_epochs=3)"]
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedproto", "fedproto(absent=drop)", "fedavg", "fedper", *NESTED]
+)
 def test_waiting_for_everybody_is_synchronous(algorithm: str, make_deployment: Any) -> None:
     synchronous = make_deployment(algorithm).serve()
     state, _ = serve_late(make_deployment(algorithm, buffer=3, where="late"))
-    assert trees_equal(state.server, synchronous.server)
+    assert trees_equal(flatten_state(state.server), flatten_state(synchronous.server))
     assert [record.last_round for record in state.members.values()] == [4, 4, 4]
     for name, record in state.members.items():
         assert record.accuracy == synchronous.members[name].accuracy
         assert record.bytes_up == synchronous.members[name].bytes_up
         assert record.bytes_down == synchronous.members[name].bytes_down
+
+
+@pytest.mark.parametrize("algorithm", NESTED)
+def test_a_late_member_counts_with_all_its_groups(algorithm: str, make_deployment: Any) -> None:
+    deployment = make_deployment(algorithm, buffer=2, quorum=2, rounds=4)
+    state, _ = serve_late(deployment, delays={"b": 3})
+    assert state.round == 4 and state.members["b"].last_round == 3
+    assert [record.refused + record.failed for record in state.members.values()] == [0, 0, 0]
+    for name, value in flatten_state(state.server).items():
+        assert value.isfinite().all(), name
 
 
 @pytest.mark.parametrize("absent", ["remember", "drop"])

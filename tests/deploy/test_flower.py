@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("flwr")
 
 from helpers import flower
+from helpers.deployment import simulate
 from helpers.flower import (
     CLASSES,
     MODELS,
@@ -126,6 +127,21 @@ def assert_like_the_simulator(
         assert same(found, expected), f"round {number}"
 
 
+def assert_servers_like_the_simulators(
+    run: Run, setup: Setup, algorithm: str, models: dict[str, str], rounds: int
+) -> fedproto.Result:
+    """All that the server keeps after each round, and the last accuracies; returns the result."""
+    files = {"arrays": dict(zip(setup.files, setup.arrays, strict=True))}
+    names = "".join(setup.files)
+    servers, result, _ = simulate(files, algorithm, models, names, rounds, dim=50)
+    for number, expected in enumerate(servers, 1):
+        found = server_of(run.rounds[number][0])
+        assert same(found, flatten_state(expected)), f"round {number}"
+    for place, (name, seat) in enumerate(run.rounds[rounds][1]["members"].items()):
+        assert seat["accuracy"] == pytest.approx(result.clients[place]["accuracy"]), name
+    return result
+
+
 def state_of(setup: Setup, tag: str, name: str) -> Tree:
     tensors, _ = read_tensors(
         setup.federation.folder / tag / name / "member.safetensors", STATE_FORMAT
@@ -189,14 +205,11 @@ def test_weights_travel_as_in_the_simulator(setup: Setup, algorithm: str) -> Non
     config = {"algorithm": algorithm, "model": "mlp", "shape": "1,8,8", "quorum": 3, "rounds": 3}
     run = setup.federation.run(**config, **setup.fresh(algorithm, **alike))
     assert run.status == "finished:completed", run.log
-    files = {name: own | alike[name] for name, own in setup.files.items()}
-    server_state = replayed(setup.federation, files, ["abc"] * 3, **config)
-    assert same(server_of(run.rounds[3][0]), flatten_state(server_state.server))
-    expected = simulated(setup.arrays, 3, algorithm=algorithm, model="mlp")
-    for place, (name, seat) in enumerate(run.rounds[3][1]["members"].items()):
-        assert seat["accuracy"] == pytest.approx(expected.clients[place]["accuracy"]), name
+    models = dict.fromkeys(setup.files, "mlp")
+    result = assert_servers_like_the_simulators(run, setup, algorithm, models, rounds=3)
+    for place, name in enumerate(setup.files):
         params, _ = split_client(state_of(setup, algorithm, name))
-        assert same(params, expected.states[place]), name
+        assert same(params, result.states[place]), name
 
 
 @pytest.mark.slow
@@ -214,18 +227,13 @@ def test_transformed_uploads_travel_as_in_the_simulator(setup: Setup) -> None:
 
 @pytest.mark.slow
 def test_a_server_trains_prototypes_as_in_the_simulator(setup: Setup) -> None:
-    config = {"algorithm": "fedtgp(server_epochs=5)", "quorum": 3, "rounds": 3}
+    algorithm = "fedtgp(server_epochs=5)"
+    config = {"algorithm": algorithm, "quorum": 3, "rounds": 3}
     run = setup.federation.run(**config, **setup.fresh("fedtgp"))
     assert run.status == "finished:completed", run.log
-    for number in (1, 2, 3):
-        server = server_of(run.rounds[number][0])
-        expected = simulated(setup.arrays, number, algorithm=config["algorithm"])
-        found = {name: server[name] for name in expected.prototypes}
-        assert same(found, expected.prototypes), f"round {number}"
-        assert int(server["round"]) == number
-    for place, (name, seat) in enumerate(run.rounds[3][1]["members"].items()):
-        assert seat["accuracy"] == pytest.approx(expected.clients[place]["accuracy"]), name
-        assert same(state_of(setup, "fedtgp", name), expected.states[place]), name
+    result = assert_servers_like_the_simulators(run, setup, algorithm, MODELS, rounds=3)
+    for place, name in enumerate(setup.files):
+        assert same(state_of(setup, "fedtgp", name), result.states[place]), name
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Every method, deployed, against the simulator: lost replies, killed servers, transforms."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from helpers.deployment import (
     simulate,
 )
 
+from fedproto.config.plugins import names
 from fedproto.core.sampling import Schedule, sample_cohort
 from fedproto.core.tensors import flatten_state
 from fedproto.core.types import State
-from fedproto.errors import ConfigError
+from fedproto.deploy.member import train_round
+from fedproto.errors import ConfigError, RefusedByMember
 
 #: Those whose server, clients or uploads are more than one tree.
 METHODS = [
@@ -162,3 +165,35 @@ def test_the_number_of_members_follows_who_is_there(make_deployment: Any) -> Non
     fewer = deployment.state(members="a,b", rounds=3)
     deployment.serve(fewer)
     assert int(fewer.server["clients"]) == 2
+
+
+def read_sends() -> dict[str, set[str]]:
+    """What docs/deploy.md says that members must be willing to send, by algorithm."""
+    page = Path(__file__).parents[2] / "docs" / "deploy.md"
+    section = page.read_text().partition("## Which algorithms")[2].partition("\n## ")[0]
+    sends = {}
+    for line in section.splitlines():
+        if line.startswith("| `"):
+            algorithms, kinds, _ = line.strip("| ").split(" | ")
+            for algorithm in algorithms.split(", "):
+                sends[algorithm.strip("`")] = set(kinds.strip('`"').split(","))
+    return sends
+
+
+@pytest.mark.parametrize("algorithm", names("algorithm"))
+def test_the_page_says_what_members_must_be_willing_to_send(
+    algorithm: str, make_deployment: Any
+) -> None:
+    documented = read_sends().get(algorithm)
+    deployment = make_deployment(algorithm, rounds=1, model=EQUAL["a"], shape="1,8,8")
+    if documented is None:
+        with pytest.raises(ConfigError, match=algorithm):
+            deployment.state()
+        return
+    request = deployment.state().make_request("a")
+    for kind in sorted(documented):
+        unwilling = replace(deployment.members["a"], sends=",".join(documented - {kind}))
+        with pytest.raises(RefusedByMember, match=rf"sends {kind}, but"):
+            train_round(request, unwilling)
+    willing = replace(deployment.members["a"], sends=",".join(documented))
+    assert train_round(request, willing).arrays

@@ -21,9 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedproto.core.types import Group
-from fedproto.deploy.messages import (
-    Message,
-)
+from fedproto.deploy.messages import Message, unpack_upload
 from fedproto.deploy.outliers import Amounts, _compare, _medians_of_others, find_outliers
 from fedproto.deploy.settings import (
     ServerSettings,
@@ -261,3 +259,22 @@ def test_a_long_class_name_is_shortened_in_a_reason() -> None:
     same = {each: amounts(classes=[name]) for each in "abc"}
     reasons = find_outliers(same | {"d": amounts(10.0, classes=[name])}, {}, ServerSettings())
     assert reasons["d"].startswith(f"the norm of class '{'w' * 56}... is about 10 times")
+
+
+def test_the_first_control_variates_of_a_late_member_count(make_deployment: Any) -> None:
+    """They are many times those of members that are near their own by then, yet below the model."""
+    deployment = make_deployment(
+        "scaffold", names="abcd", quorum=3, rounds=4, classes="0,1,2,3,4,5,6"
+    )
+    norms: dict[tuple[str, int], float] = {}
+
+    def measure(name: str, reply: Message, round: int) -> list[Message]:
+        changes = unpack_upload(reply)["control"].sums.values()
+        flat = torch.cat([change.flatten() for change in changes])
+        norms[name, round] = float(flat.square().mean().sqrt())
+        return [reply]
+
+    state = deployment.serve(rewrite=measure, there=lambda name, round: name != "d" or round > 3)
+    others = [norms[name, 4] for name in "abc"]
+    assert norms["d", 4] > 5 * max(others), "as large as max-norm-ratio forbids"
+    assert state.members["d"].last_round == 4 and state.members["d"].refused == 0
