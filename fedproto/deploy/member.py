@@ -143,7 +143,7 @@ def load_trained_member(own: MemberSettings) -> TrainedClient:
     if saved is None:
         raise RunFolderError(f"{own.name} has not trained yet: {own.state} holds no {STATE_FILE}")
     shared = None
-    dim = 0
+    dim = saved.dim
     if "prototypes" in saved.server:
         values = saved.server["prototypes"]
         dim = values.shape[1]
@@ -236,7 +236,7 @@ def _train(
     # Weights that travel are in the state already; prototypes are needed to classify.
     prototypes = take_prototypes(participant.received)
     reply = Message(header, upload.arrays)
-    return MemberCheckpoint(round, classes, outcome.state, prototypes, reply)
+    return MemberCheckpoint(round, classes, outcome.state, prototypes, reply, terms.dim)
 
 
 def take_prototypes(received: State) -> Tree:

@@ -38,6 +38,7 @@ class MemberCheckpoint:
     state: Tree  # of its model
     server: Tree  # the prototypes it received last, over the same classes
     reply: Message  # to the request for this round
+    dim: int = 0  # values of an embedding, as the server says; 0: as the model has them
 
     def save(self, own: MemberSettings) -> None:
         """Write the member's file, for its owner only."""
@@ -49,6 +50,7 @@ class MemberCheckpoint:
         header = {
             "round": self.round,
             "classes": list(self.classes),
+            "dim": self.dim,
             "reply": self.reply.header,
             "member": own.fingerprint(),
             "identity": own.identity(),
@@ -80,6 +82,7 @@ class MemberCheckpoint:
                 state=groups.get("state", {}),
                 server=groups.get("server", {}),
                 reply=Message(header["reply"], arrays),
+                dim=header.get("dim", 0),
             )
         except (KeyError, TypeError) as error:
             raise RunFolderError(f"{path} is not a complete member state: {error}") from error

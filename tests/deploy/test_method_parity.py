@@ -7,17 +7,20 @@ from typing import Any
 import pytest
 import torch
 from helpers.deployment import (
+    DIM,
     EQUAL,
     MIXED,
     WEIGHTS,
     simulate,
+    trees_equal,
 )
 
 from fedproto.config.plugins import names
 from fedproto.core.sampling import Schedule, sample_cohort
-from fedproto.core.tensors import flatten_state
+from fedproto.core.tensors import flatten_state, split_client
 from fedproto.core.types import State
-from fedproto.deploy.member import train_round
+from fedproto.deploy.member import load_trained_member, train_round
+from fedproto.deploy.member_checkpoint import MemberCheckpoint
 from fedproto.errors import ConfigError, RefusedByMember
 
 #: Those whose server, clients or uploads are more than one tree.
@@ -134,6 +137,21 @@ def test_transformed_uploads_give_the_simulators_numbers(
     assert_same_state(state.server, servers[-1])
     for member, client in zip(state.members.values(), result.clients, strict=True):
         assert member.bytes_up == client["communication"]["bytes_up"]
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_a_member_classifies_with_its_saved_model(algorithm: str, make_deployment: Any) -> None:
+    """Also where no prototypes travel, which would tell how many values an embedding has."""
+    deployment = make_deployment(algorithm, rounds=1)
+    deployment.serve()
+    own = deployment.members["a"]
+    saved = MemberCheckpoint.load(own)
+    trained = load_trained_member(own)
+    assert saved is not None and saved.dim == DIM
+    params, _ = split_client(saved.state)
+    assert trees_equal(trained.module.state_dict(), params)
+    scores = trained.probe_outputs()
+    assert scores.features.shape[1] == DIM
 
 
 def test_members_with_different_bodies_share_a_trained_head(
