@@ -73,8 +73,10 @@ class Study:
     lr: float = 0.01
 
 
-#: The study that two cores finish in a quarter of an hour.
-SMALL = Study(seeds=1, rounds=15, shots=30, test_shots=20, model="mlp(hidden=64)", lr=0.03)
+#: The study that two cores finish in some minutes.
+SMALL = Study(
+    seeds=1, rounds=15, shots=30, test_shots=20, attackers=(4, 8), model="mlp(hidden=64)", lr=0.03
+)
 #: The study as it is tested.
 QUICK = Study("mnist5k", 8, 1, 2, 10, 10, (3,), ("flipped", "colluding"), ("sum", "median", "krum"))
 
