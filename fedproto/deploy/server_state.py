@@ -98,6 +98,7 @@ class ServerState:
         #: The groups of an upload that have one weight per class.
         self.class_groups = {name for name, group in self.layouts.items() if group.per == "class"}
         self._refuse_growth()
+        self._refuse_low_limit()
 
     def _refuse_growth(self) -> None:
         """Raise ConfigError if classes may be added, but the algorithm needs all of them."""
@@ -106,6 +107,15 @@ class ServerState:
             raise ConfigError(
                 f"{self.algorithm.name} needs all classes from the start: list them as `classes`, "
                 "without new-classes"
+            )
+
+    def _refuse_low_limit(self) -> None:
+        """Raise ConfigError if no reply could be small enough for `max_bytes`."""
+        size = sum(group.count_bytes() for group in self.messages.values())
+        if size > self.settings.max_bytes:
+            raise ConfigError(
+                f"a reply of {self.algorithm.name} has at least {size} bytes, but max-bytes "
+                f"is {self.settings.max_bytes}: raise it"
             )
 
     # --- a round

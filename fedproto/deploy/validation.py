@@ -5,6 +5,7 @@ A reply is checked alone by `check_reply`; `outliers.py` compares it with those 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -34,6 +35,11 @@ class GroupArrays:
     shapes: dict[str, tuple[int, ...]]  # by name; unless `per` is client, the shape of one row
     types: dict[str, np.dtype]
     per: Literal["client", "class", "cluster"]
+
+    def count_bytes(self) -> int:
+        """Return the bytes of the arrays; unless `per` is client, of one row of each."""
+        sizes = [math.prod(self.shapes[name]) * self.types[name].itemsize for name in self.shapes]
+        return sum(sizes)
 
 
 #: The arrays of an upload's messages, by group.

@@ -27,6 +27,7 @@ from helpers.deployment import (
 from fedproto.core.files import TensorFormat, pack_tensors, write_tensors
 from fedproto.core.tensors import stack_uploads
 from fedproto.deploy import round_protocol
+from fedproto.deploy.member import train_round
 from fedproto.deploy.member_checkpoint import MemberCheckpoint
 from fedproto.deploy.member_record import MemberRecord
 from fedproto.deploy.messages import (
@@ -39,7 +40,7 @@ from fedproto.deploy.server_state import (
     read_state,
 )
 from fedproto.deploy.status import read_status
-from fedproto.errors import FedProtoError, Refused, RunFolderError
+from fedproto.errors import ConfigError, FedProtoError, Refused, RunFolderError
 
 
 def test_only_its_owner_can_read_the_state(tmp_path: Path) -> None:
@@ -395,3 +396,16 @@ def test_a_removed_member_leaves_exactly(make_deployment: Any, weighting: str) -
     assert trees_equal(state.server, state.algorithm.aggregate(before, stack_uploads(rest)))
     alone = of_c - {name for each in "ab" for name in state.members[each].spoken}
     assert alone and all(state.server["known"][state.classes.index(name)] == 0 for name in alone)
+
+
+def test_a_limit_below_every_reply_is_refused_before_anything_starts(make_deployment: Any) -> None:
+    """SCAFFOLD sends two models, so a limit may fit FedAvg and not SCAFFOLD."""
+    reply = make_deployment("scaffold", rounds=1)
+    request = reply.state().make_request("a")
+    arrays = train_round(request, reply.members["a"]).arrays.values()
+    size = sum(array.nbytes for array in arrays)
+    make_deployment("scaffold", max_bytes=size).state()
+    make_deployment("fedavg", max_bytes=size - 1, where="fedavg").state()
+    message = rf"^a reply of scaffold has at least {size} bytes, but max-bytes is {size - 1}"
+    with pytest.raises(ConfigError, match=message):
+        make_deployment("scaffold", max_bytes=size - 1).state()
