@@ -10,7 +10,6 @@ from statistics import fmean
 
 import pytest
 
-import fedproto
 from fedproto.config.settings import configure, read_assignment
 from fedproto.reproduce.plan import targets
 from fedproto.runs.experiment import Experiment
@@ -53,20 +52,6 @@ def test_mixed_inputs(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 5 * 2
     assert all(0 <= float(line.split()[-1]) <= 100 for line in lines[1:])
-
-
-def test_the_algorithm_of_the_plugin_guide(monkeypatch, tmp_path, capsys):
-    """The (lower) median of two holders is one of them, so it must differ from the mean."""
-    page = (ROOT / "docs" / "plugins.md").read_text()
-    (code,) = re.findall(r'```python title="mymethods.py"\n(.*?)```', page, re.DOTALL)
-    (tmp_path / "contributed_method.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    small = {"dataset": "digits", "clients": 6, "rounds": 2, "shots": 4}
-    ours = fedproto.run(algorithm="contributed_method:fedmedian", **small)
-    theirs = fedproto.run(algorithm="fedproto", **small)
-    assert ours.data["algorithm"] == "fedmedian"
-    assert ours.prototypes["known"].equal(theirs.prototypes["known"])
-    assert not ours.prototypes["prototypes"].equal(theirs.prototypes["prototypes"])
 
 
 def test_the_readmes_method_is_the_packages():

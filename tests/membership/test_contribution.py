@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.uploads import prototype_upload
 
 from fedproto.core import files
-from fedproto.core.types import Tree, Upload
+from fedproto.core.types import Tree
 from fedproto.core.uploads import LatestUploads
 from fedproto.errors import DataError
 from fedproto.membership.contribution import Contribution, read_file_classes
@@ -16,37 +17,45 @@ from fedproto.runs.prototype_files import PROTOTYPES_FORMAT, UPLOAD_FORMAT
 
 VALUES = torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0]])
 #: Over the classes x, y and z, of which the member does not hold y.
-WHOLE = Upload({"prototypes": VALUES}, {"weight": torch.tensor([5.0, 0.0, 7.0])})
+WHOLE = prototype_upload(VALUES, torch.tensor([5.0, 0.0, 7.0]))
+SUMS = "prototypes/sums/prototypes"
+WEIGHT = "prototypes/weight"
 
 
 def test_only_the_classes_with_a_weight_are_contributed() -> None:
     found = Contribution.of("new", ("x", "y", "z"), WHOLE)
     assert (found.member, found.classes) == ("new", ("x", "z"))
-    assert found.upload.sums["prototypes"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    assert found.upload.weights["weight"].tolist() == [5.0, 7.0]
+    group = found.upload["prototypes"]
+    assert group.sums["prototypes"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert group.weight.tolist() == [5.0, 7.0]
 
 
 @pytest.mark.parametrize(
     ("lost", "sentence"),
     [
-        ("sums.prototypes", "holds nothing instead of prototypes: is it of the same algorithm"),
-        ("weights.weight", "holds nothing instead of weight: is it of the same algorithm"),
+        (
+            SUMS,
+            f"the upload of 'new' holds {WEIGHT} instead of {SUMS}, {WEIGHT}: "
+            "is it of the same algorithm",
+        ),
+        (WEIGHT, r".*upload\.safetensors is not an upload: there is no 'prototypes'/weight$"),
     ],
+    ids=["sums", "weight"],
 )
 def test_a_file_without_sums_or_weights_is_refused_for_what_it_lacks(
     lost: str, sentence: str, tmp_path: Path
 ) -> None:
-    tensors = {"sums.prototypes": VALUES, "weights.weight": torch.ones(3)}
+    tensors = {SUMS: VALUES, WEIGHT: torch.ones(3)}
     del tensors[lost]
     path = tmp_path / "upload.safetensors"
     header = {"member": "new", "classes": ["x", "y", "z"]}
     files.write_tensors(path, tensors, UPLOAD_FORMAT, header)
-    with pytest.raises(DataError, match=f"^the upload of 'new' {sentence}"):
+    with pytest.raises(DataError, match=f"^{sentence}"):
         Contribution.load(path).check_layout(WHOLE)
 
 
 def test_an_unusable_class_name_is_refused_in_one_sentence() -> None:
-    upload = Upload({"prototypes": VALUES[:2]}, {"weight": torch.ones(2)})
+    upload = prototype_upload(VALUES[:2], torch.ones(2))
     with pytest.raises(DataError, match=r"^the upload of 'new' has a class 'y\\x1b', which holds"):
         Contribution("new", ("x", "y\x1b"), upload)
     with pytest.raises(DataError, match=r"^the upload of 'new' names a class twice$"):
@@ -54,8 +63,8 @@ def test_an_unusable_class_name_is_refused_in_one_sentence() -> None:
 
 
 def test_whole_numbers_are_refused_by_their_type() -> None:
-    found = Contribution("new", ("x", "y", "z"), WHOLE._replace(sums={"prototypes": VALUES.long()}))
-    sentence = "has prototypes of type torch.int64 instead of floating-point numbers"
+    found = Contribution("new", ("x", "y", "z"), prototype_upload(VALUES.long(), torch.ones(3)))
+    sentence = f"has {SUMS} of type torch.int64 instead of floating-point numbers"
     with pytest.raises(DataError, match=f"^the upload of 'new' {sentence}$"):
         found.check_layout(WHOLE)
 
@@ -77,8 +86,8 @@ def test_a_file_without_class_names_is_named(tmp_path: Path) -> None:
 
 def test_an_upload_that_should_hold_nothing_is_refused() -> None:
     found = Contribution("new", ("x", "y", "z"), WHOLE)
-    with pytest.raises(DataError, match="holds prototypes instead of nothing:"):
-        found.check_layout(Upload({}, {}))
+    with pytest.raises(DataError, match=f"holds {SUMS}, {WEIGHT} instead of nothing:"):
+        found.check_layout({})
 
 
 class FolderInMemory(RunFolder):
@@ -120,10 +129,8 @@ def test_a_newcomers_folder_needs_a_finished_run_of_prototypes(
 
 def test_a_newcomers_checkpoint_must_be_whole_and_of_one_client(tmp_path: Path) -> None:
     result = {"clients": [{}]}
-    damaged = export_one() | {"sums.prototypes": torch.ones(2, 3, 2)}
-    with pytest.raises(
-        DataError, match=r"^the checkpoint of .* is corrupted: .sums\.prototypes. is"
-    ):
+    damaged = export_one() | {f"uploads.{SUMS}": torch.ones(2, 3, 2)}
+    with pytest.raises(DataError, match=f"^the checkpoint of .* is corrupted: '{SUMS}' is"):
         Contribution._from_checkpoint(FolderInMemory(tmp_path, damaged, result))
     latest = LatestUploads(2)
     latest.store_one(0, WHOLE, round=1)
