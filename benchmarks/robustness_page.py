@@ -42,8 +42,7 @@ def make_page(found: Mapping[str, Any]) -> str:
         f"{study['clients']} clients of {study['dataset']} with 3 ± 2 classes of "
         f"{study['shots']} images each, {study['model']}, {study['rounds']} rounds. Some clients "
         "upload something wrong in every round. Given is the mean accuracy of the *other* clients "
-        "after the last round, in %: mean ± standard deviation over seeds "
-        f"({study['seeds']}). Best of a line in bold.",
+        f"after the last round, in %, {_describe_seeds(study['seeds'])}. Best of a line in bold.",
         "",
     ]
     lines += [f"- **{attack}**: {MEANINGS[attack]}" for attack in study["attacks"]]
@@ -64,6 +63,13 @@ def make_page(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _describe_seeds(seeds: int) -> str:
+    """Return what a number in the tables is made of."""
+    if seeds == 1:
+        return "of one seed, so differences of a point or two mean nothing"
+    return f"mean ± standard deviation over seeds ({seeds})"
+
+
 def _table(found: Mapping[str, Any], algorithm: str, way: str) -> list[str]:
     study = found["study"]
     combiners = study["combiners"]
@@ -81,7 +87,7 @@ def _table(found: Mapping[str, Any], algorithm: str, way: str) -> list[str]:
         best = max(round(mean, 1) for mean, _ in measured)
         texts = []
         for mean, spread in measured:
-            text = f"{mean:.1f} ± {spread:.1f}"
+            text = f"{mean:.1f}" if study["seeds"] == 1 else f"{mean:.1f} ± {spread:.1f}"
             texts.append(f"**{text}**" if round(mean, 1) == best else text)
         share = f"{attackers / study['clients']:.0%}"
         lines.append(f"| {attack} | {share} | {' | '.join(texts)} |")

@@ -41,7 +41,7 @@ SHOWN = {
     "head_own": "head, own classes",
 }
 #: The settings of the paper's tables, at 3 classes per client on average; for CIFAR-10, the small
-#: CNN in place of ResNet18, and 20 rounds.
+#: CNN in place of ResNet18, and 10 rounds.
 STUDIES: dict[str, dict[str, Any]] = {
     "FedProto, MNIST": {
         "dataset": "mnist",
@@ -74,8 +74,8 @@ STUDIES: dict[str, dict[str, Any]] = {
         "ways": 3,
         "stdev": 2,
         "lam": 0.1,
-        "rounds": 20,
-        "eval_every": 20,
+        "rounds": 10,
+        "eval_every": 10,
         "compile": "off",
     },
 }
@@ -183,7 +183,7 @@ def write_page(measured: dict[str, Any]) -> str:
         "interval over seeds; differences to float32 are paired by seed. Bytes are the messages",
         "that all clients upload per round; weights, scales, places and row numbers included.",
         "MNIST has the paper's CNN and 100 rounds; CIFAR-10 has the same small CNN in place of the",
-        "paper's ResNet18, and 20 rounds: compare its accuracies with each other only.",
+        "paper's ResNet18, and 10 rounds: compare its accuracies with each other only.",
         "",
         f"![accuracy against bytes]({NAME}.png)",
     ]
