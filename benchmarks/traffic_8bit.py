@@ -110,7 +110,6 @@ def measure(studies: dict[str, dict[str, Any]], path: Path) -> dict[str, Any]:
             continue
         runs = run_study(settings)
         measured["studies"][title] = {"settings": settings, "runs": runs}
-        measured["machine"] = runs[WHOLE][0]["machine"]
         write_atomically(path, json.dumps(measured, indent=1).encode())
     return measured
 
@@ -172,25 +171,26 @@ def main_accuracy(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 def write_page(measured: dict[str, Any]) -> str:
     """Return the page with one table per study."""
-    machine = ", ".join(measured["machine"].values())
     lines = [
         "# What compressed uploads cost and save",
         "",
-        f"Made by `python3 -m benchmarks.traffic_8bit results` on {machine}.",
+        "Made by `python3 -m benchmarks.traffic_8bit results`.",
         "Seeds were fixed in advance; the last round is reported. The federations of a study have",
         "the same clients, rows, initial weights and batches; only what clients upload differs.",
         "Accuracies are in percent, means over clients and seeds ± the half-width of the 95%",
         "interval over seeds; differences to float32 are paired by seed. Bytes are the messages",
         "that all clients upload per round; weights, scales, places and row numbers included.",
         "MNIST has the paper's CNN and 100 rounds; CIFAR-10 has the same small CNN in place of the",
-        "paper's ResNet18, and 10 rounds: compare its accuracies with each other only.",
+        "paper's ResNet18, and 10 rounds: compare its accuracies with each other only,",
+        "by the paired differences: two seeds leave the interval of a mean wide.",
         "",
         f"![accuracy against bytes]({NAME}.png)",
     ]
     for title, study in measured["studies"].items():
         lines += ["", f"## {title}", "", *write_table(study["runs"])]
         settings = ", ".join(f"{key} {value}" for key, value in study["settings"].items())
-        lines += ["", f"Settings: {settings}."]
+        machine = ", ".join(study["runs"][WHOLE][0]["machine"].values())
+        lines += ["", f"Settings: {settings}. Measured on {machine}."]
     return "\n".join(lines) + "\n"
 
 
