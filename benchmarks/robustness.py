@@ -209,7 +209,7 @@ def run_study(study: Study) -> dict[str, Any]:
         "device": device,
         "seconds": round(time.perf_counter() - started, 1),
         "alone": alone,
-        "cells": cells,
+        "measured": cells,
     }
 
 
