@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedproto.core.engine import Cohort
+from fedproto.core.rounds import run_rounds
 from fedproto.engines.gpu.graphs import STEP, rewind
 from fedproto.engines.vectorised import layer_support
 from fedproto.engines.vectorised import layers as stacked
@@ -239,3 +240,38 @@ def test_a_loss_may_divide_by_the_number_of_samples():
             workspace
         )  # all of them in every step, as on a GPU
     assert all(torch.isfinite(value).all() for value in workspace.values())
+
+
+def test_a_server_may_begin_to_send_something_else():
+    """From the second round on it sends other prototypes too, and the loss has a term for them."""
+
+    def aggregate(server, uploads):
+        made = original.aggregate(server, uploads)
+        return made | {"second": made["prototypes"]}
+
+    def send(server, recipient):
+        return original.send(server, recipient) | {
+            name: server[name] for name in server if name == "second"
+        }
+
+    def loss(step):
+        if "second" not in step.received:
+            return original.loss(step)
+        apart = (step.features - step.received["second"][step.batch.y]).square().mean(1)
+        return original.loss(step) | {
+            "another": (apart * step.batch.mask).sum() / step.batch.mask.sum()
+        }
+
+    original = prepare("fedproto", "reference", data=make_clients(RAGGED)).algorithm
+    algorithm = replace(original, aggregate=aggregate, send=send, loss=loss)
+    found = []
+    for engine in ("reference", "vectorised"):
+        run = prepare("fedproto", engine, data=make_clients(RAGGED))
+        run.algorithm = run.engine.algorithm = algorithm
+        for stack in getattr(run.engine, "stacks", []):
+            stack.algorithm = stack.steps.algorithm = algorithm
+        federation_runs = [run.federation_run()]
+        losses = [result.loss for (result,) in run_rounds(algorithm, run.engine, federation_runs)]
+        found.append((losses, run.engine.export(0)))
+    assert [set(loss) for loss in found[0][0]] == [set(loss) for loss in found[1][0]]
+    assert largest_difference(found[0][1], found[1][1]) < 1e-8

@@ -88,6 +88,7 @@ class Steps:
         self.workspaces: dict[int, Tree] = {}  # by phase, on a GPU
         self.recorded: dict[tuple[int, int], Replay] = {}  # by phase and number of clients
         self.output_layouts: dict[int, tuple[list[str], int]] = {}  # by phase
+        self.received_shapes: dict[str, torch.Size] | None = None
 
     def clear(self) -> None:
         """Free the recorded steps and the tensors they work on."""
@@ -134,12 +135,14 @@ class Steps:
         On a GPU it is always the same memory, since recorded steps read and write that.
         """
         values = dict(tables)
-        for name, value in flatten_state(received).items():
+        flat_received = flatten_state(received)
+        for name, value in flat_received.items():
             values[f"received.{name}"] = value
         for name, value in flatten_state(kept).items():
             values[f"kept.{name}"] = value
         for name, value in state.items():
             values[f"state.{name}"] = value
+        self._clear_if_received_changed(flat_received)
         if self.group.device.type == "cuda":
             return self._load_fixed_memory(phase, values)
         workspace = values | self._make_zeros(phase, values, len(tables["at"]))
@@ -164,6 +167,13 @@ class Steps:
             if name == "mask":
                 target[clients:] = 0
         return workspace
+
+    def _clear_if_received_changed(self, received: Tree) -> None:
+        """Free the recorded steps if the server now sends other things than when they were."""
+        shapes = {name: value.shape[1:] for name, value in received.items()}
+        if self.received_shapes is not None and self.received_shapes != shapes:
+            self.clear()
+        self.received_shapes = shapes
 
     def _make_zeros(self, phase: int, values: Tree, clients: int) -> Tree:
         """Return what starts at zero in each phase.
