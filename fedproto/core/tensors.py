@@ -133,11 +133,25 @@ def pad_rows(value: Tensor, rows: int) -> Tensor:
 
 
 def concatenate_rows(trees: Sequence[Tree]) -> Tree:
-    """Return a tree with the rows of all trees, one after the other; empty trees are left out."""
+    """Return a tree with the rows of all trees, one after the other; empty trees are left out.
+
+    Rows of a tree that lacks a tensor are zeros in it.
+    """
     filled = [tree for tree in trees if tree]
-    if not filled:
-        return {}
-    return {name: torch.cat([tree[name] for tree in filled]) for name in filled[0]}
+    examples: Tree = {}
+    for tree in filled:
+        examples |= tree
+    joined = {}
+    for name, example in examples.items():
+        parts = []
+        for tree in filled:
+            part = tree.get(name)
+            if part is None:
+                rows = len(next(iter(tree.values())))
+                part = example.new_zeros(rows, *example.shape[1:])
+            parts.append(part)
+        joined[name] = torch.cat(parts)
+    return joined
 
 
 def map_trees(function: Callable[..., Tensor], first: Tree, *others: Tree) -> Tree:

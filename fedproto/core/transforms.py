@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedproto.core import rng
+from fedproto.core.architectures import SEPARATOR, split_group_name
 from fedproto.core.tensors import align_axes, sum_uploads
 from fedproto.core.types import Algorithm, Group, GroupLayout, State, Step, Task, Tree, Upload
 from fedproto.errors import ConfigError, shown
@@ -247,8 +248,11 @@ def received_values(received: State, group: str, layout: GroupLayout) -> Tree:
     """Return the version of a group's values that the client received, by the same names.
 
     They are in the tree that is named like the group, in none, or in another tree: the first of
-    these that has all their names.
+    these that has all their names. Groups of one architecture of several have a part of their own.
     """
+    group, architecture = split_group_name(group)
+    if architecture:
+        received = received[SEPARATOR + architecture]
     for tree in (received.get(group), received, *received.values()):
         if isinstance(tree, dict) and layout.shapes.keys() <= tree.keys():
             return {name: tree[name] for name in layout.shapes}
