@@ -183,6 +183,17 @@ def make_group(values: Tree, weight: Tensor) -> Group:
     return Group(sums, weight)
 
 
+def divide_by_weight(group: Group) -> Tree:
+    """Return the values of a group, sums / weight; 0 where the weight is 0."""
+    has_weight = group.weight > 0
+    divisor = torch.where(has_weight, group.weight, 1)
+    values = {}
+    for name, sums in group.sums.items():
+        quotient = sums / align_axes(divisor, sums)
+        values[name] = torch.where(align_axes(has_weight, sums), quotient, 0)
+    return values
+
+
 def map_group(group: Group, change: Callable[[Tensor], Tensor]) -> Group:
     """Return a group with all its tensors changed."""
     sums = {name: change(value) for name, value in group.sums.items()}

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedproto.core import rng
-from fedproto.core.tensors import align_axes, sum_uploads
+from fedproto.core.tensors import align_axes, divide_by_weight, sum_uploads
 from fedproto.core.types import Algorithm, Group, GroupLayout, State, Step, Task, Tree, Upload
 from fedproto.errors import ConfigError, shown
 
@@ -182,7 +182,7 @@ class _Chain:
 
     def encode(self, group: Group, step: Step) -> Group:
         """Return a client's group as it travels."""
-        values = _values_of(group)
+        values = divide_by_weight(group)
         if self.layout.relative:
             old = received_values(step.received, self.group, self.layout)
             has_weight = group.weight > 0
@@ -253,17 +253,6 @@ def received_values(received: State, group: str, layout: GroupLayout) -> Tree:
         if isinstance(tree, dict) and layout.shapes.keys() <= tree.keys():
             return {name: tree[name] for name in layout.shapes}
     raise KeyError(f"the group {group!r} is relative, but its values are not among those sent")
-
-
-def _values_of(group: Group) -> Tree:
-    """Return sums / weight of each row; 0 where the weight is 0."""
-    has_weight = group.weight > 0
-    divisor = torch.where(has_weight, group.weight, 1)
-    values = {}
-    for name, sums in group.sums.items():
-        quotient = sums / align_axes(divisor, sums)
-        values[name] = torch.where(align_axes(has_weight, sums), quotient, 0)
-    return values
 
 
 def _row_shapes(values: Tree, layout: GroupLayout) -> Shapes:
