@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedproto.core.tensors import divide_by_weight, map_group
+from fedproto.core.tensors import divide_by_weight, sum_group
 from fedproto.core.types import Algorithm, Group, State, Task, Tree, Upload
 from fedproto.errors import ConfigError
 
@@ -106,11 +106,6 @@ def _row_shapes(group: Group) -> dict[str, tuple[int, ...]]:
 
 
 # --- combiners from rules
-
-
-def sum_group(group: Group) -> Group:
-    """Return the sum over the uploads, with a leading axis of 1."""
-    return map_group(group, lambda value: value.sum(0, keepdim=True))
 
 
 def combine_rows(name: str, rule: Rule, needs: int = 1) -> Combiner:

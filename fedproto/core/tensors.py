@@ -268,9 +268,14 @@ def join_uploads(uploads: Sequence[Upload]) -> Upload:
     return unflatten_upload(concatenate_rows([flatten_upload(upload) for upload in uploads]))
 
 
+def sum_group(group: Group) -> Group:
+    """Return the sum of a group over the speakers, with a leading axis of 1."""
+    return map_group(group, lambda value: value.sum(0, keepdim=True))
+
+
 def sum_uploads(uploads: Upload) -> Upload:
     """Return the sum over the speakers; their axis stays, with length 1, so it is again uploads."""
-    return map_upload(uploads, lambda value: value.sum(0, keepdim=True))
+    return {name: sum_group(group) for name, group in uploads.items()}
 
 
 def count_speakers(uploads: Upload) -> int:
