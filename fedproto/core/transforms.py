@@ -41,7 +41,7 @@ class Context(NamedTuple):
     @property
     def row_axes(self) -> int:
         """The number of leading axes over rows: 1, or 0 if there is one weight per client."""
-        return count_row_axes(self.layout)
+        return len(self.layout.weight_shape)
 
 
 class ServerContext(NamedTuple):
@@ -49,11 +49,6 @@ class ServerContext(NamedTuple):
 
     layouts: Mapping[str, GroupLayout]  # of every group
     key: Tensor  # () randomness of (seed, number of aggregations so far), of this transform
-
-
-def count_row_axes(layout: GroupLayout) -> int:
-    """Return the number of axes of a group's weight."""
-    return 0 if layout.per == "client" else 1
 
 
 class Encoded(NamedTuple):
@@ -158,7 +153,7 @@ class _Chain:
     @classmethod
     def trace(cls, group: str, layout: GroupLayout, transforms: Sequence[Transform]) -> _Chain:
         """Return the chain of a group, whose shapes are found by encoding one row of zeros."""
-        rows = (1,) * count_row_axes(layout)
+        rows = (1,) * len(layout.weight_shape)
         values = {name: torch.zeros(rows + tuple(layout.shapes[name])) for name in layout.shapes}
         received = dict(values)
         side: Tree = {}
@@ -214,7 +209,7 @@ class _Chain:
 
     def check(self, wire: Group) -> None:
         """Raise ValueError if a group that came from anybody cannot be decoded."""
-        axes = count_row_axes(self.layout)  # deployed, the number of rows may grow
+        axes = len(self.layout.weight_shape)  # deployed, the number of rows may grow
         if wire.weight.dim() != axes:
             raise ValueError(f"its weight has {wire.weight.dim()} axes, where {axes} is wanted")
         for name in sorted(self.wire.keys() ^ wire.sums.keys()):
@@ -257,7 +252,7 @@ def received_values(received: State, group: str, layout: GroupLayout) -> Tree:
 
 def _row_shapes(values: Tree, layout: GroupLayout) -> Shapes:
     """Return the shapes of one row of each tensor."""
-    start = count_row_axes(layout)
+    start = len(layout.weight_shape)
     return {name: tuple(value.shape[start:]) for name, value in values.items()}
 
 

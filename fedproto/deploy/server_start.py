@@ -154,7 +154,7 @@ def make_template(layouts: Mapping[str, GroupLayout]) -> Upload:
     """Return an upload of zeros, with a weight of 1 everywhere."""
     upload = {}
     for name, layout in layouts.items():
-        rows = () if layout.per == "client" else (layout.rows,)
+        rows = layout.weight_shape
         sums = {key: torch.zeros(rows + shape) for key, shape in layout.shapes.items()}
         counts = {key: torch.ones(rows) for key in layout.counts}
         upload[name] = Group(sums, torch.ones(rows), counts)
