@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedproto.core.types import Group, State, Tree, Upload
+from fedproto.core.types import Group, GroupLayout, State, Tree, Upload
 from fedproto.errors import shown
 
 T = TypeVar("T")
@@ -192,6 +192,18 @@ def divide_by_weight(group: Group) -> Tree:
         quotient = sums / align_axes(divisor, sums)
         values[name] = torch.where(align_axes(has_weight, sums), quotient, 0)
     return values
+
+
+def find_received_values(received: State, group: str, layout: GroupLayout) -> Tree:
+    """Return the version of a group's values that the client received, by the same names.
+
+    They are in the tree that is named like the group, in none, or in another tree: the first of
+    these that has all their names.
+    """
+    for tree in (received.get(group), received, *received.values()):
+        if isinstance(tree, dict) and layout.shapes.keys() <= tree.keys():
+            return {name: tree[name] for name in layout.shapes}
+    raise KeyError(f"the group {group!r} is relative, but its values are not among those sent")
 
 
 def map_group(group: Group, change: Callable[[Tensor], Tensor]) -> Group:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedproto.core import rng
-from fedproto.core.tensors import align_axes, divide_by_weight, sum_uploads
+from fedproto.core.tensors import align_axes, divide_by_weight, find_received_values, sum_uploads
 from fedproto.core.types import Algorithm, Group, GroupLayout, State, Step, Task, Tree, Upload
 from fedproto.errors import ConfigError, shown
 
@@ -179,7 +179,7 @@ class _Chain:
         """Return a client's group as it travels."""
         values = divide_by_weight(group)
         if self.layout.relative:
-            old = received_values(step.received, self.group, self.layout)
+            old = find_received_values(step.received, self.group, self.layout)
             has_weight = group.weight > 0
             for name, value in values.items():
                 change = value - old[name]
@@ -199,7 +199,7 @@ class _Chain:
             own_side = {name: side[name] for name in stage.side}
             values = stage.transform.decode(values, own_side, stage.shapes)
         if self.layout.relative:
-            old = received_values(received, self.group, self.layout)
+            old = find_received_values(received, self.group, self.layout)
             values = {name: value + old[name] for name, value in values.items()}
         sums = {}
         for name, value in values.items():
@@ -236,18 +236,6 @@ class _Chain:
         values = {name: sums[name] for name in self.layout.shapes}
         side = {name: value for name, value in sums.items() if name not in values}
         return values, side
-
-
-def received_values(received: State, group: str, layout: GroupLayout) -> Tree:
-    """Return the version of a group's values that the client received, by the same names.
-
-    They are in the tree that is named like the group, in none, or in another tree: the first of
-    these that has all their names.
-    """
-    for tree in (received.get(group), received, *received.values()):
-        if isinstance(tree, dict) and layout.shapes.keys() <= tree.keys():
-            return {name: tree[name] for name in layout.shapes}
-    raise KeyError(f"the group {group!r} is relative, but its values are not among those sent")
 
 
 def _row_shapes(values: Tree, layout: GroupLayout) -> Shapes:
