@@ -23,7 +23,7 @@ from fedproto.core.files import (
     read_tensors,
     write_tensors,
 )
-from fedproto.core.server import RoundUploads
+from fedproto.core.server import ONCE, RoundUploads
 from fedproto.core.staleness import age_uploads, apply_changes, take_changes, weigh_staleness
 from fedproto.core.tensors import (
     align_axes,
@@ -50,7 +50,6 @@ from fedproto.deploy.validation import (
 from fedproto.errors import ConfigError, Refused, RunFolderError
 
 STATE_FILE = "server.safetensors"
-ONCE = "once"  # the group of the file's tensors of what members send once
 STATE_FORMAT = TensorFormat("server state", 2)
 
 
@@ -491,10 +490,8 @@ class ServerState:
             raise RunFolderError(f"{self.path} is corrupted: {error}") from error
         self._refuse_other_layout(server)
         fresh = flatten_state(self.start.init(len(self.classes)))
-        for (
-            name
-        ) in self.start.class_rows:  # classes that the settings have named since start afresh
-            rows = server[name]
+        for name in self.start.class_rows:
+            rows = server[name]  # classes that the settings have named since start afresh
             server[name] = torch.cat([rows, fresh[name][len(rows) :]])
         self.server = unflatten_state(server)
 
