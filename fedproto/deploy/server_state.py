@@ -236,15 +236,24 @@ class ServerState:
         """
         if self.algorithm.decode is None:
             return wire
-        number = torch.tensor(self.members[name].number)
-        everything = torch.ones(max(1, len(self.classes)))
         try:
             if self.algorithm.check is not None:
                 self.algorithm.check(wire)
-            received = self.algorithm.send(server, Recipient(number, everything))
+            received = self._send_all_classes(server, self.members[name].number)
             return self.algorithm.decode(wire, received)
         except (ValueError, RuntimeError, IndexError) as error:
             raise Refused(f"it cannot be decoded: {str(error)[:200]}") from error
+
+    def _send_all_classes(self, server: State, number: int) -> State:
+        """Return what a member is sent of a state, over all classes that this state has rows of.
+
+        They may be fewer than today's: classes come in the rounds between a request and its reply.
+        """
+        flat = flatten_state(server)
+        rows = [len(flat[name]) for name in self.start.class_rows] or [len(self.classes)]
+        classes = max(1, *rows)  # an algorithm expects at least one
+        recipient = Recipient(torch.tensor(number), torch.ones(classes))
+        return self.algorithm.send(server, recipient)
 
     def _classes_with_new(self) -> set[str]:
         """Return the federation's classes and those that accepted replies bring."""
@@ -311,9 +320,8 @@ class ServerState:
         staleness = self.round - reply.request.round
         if not staleness:
             return reply.upload
-        recipient = Recipient(torch.tensor(number), torch.ones(len(self.classes)))
-        then = self.algorithm.send(reply.request.server, recipient)
-        now = self.algorithm.send(self.server, recipient)
+        then = self._send_all_classes(reply.request.server, number)
+        now = self._send_all_classes(self.server, number)
         upload = take_changes(reply.upload, then, self.layouts)
         upload = apply_changes(upload, now, self.layouts)
         factor = weigh_staleness(torch.tensor(staleness), self.settings.staleness)
