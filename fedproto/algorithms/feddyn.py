@@ -33,8 +33,10 @@ def feddyn(*, mu: PositiveFloat = 0.1) -> Algorithm:
 
     min L_S(w) − ⟨g_i, w⟩ + μ/2 ||w − w_g||², then g_i ← g_i − μ (w_i − w_g).
 
-    Server, over the cohort P of m clients: h ← h − μ/m Σ_{i in P} (w_i − w_g), which is the mean of
-    all g_i, and w_g ← mean over P of w_i, minus h/μ. All clients count equally.
+    Server, for the cohort P, of m clients in all: h ← h − μ/m Σ_{i in P} (w_i − w_g), which is the
+    mean of all g_i, and w_g ← mean over P of w_i, minus h/μ. All clients count equally. The
+    authors' code also clips gradients (`clip_norm`), divides a client's α by its number of samples
+    relative to the mean, and measures the mean of all clients' models; here w_g is measured.
     """
 
     def init(params: Tree, task: Task) -> State:

@@ -28,7 +28,8 @@ def scaffold(*, server_lr: PositiveFloat = 1.0) -> Algorithm:
     K · lr is the length of K steps along a constant gradient. It uploads w and Δc_i = c_i⁺ − c_i.
 
     Server: w_g moves by `server_lr` times FedAvg's step; c ← c + 1/N Σ_i Δc_i over the clients
-    that spoke, of N. All variates start at 0; BatchNorm's running statistics have none.
+    that spoke, of N. All variates start at 0; BatchNorm's running statistics have none. FedAvg's
+    step weights clients by their samples, the paper's does not.
     """
     averaging = fedavg()
 
