@@ -249,7 +249,7 @@ class Algorithm:
     mixed: bool = False
     notes: Callable[[State], list[str]] = lambda server: []
     metrics: Callable[[State], dict[str, float]] = lambda server: {}
-    #: What travels of an upload, if that is not the upload itself; see core/transforms.py.
+    #: What travels of an upload, if that is not the upload itself; see core/transform_chains.py.
     encode: Callable[[Upload, Step], Upload] | None = None
     decode: Callable[[Upload, State], Upload] | None = None
     #: Raises ValueError if what travelled cannot be decoded; for uploads from other machines.
