@@ -93,9 +93,14 @@ class GroupLayout:
     #: and so do asynchronous rounds.
     relative: bool = False
 
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of one client's weight: () if it has one weight for all, else one per row."""
+        return () if self.per == "client" else (self.rows,)
+
     def tensor_shapes(self, group: str) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all tensors of the group with this name, by their flat names."""
-        rows = (self.rows,) if self.per != "client" else ()
+        rows = self.weight_shape
         shapes: dict[str, tuple[int, ...]] = {f"{group}/weight": rows}
         for name, shape in self.shapes.items():
             shapes[f"{group}/sums/{name}"] = rows + shape
@@ -250,7 +255,7 @@ class Algorithm:
     mixed: bool = False
     notes: Callable[[State], list[str]] = lambda server: []
     metrics: Callable[[State], dict[str, float]] = lambda server: {}
-    #: What travels of an upload, if that is not the upload itself; see core/transforms.py.
+    #: What travels of an upload, if that is not the upload itself; see core/transform_chains.py.
     encode: Callable[[Upload, Step], Upload] | None = None
     decode: Callable[[Upload, State], Upload] | None = None
     #: Raises ValueError if what travelled cannot be decoded; for uploads from other machines.
