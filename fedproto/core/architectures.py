@@ -12,11 +12,17 @@ all clients. What an algorithm declares `common` is kept once: all architectures
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedproto.core.tensors import find_mismatch, flatten_state, map_group
+from fedproto.core.tensors import (
+    SEPARATOR,
+    find_mismatch,
+    flatten_state,
+    map_group,
+    split_group_name,
+)
 from fedproto.core.types import (
     Algorithm,
     Group,
@@ -30,9 +36,6 @@ from fedproto.core.types import (
     Upload,
 )
 from fedproto.errors import ConfigError
-
-#: Between a group's name and its architecture's, and before the name of an architecture's tree.
-SEPARATOR = "@"
 
 
 def name_architectures(models: Iterable[str]) -> list[str]:
@@ -51,16 +54,6 @@ def name_architectures(models: Iterable[str]) -> list[str]:
             name = f"{plain}-{number}"
         names.append(name)
     return names
-
-
-def split_group_name(name: str) -> tuple[str, str]:
-    """Return a group's name within its architecture, and the architecture's; empty: all of them.
-
-    >>> split_group_name("model@cnn"), split_group_name("prototypes")
-    (('model', 'cnn'), ('prototypes', ''))
-    """
-    group, _, architecture = name.partition(SEPARATOR)
-    return group, architecture
 
 
 def within_architectures(
@@ -94,6 +87,7 @@ def within_architectures(
         predict=lambda step: mixed.call("predict", step),
         client_start=mixed.client_start,
         client_update=lambda step: mixed.call("client_update", step),
+        client_validate=mixed.open_validation(),
         once=tuple(dict.fromkeys(once)),
         notes=mixed.notes,
         metrics=mixed.metrics,
@@ -243,6 +237,12 @@ class _Mixed:
         if loss is None:
             return phase
         return replace(phase, loss=lambda step: loss(self.open_step(step)[1]))
+
+    def open_validation(self) -> Callable[[Step], State] | None:
+        """Return `client_validate`, if clients choose anything by their validation rows."""
+        if next(iter(self.methods.values())).client_validate is None:
+            return None
+        return lambda step: self.call("client_validate", step)
 
     def adopt(self, own: Tree, received: State) -> Tree:
         architecture, inner = self.open(received)

@@ -15,7 +15,6 @@ from torch.func import vmap
 
 from fedproto.core import codec
 from fedproto.core.additivity import AdditivityCheck
-from fedproto.core.architectures import split_group_name
 from fedproto.core.asynchronous import Version, iterate_versions
 from fedproto.core.best_round import BestRound, main_accuracy
 from fedproto.core.delivery import Delivery
@@ -25,7 +24,7 @@ from fedproto.core.measurement import MeasuredClient, summarise_values
 from fedproto.core.metrics import summarise
 from fedproto.core.sampling import Schedule, sample_cohort
 from fedproto.core.server import Progress, RoundUploads
-from fedproto.core.tensors import take_one
+from fedproto.core.tensors import split_group_name, take_one
 from fedproto.core.types import OVER_RECIPIENTS, Algorithm, State, Tree, Upload
 from fedproto.core.uploads import find_layout_mismatch
 from fedproto.errors import DivergedError, TrainingError

@@ -10,7 +10,8 @@ from fedproto.config.settings import Config
 from fedproto.core.architectures import within_architectures
 from fedproto.core.combination import Combiner, with_combiner
 from fedproto.core.federation import Federation
-from fedproto.core.transforms import Transform, with_transforms
+from fedproto.core.transform_chains import with_transforms
+from fedproto.core.transforms import Transform
 from fedproto.core.types import Algorithm, GroupLayout
 
 

@@ -8,12 +8,8 @@ from helpers.tiny import ALGORITHMS, SETTINGS, build, experiment
 
 import fedproto
 from fedproto.config.settings import configure
-from fedproto.core.architectures import (
-    name_architectures,
-    split_group_name,
-    within_architectures,
-)
-from fedproto.core.tensors import flatten_state
+from fedproto.core.architectures import name_architectures, within_architectures
+from fedproto.core.tensors import flatten_state, split_group_name
 from fedproto.core.types import Group, Recipient, Task
 from fedproto.errors import ConfigError
 from fedproto.runs.execution import execute
