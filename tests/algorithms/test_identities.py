@@ -53,6 +53,13 @@ IDENTITIES = [
     ("fedavg", "local", {"clients": 1}),
     ("fedper", "local", {"clients": 1}),
     ("fesem(clusters=1)", "local", {"clients": 1}),
+    ("fedblend(m=0)", "fedproto(contrast=1,absent=drop)", {}),
+    ("fedblend(m=0)", "fedproto(contrast=1,absent=drop)", FAULTS),
+    ("fedblend(m=0,absent=remember)", "fedproto(contrast=1)", FAULTS),
+    ("fedblend(m=1,lam=0,contrast=0)", "fedper", {}),
+    ("fedblend(m=1,lam=0,contrast=0)", "fedper", FAULTS),
+    ("fedblend(m=1,lam=0,contrast=0,personal=fc2)", "fedper(personal=fc2)", {}),
+    ("fedblend(m=0.3)", "fedproto(contrast=1)", {"clients": 1}),
 ]
 
 
