@@ -20,7 +20,9 @@ MEASURES = (
 def accuracies_of(found: Mapping[str, Any], **wanted: Any) -> list[dict[str, float]]:
     """Return the accuracies of the cells with these values, one per seed."""
     return [
-        cell["accuracy"] for cell in found["measured"] if wanted == {key: cell[key] for key in wanted}
+        cell["accuracy"]
+        for cell in found["measured"]
+        if wanted == {key: cell[key] for key in wanted}
     ]
 
 
