@@ -19,11 +19,8 @@ MEASURES = (
 
 def accuracies_of(found: Mapping[str, Any], **wanted: Any) -> list[dict[str, float]]:
     """Return the accuracies of the cells with these values, one per seed."""
-    return [
-        cell["accuracy"]
-        for cell in found["measured"]
-        if wanted == {key: cell[key] for key in wanted}
-    ]
+    cells = [cell for cell in found["measured"] if wanted.items() <= cell.items()]
+    return [cell["accuracy"] for cell in cells]
 
 
 def mean_and_spread(found: Mapping[str, Any], way: str, **wanted: Any) -> tuple[float, float]:

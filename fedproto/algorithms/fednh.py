@@ -39,7 +39,9 @@ def fednh(*, rho: Fraction = 0.9, scale: PositiveFloat = 10.0) -> Algorithm:
 
     φ ← Σ_i |D_i|/N · φ_i,  W_c ← normalised ρ W_c + (1 − ρ) Σ_i |D_ic|/N_c · r_i^(c).
 
-    `scale` is s, which the paper trains. The model's own head, one linear layer, becomes s W
+    `scale` is s, a constant here so that the body alone is trained; the authors' code trains it
+    from 1, or fixes it at 30. Their code also averages bodies without weights and normalises the
+    mean of the r_i^(c) before it moves W_c. The model's own head, one linear layer, becomes s W
     without a bias, which ranks the classes in the same order.
     """
     is_head = named_layers("head")

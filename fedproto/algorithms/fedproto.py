@@ -3,7 +3,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedproto.algorithms import masked_mean, supervised
+from fedproto.algorithms import mean_over_known, supervised
 from fedproto.config.options import NonNegativeFloat
 from fedproto.core.prototypes import DISTANCES, class_means, scores
 from fedproto.core.tensors import make_group, weighted_mean
@@ -131,10 +131,8 @@ def _local_prototypes(step: Step) -> tuple[Tensor, Tensor]:
 
 def _sample_penalty(step: Step, distance: str) -> Tensor:
     """Return the mean over the batch of d(f(φ; x), C̄^(y)); 0 where C̄^(y) does not exist."""
-    y = step.batch.y
-    distances = DISTANCES[distance](step.features, step.received["prototypes"][y])
-    is_known = step.received["known"][y]
-    return masked_mean(distances * is_known, step.batch.mask)
+    prototypes = step.received["prototypes"][step.batch.y]
+    return mean_over_known(DISTANCES[distance](step.features, prototypes), step)
 
 
 def _class_penalty(step: Step, distance: str) -> Tensor:

@@ -26,11 +26,14 @@ def fedtgp(
     Clients train and upload as in FedProto: min L_S + λ mse(f(φ; x), P̂^(y)). The server's
     prototypes are P̂^(c) = F(e_c), e_c trainable and F two linear layers with a ReLU between. It
     does SGD on the clients' single prototypes C_i^(j) with the adaptive-margin contrastive loss,
-    Eq. 7 and 8, d the Euclidean distance:
+    Eq. 9 and 10, d the Euclidean distance:
 
     −log(e^−(d(C_i^(j), P̂^(j)) + δ) / (e^−(d(C_i^(j), P̂^(j)) + δ) + Σ_{c≠j} e^−d(C_i^(j), P̂^(c)))),
 
     where δ = min(the largest distance between two classes' means of the C_i^(j), τ = `threshold`).
+    The authors' code differs from Eq. 9: each class has the distance to the class nearest to it,
+    and the largest of these counts. The paper's λ of 0.1 belongs to the Euclidean distance; with
+    mse, as here, the authors' scripts have 10. Their server's learning rate is the clients'.
     """
     base = fedproto(lam=lam, absent="drop")
 
@@ -83,7 +86,7 @@ def generate(generator: Tree) -> Tensor:
 def adaptive_margin(
     prototypes: Tensor, classes: Tensor, class_count: int, threshold: float
 ) -> Tensor:
-    """Return δ, Eq. 8, of clients' prototypes (n, d); 0 if they are of one class."""
+    """Return δ, Eq. 9, of clients' prototypes (n, d); 0 if they are of one class."""
     ones = torch.ones_like(prototypes[:, 0])
     centres, counts = class_means(prototypes, classes, ones, class_count)
     present = centres[counts > 0]
@@ -92,7 +95,7 @@ def adaptive_margin(
 
 
 def margin_loss(generator: Tree, prototypes: Tensor, classes: Tensor, margin: Tensor) -> Tensor:
-    """Return the mean of Eq. 7 over clients' prototypes (n, d)."""
+    """Return the mean of Eq. 10 over clients' prototypes (n, d)."""
     gaps = distances(prototypes, generate(generator), "l2")
     own = F.one_hot(classes, gaps.shape[1])
     return F.cross_entropy(-(gaps + margin * own), classes)

@@ -144,6 +144,7 @@ def train(
     upload, wire = make_upload(algorithm, closing_step)
     sizes = codec.upload_sizes(map_upload(wire, lambda value: value[None]), clients=1)[0]
     kept = check_same_kept(kept, algorithm.client_update(closing_step), "client_update")
+    kept = _validate(member, algorithm, closing_step._replace(state=kept))
     state = join_client(params, kept)
     return Outcome(state, upload, sizes, _mean_loss(trained), wire)
 
@@ -224,8 +225,13 @@ def forward(
 
 def run_copy(module: nn.Module, params: Tree, keep: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return features and logits; buffers that the module updates in training are copied first."""
+    return functional_call(module, with_copied_buffers(module, params) | keep, (x,))
+
+
+def with_copied_buffers(module: nn.Module, params: Tree) -> Tree:
+    """Return parameters with copies of a module's buffers, to which it may write in any mode."""
     copies = {name: params[name].clone() for name, _ in module.named_buffers() if name in params}
-    return functional_call(module, params | copies | keep, (x,))
+    return params | copies
 
 
 def _run_phase(
@@ -341,14 +347,34 @@ def _batch_without_inputs(y: Tensor, like: Tensor) -> Batch:
     return Batch(like.new_empty(0), y, like.new_ones(len(y)))
 
 
+def _validate(member: Member, algorithm: Algorithm, closing_step: Step) -> State:
+    """Return what the client keeps after `client_validate`; without validation rows, as before."""
+    examples = member.validation
+    kept = closing_step.state
+    if algorithm.client_validate is None or examples is None or not len(examples):
+        return kept
+
+    def run_other(others: Tree) -> tuple[Tensor, Tensor]:
+        return _run_in_eval_mode(member.module, closing_step.params | others, examples)
+
+    features, logits = run_other({})
+    batch = _batch_without_inputs(examples.y[examples.rows], features)
+    batch = batch._replace(x=examples.x[examples.rows])
+    step = closing_step._replace(features=features, logits=logits, batch=batch, forward=run_other)
+    return check_same_kept(kept, algorithm.client_validate(step), "client_validate")
+
+
 def _evaluation_step(module: nn.Module, state: Tree, examples: Examples, received: State) -> Step:
-    """Return one step over all examples in eval mode, computed EVALUATION_BATCH at a time."""
+    """Return one step over all examples in eval mode."""
+    features, logits = _run_in_eval_mode(module, state, examples)
+    batch = _batch_without_inputs(examples.y[examples.rows], features)
+    return Step(state, features, logits, batch, received)
+
+
+def _run_in_eval_mode(module: nn.Module, state: Tree, examples: Examples) -> tuple[Tensor, Tensor]:
+    """Return features and logits of all examples, computed EVALUATION_BATCH at a time."""
     module.eval()
-    # A module may write to its buffers even in eval mode; it gets copies of them.
-    visible = dict(state)
-    for name, _ in module.named_buffers():
-        if name in state:
-            visible[name] = state[name].clone()
+    visible = with_copied_buffers(module, state)
     all_features = []
     all_logits = []
     with torch.no_grad():
@@ -356,10 +382,7 @@ def _evaluation_step(module: nn.Module, state: Tree, examples: Examples, receive
             features, logits = functional_call(module, visible, (examples.x[rows],))
             all_features.append(features)
             all_logits.append(logits)
-    features = torch.cat(all_features)
-    y = examples.y[examples.rows]
-    batch = _batch_without_inputs(y, features)
-    return Step(state, features, torch.cat(all_logits), batch, received)
+    return torch.cat(all_features), torch.cat(all_logits)
 
 
 def embed(module: nn.Module, state: Tree, examples: Examples) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ from fedproto.core.uploads import LatestUploads
 from fedproto.errors import shown
 
 #: The groups of exported tensors of what clients send once, and of uploads on their way.
-_ONCE = "once"
+ONCE = "once"
 _IN_FLIGHT = "flight"
 
 
@@ -85,7 +85,7 @@ class Progress:
         tree["ledger"] = self.ledger.counts
         tree |= self.latest_uploads.export()
         if self.once_uploads.uploads is not None:
-            tree |= flatten_groups({_ONCE: self.once_uploads.export()})
+            tree |= flatten_groups({ONCE: self.once_uploads.export()})
         if self.in_flight.uploads is not None:
             tree |= flatten_groups({_IN_FLIGHT: self.in_flight.export()})
         return tree
@@ -101,8 +101,8 @@ class Progress:
         device = next((value.device for value in server.values()), torch.device("cpu"))
         latest_uploads = LatestUploads.restore(tree, clients, self.layouts, device)
         once_uploads = LatestUploads(clients)
-        if _ONCE in groups:
-            once_uploads = LatestUploads.restore(groups[_ONCE], clients, self.layouts, device)
+        if ONCE in groups:
+            once_uploads = LatestUploads.restore(groups[ONCE], clients, self.layouts, device)
         in_flight = LatestUploads(clients)
         if _IN_FLIGHT in groups:
             in_flight = LatestUploads.restore(groups[_IN_FLIGHT], clients, self.layouts, device)
@@ -121,7 +121,7 @@ class Progress:
             "ledger",
             "last",
             "uploads",
-            _ONCE,
+            ONCE,
             _IN_FLIGHT,
         }
         if unexpected:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedproto.core.types import Group, State, Tree, Upload
+from fedproto.core.types import Group, GroupLayout, State, Tree, Upload
 from fedproto.errors import shown
 
 T = TypeVar("T")
@@ -183,6 +183,29 @@ def make_group(values: Tree, weight: Tensor) -> Group:
     return Group(sums, weight)
 
 
+def divide_by_weight(group: Group) -> Tree:
+    """Return the values of a group, sums / weight; 0 where the weight is 0."""
+    has_weight = group.weight > 0
+    divisor = torch.where(has_weight, group.weight, 1)
+    values = {}
+    for name, sums in group.sums.items():
+        quotient = sums / align_axes(divisor, sums)
+        values[name] = torch.where(align_axes(has_weight, sums), quotient, 0)
+    return values
+
+
+def find_received_values(received: State, group: str, layout: GroupLayout) -> Tree:
+    """Return the version of a group's values that the client received, by the same names.
+
+    They are in the tree that is named like the group, in none, or in another tree: the first of
+    these that has all their names.
+    """
+    for tree in (received.get(group), received, *received.values()):
+        if isinstance(tree, dict) and layout.shapes.keys() <= tree.keys():
+            return {name: tree[name] for name in layout.shapes}
+    raise KeyError(f"the group {group!r} is relative, but its values are not among those sent")
+
+
 def map_group(group: Group, change: Callable[[Tensor], Tensor]) -> Group:
     """Return a group with all its tensors changed."""
     sums = {name: change(value) for name, value in group.sums.items()}
@@ -257,9 +280,14 @@ def join_uploads(uploads: Sequence[Upload]) -> Upload:
     return unflatten_upload(concatenate_rows([flatten_upload(upload) for upload in uploads]))
 
 
+def sum_group(group: Group) -> Group:
+    """Return the sum of a group over the speakers, with a leading axis of 1."""
+    return map_group(group, lambda value: value.sum(0, keepdim=True))
+
+
 def sum_uploads(uploads: Upload) -> Upload:
     """Return the sum over the speakers; their axis stays, with length 1, so it is again uploads."""
-    return map_upload(uploads, lambda value: value.sum(0, keepdim=True))
+    return {name: sum_group(group) for name, group in uploads.items()}
 
 
 def count_speakers(uploads: Upload) -> int:

@@ -34,16 +34,17 @@ class Batch(NamedTuple):
 
 
 def refuse_forward(params: Tree) -> tuple[Tensor, Tensor]:
-    """Raise TypeError: other models are run on the batch of a loss, and nowhere else."""
-    raise TypeError("step.forward can be called in a loss only")
+    """Raise TypeError: other models are run in a loss or in `client_validate`, nowhere else."""
+    raise TypeError("step.forward can be called in a loss or in client_validate only")
 
 
 class Step(NamedTuple):
     """What a loss, an upload or a prediction is computed from.
 
     A loss sees a batch; `upload` and `client_update` see all training samples of the client, whose
-    features and logits are empty if the algorithm collects nothing. Outside of a loss the batch has
-    no x. In training `received` has the client's own classes, in evaluation all classes.
+    features and logits are empty if the algorithm collects nothing. `client_validate` sees all
+    validation samples of the client. In other functions than a loss and `client_validate` the batch
+    has no x. In training `received` has the client's own classes, in evaluation all classes.
     """
 
     params: Tree  # the parameters and buffers that are trained, by their names in the model
@@ -52,8 +53,8 @@ class Step(NamedTuple):
     batch: Batch
     received: State  # what the server sent
     state: State = _EMPTY  # what the client keeps beside its model; see `client_init`
-    #: forward(other parameters) -> features and logits of this batch, in training mode. Names that
-    #: are not given are the client's own. In a loss only.
+    #: forward(other parameters) -> features and logits of this batch: in a loss in training mode,
+    #: in `client_validate` in eval mode. Names that are not given are the client's own.
     forward: Callable[[Tree], tuple[Tensor, Tensor]] = refuse_forward
     lr: Tensor = torch.tensor(0.0)  # () of this round
     steps: Tensor = torch.tensor(0)  # () local steps done so far in this round
@@ -92,9 +93,14 @@ class GroupLayout:
     #: and so do asynchronous rounds.
     relative: bool = False
 
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of one client's weight: () if it has one weight for all, else one per row."""
+        return () if self.per == "client" else (self.rows,)
+
     def tensor_shapes(self, group: str) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all tensors of the group with this name, by their flat names."""
-        rows = (self.rows,) if self.per != "client" else ()
+        rows = self.weight_shape
         shapes: dict[str, tuple[int, ...]] = {f"{group}/weight": rows}
         for name, shape in self.shapes.items():
             shapes[f"{group}/sums/{name}"] = rows + shape
@@ -207,6 +213,10 @@ class Algorithm:
     client_start   (what it keeps, received) -> the same, at the start of a round
     client_update  step, after local training -> what it keeps from now on; `step.state` is as
                    local training left it, also for `upload`
+    client_validate
+                   step over the client's validation rows in eval mode, after `client_update` ->
+                   what it keeps from now on: what the client chooses by its own validation rows.
+                   Not called for a client without such rows; None: nothing is chosen
 
     additive   aggregate(uploads) equals aggregate(their sum). Then uploads are summed before
                `aggregate` sees them, with a leading axis of 1; a median, a trimmed mean or clipping
@@ -237,6 +247,7 @@ class Algorithm:
     client_init: Callable[[Tree, Task], State] = keep_nothing
     client_start: Callable[[State, State], State] = keep_state
     client_update: Callable[[Step], State] = same_state
+    client_validate: Callable[[Step], State] | None = None
     additive: bool = True
     remembers: bool = False
     once: tuple[str, ...] = ()
@@ -244,7 +255,7 @@ class Algorithm:
     mixed: bool = False
     notes: Callable[[State], list[str]] = lambda server: []
     metrics: Callable[[State], dict[str, float]] = lambda server: {}
-    #: What travels of an upload, if that is not the upload itself; see core/transforms.py.
+    #: What travels of an upload, if that is not the upload itself; see core/transform_chains.py.
     encode: Callable[[Upload, Step], Upload] | None = None
     decode: Callable[[Upload, State], Upload] | None = None
     #: Raises ValueError if what travelled cannot be decoded; for uploads from other machines.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedproto.core.tensors import (
     FLOATS,
+    divide_by_weight,
     find_mismatch,
     flatten_upload,
     map_group,
@@ -163,8 +164,8 @@ class LatestUploads:
         held = group.weight
         if sums.numel() > LARGEST_LOCAL_VALUES or held.shape != sums.shape[:-1]:
             return {}
-        weight = held[..., None]
-        return {"local": torch.where(weight > 0, sums / weight, 0), "held": held}
+        values = divide_by_weight(Group({"local": sums}, held))
+        return values | {"held": held}
 
     # --- copies and files
 

@@ -47,7 +47,7 @@ from fedproto.errors import (
 )
 from fedproto.inference.trained_client import TrainedClient, calibrate_client
 from fedproto.runs.devices import torch_settings
-from fedproto.runs.prototype_files import Prototypes
+from fedproto.runs.prototype_files import Prototypes, take_prototypes
 
 #: The smallest accepted value of each whole number in a request's header; all are below 2**31.
 _SMALLEST_NUMBERS = {"round": 1, "number": 0}
@@ -237,13 +237,6 @@ def _train(
     prototypes = take_prototypes(participant.received)
     reply = Message(header, upload.arrays)
     return MemberCheckpoint(round, classes, outcome.state, prototypes, reply, terms.dim)
-
-
-def take_prototypes(received: State) -> Tree:
-    """Return the prototypes among what a member received, and which there are; {} if none."""
-    if "prototypes" not in received or "known" not in received:
-        return {}
-    return {name: received[name] for name in ("prototypes", "known")}
 
 
 def _prepare(

@@ -8,7 +8,8 @@ from fedproto.config import plugins
 from fedproto.config.settings import Config
 from fedproto.core.combination import Combiner, with_combiner
 from fedproto.core.federation import Federation
-from fedproto.core.transforms import Transform, with_transforms
+from fedproto.core.transform_chains import with_transforms
+from fedproto.core.transforms import Transform
 from fedproto.core.types import Algorithm
 
 

@@ -14,7 +14,7 @@ from fedproto.config.config_file import read_run_toml
 from fedproto.core import files
 from fedproto.core.class_names import class_name
 from fedproto.core.tensors import FLOATS
-from fedproto.core.types import Tree
+from fedproto.core.types import State, Tree
 from fedproto.errors import DataError
 
 # File names. A file of members is a file of prototypes that also says whose they are.
@@ -54,12 +54,12 @@ class Prototypes:
         return Prototypes(classes, values, known, self.weighting)
 
 
-def take_prototypes(server: Tree) -> Tree:
-    """Return the `prototypes` and which are `known` of a server's state; empty if it has none."""
+def take_prototypes(state: State) -> Tree:
+    """Return the `prototypes` and which are `known` of what a server keeps or sends; {} if none."""
     names = ("prototypes", "known")
-    if any(name not in server for name in names):
+    if any(name not in state for name in names):
         return {}
-    return {name: server[name].cpu() for name in names}
+    return {name: state[name].cpu() for name in names}
 
 
 def read_prototypes(path: Path) -> Prototypes:

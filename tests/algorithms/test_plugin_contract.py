@@ -107,7 +107,7 @@ MISTAKES = {
     ),
     "forward outside of a loss": (
         "upload=lambda step: {'model': make_group(step.forward(step.params)[0], 1)}",
-        "step.forward can be called in a loss only$",
+        "step.forward can be called in a loss or in client_validate only$",
     ),
     "an upload without groups": (
         "upload=lambda step: (dict(step.params), {'weight': samples(step)})",

@@ -37,9 +37,8 @@ def test_it_runs_and_writes_its_page_and_figure(
     monkeypatch.setattr(sys, "argv", ["robustness", "--quick", "--out", str(tmp_path)])
     robustness.main()
     found = json.loads((tmp_path / "robustness.json").read_text())
-    assert (
-        len(found["measured"]) == 2 * 3 * 2
-    )  # algorithms, combiners, and with or without attackers
+    # Algorithms, combiners, and with or without attackers.
+    assert len(found["measured"]) == 2 * 3 * 2
     for cell in found["measured"]:
         assert all(0 <= value <= 1 for value in cell["accuracy"].values())
     page = (tmp_path / "robustness.md").read_text()

@@ -60,6 +60,20 @@ class ForwardPasses:
             yield Outputs(features, logits, columns)
 
     @torch.no_grad()
+    def run_client(self, state: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and logits of one client's inputs; for use within `vmap`."""
+        self.module.eval()
+        width = max(1, values_per_pass(x.device) // max(1, x[0].numel()))
+        all_features = []
+        all_logits = []
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half):
+            for inputs in x.split(width):
+                features, logits = functional_call(self.module, state, (inputs,))
+                all_features.append(features.to(self.dtype))
+                all_logits.append(logits.to(self.dtype))
+        return torch.cat(all_features), torch.cat(all_logits)
+
+    @torch.no_grad()
     def _run_once(self, tensors: Tree) -> tuple[Tensor, Tensor]:
         """Return features and logits of the clients' inputs, which are beside their states."""
         if not self.compile:

@@ -165,5 +165,6 @@ def _shorten(group: ArchitectureGroup, batch: int) -> ArchitectureGroup:
         group,
         train=take_first(group.train),
         test=take_first(group.test),
+        validation=None if group.validation is None else take_first(group.validation),
         per_epoch=torch.ones_like(group.per_epoch),
     )

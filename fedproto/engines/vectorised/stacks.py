@@ -21,12 +21,18 @@ from fedproto.core.local_training import (
     trained_tree,
 )
 from fedproto.core.metrics import divide_counts, mark_correct
-from fedproto.core.tensors import join_client, move_index, split_client
+from fedproto.core.tensors import (
+    flatten_state,
+    join_client,
+    move_index,
+    split_client,
+    unflatten_state,
+)
 from fedproto.core.types import Algorithm, Batch, Phase, State, Step, Tree, Upload, refuse_forward
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
 from fedproto.engines.vectorised.forward_passes import ForwardPasses
 from fedproto.engines.vectorised.layers import make_stackable
-from fedproto.engines.vectorised.memory import free_memory, training_memory
+from fedproto.engines.vectorised.memory import free_memory, training_memory, values_per_pass
 from fedproto.engines.vectorised.plan import Plan
 from fedproto.engines.vectorised.steps import Steps, part_of_tree
 from fedproto.engines.vectorised.timetable import Timetable
@@ -144,6 +150,7 @@ class Stack:
         )
         uploads, wire, updated = _finish(self.algorithm, closing_step)
         kept = check_same_kept(kept, updated, "client_update")
+        kept = self._validate(positions, closing_step._replace(state=kept))
         sizes = codec.upload_sizes(wire, len(positions))
         state = join_client(params, kept)
         self.group.states.put(positions, state)
@@ -214,6 +221,42 @@ class Stack:
         features, logits = outputs.split([outputs.shape[2] - classes, classes], 2)
         batch = Batch(self.group.lr.new_empty(len(y), 0), y, mask)
         return Step(state, features, logits, batch, received)
+
+    def _validate(self, positions: Tensor, closing_step: Step) -> State:
+        """Return what the clients keep after `client_validate`, as many of them at a time as fit.
+
+        Those without validation rows keep what they have.
+        """
+        data = self.group.validation
+        kept = closing_step.state
+        if self.algorithm.client_validate is None or data is None or not data.rows.shape[1]:
+            return kept
+        values_per_client = data.rows.shape[1] * data.x[0].numel()
+        clients_at_once = max(1, values_per_pass(data.x.device) // values_per_client)
+        on_device = move_index(positions, data.x.device)
+        rows = data.rows[on_device]
+        inside = torch.arange(rows.shape[1], device=rows.device) < data.lengths[on_device, None]
+
+        def validate_one(rows: Tensor, inside: Tensor, *fields: Any) -> State:
+            params, _, _, _, received, kept, *rest = fields
+            x = data.x[rows]
+            batch = Batch(x, data.y[rows], inside.to(self.group.lr.dtype))
+
+            def run_other(others: Tree) -> tuple[Tensor, Tensor]:
+                return self.forward_passes.run_client(params | others, x)
+
+            features, logits = run_other({})
+            step = Step(params, features, logits, batch, received, kept, run_other, *rest)
+            assert self.algorithm.client_validate is not None
+            chosen = check_same_kept(kept, self.algorithm.client_validate(step), "client_validate")
+            return {
+                name: torch.where(inside.any(), value, flatten_state(kept)[name])
+                for name, value in flatten_state(chosen).items()
+            }
+
+        fields = _fields_of(closing_step)
+        validate_all = vmap(validate_one, chunk_size=clients_at_once)
+        return unflatten_state(validate_all(rows, inside, *fields))
 
     # --- evaluation
 
@@ -291,9 +334,13 @@ def _finish(algorithm: Algorithm, step: Step) -> tuple[Upload, Upload, State]:
         return upload, wire if has_wire else {}, algorithm.client_update(one_step)
 
     has_wire = algorithm.encode is not None
-    fields = [value for name, value in step._asdict().items() if name != "forward"]
-    uploads, wire, kept = vmap(finish_one)(*fields)
+    uploads, wire, kept = vmap(finish_one)(*_fields_of(step))
     return uploads, wire if has_wire else uploads, kept
+
+
+def _fields_of(step: Step) -> list[Any]:
+    """Return the fields of a step, for `vmap`: all but `forward`, which is a function."""
+    return [value for name, value in step._asdict().items() if name != "forward"]
 
 
 def _take_values(state: Tree, uploads: Upload) -> Tree:
