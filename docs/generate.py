@@ -130,7 +130,10 @@ OPTION_MEANINGS = {
         "server_momentum": "β, how much of its last step the server repeats",
         "beta1": "β1, how much the server keeps of the mean of its steps",
         "beta2": "β2, how much the server keeps of the mean of their squares",
-        "tau": "τ, which keeps the server's step small where the squares are",
+        "tau": "τ, which divides distances to prototypes before a softmax over classes (`fedadam`: "
+        "which keeps the server's step small where the squares are)",
+        "tau_unit": "whether τ is in units of the mean squared distance between the prototypes",
+        "contrast": "β, the weight of the contrast between the prototypes of all classes",
     },
     "dataset": {
         **_IMAGE_OPTIONS,

@@ -76,6 +76,7 @@ class AlgorithmOptions(TypedDict, total=False):
     body_epochs: int  # 1
     clusters: int  # 3
     collect: Literal["after", "during"]  # after
+    contrast: float  # 0.0
     distil: Literal["mse", "cross-entropy"]  # mse
     distance: Literal["mse", "l2", "sql2", "l1", "emd", "cosine"]  # mse
     fixed: bool  # False
@@ -91,7 +92,8 @@ class AlgorithmOptions(TypedDict, total=False):
     server_epochs: int  # 1 (fedgh), 100 (fedtgp)
     server_lr: float  # 0.01 (fedadam), 1.0 (fedavgm), 0.01 (fedgh), 0.01 (fedtgp), 1.0 (scaffold)
     server_momentum: float  # 0.9
-    tau: float  # 0.001
+    tau: float  # 0.001 (fedadam), 0.3 (fedproto), 0.3 (fedproto-mh)
+    tau_unit: Literal["relative", "absolute"]  # relative
     temperature: float  # 0.5
     threshold: float  # 100.0
     weighting: Literal["samples", "uniform", "eq6"]  # samples

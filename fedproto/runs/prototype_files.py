@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 from fedproto.config.config_file import read_run_toml
 from fedproto.core import files
 from fedproto.core.class_names import class_name
+from fedproto.core.prototypes import DEFAULT_TAU, Tau
 from fedproto.core.tensors import FLOATS
 from fedproto.core.types import State, Tree
 from fedproto.errors import DataError
@@ -36,6 +38,7 @@ class Prototypes:
     known: Tensor  # (C,)
     #: How uploads are weighted, where that is known: a newcomer's must be weighted the same way.
     weighting: str | None = None
+    tau: Tau = DEFAULT_TAU  # of the prediction by both prototypes and head
 
     def over(self, classes: tuple[str, ...]) -> Prototypes:
         """Return the prototypes of other classes, in their order; unknown ones have none."""
@@ -51,7 +54,7 @@ class Prototypes:
         none_known = self.known.new_zeros(len(classes))
         values = no_values.index_copy(0, target, self.values[source])
         known = none_known.index_copy(0, target, self.known[source])
-        return Prototypes(classes, values, known, self.weighting)
+        return Prototypes(classes, values, known, self.weighting, self.tau)
 
 
 def take_prototypes(state: State) -> Tree:
@@ -73,8 +76,10 @@ def read_prototypes(path: Path) -> Prototypes:
     tensors, header = files.read_tensors(path, PROTOTYPES_FORMAT)
     classes = read_class_names(header, path)
     values, known = _check_prototypes(tensors, len(classes), path)
-    weighting = _read_weighting(path.parent / "config.toml")
-    return Prototypes(classes, values, known, weighting)
+    config = path.parent / "config.toml"
+    settings = read_run_toml(config) if config.exists() else {}
+    weighting = _read_weighting(settings, config)
+    return Prototypes(classes, values, known, weighting, _read_tau(settings, config))
 
 
 def write_prototypes(
@@ -149,11 +154,27 @@ def _check_prototypes(tensors: Tree, classes: int, path: Path) -> tuple[Tensor, 
     return values, known
 
 
-def _read_weighting(config: Path) -> str | None:
+def _read_weighting(settings: Mapping[str, Any], config: Path) -> str | None:
     """Return how the run whose settings these are weights uploads; None if there is no run."""
-    if not config.exists():
-        return None
-    weighting = read_run_toml(config).get("algorithm.weighting")
+    weighting = settings.get("algorithm.weighting")
     if weighting is not None and not isinstance(weighting, str):
         raise DataError(f"{config} has a weighting that is not text")
     return weighting
+
+
+def _read_tau(settings: Mapping[str, Any], config: Path) -> Tau:
+    """Return the τ of the run whose settings these are; the default if it has none."""
+    options = {}
+    for name in ("tau", "tau_unit"):
+        if f"algorithm.{name}" in settings:
+            options[name] = settings[f"algorithm.{name}"]
+    tau = Tau.of(options)
+    if not is_tau(tau):
+        raise DataError(f"{config} has a tau that is not a positive number, or has another unit")
+    return tau
+
+
+def is_tau(tau: Tau) -> bool:
+    """Return whether what a file states is a τ: a positive number and its unit."""
+    is_number = isinstance(tau.value, (int, float)) and not isinstance(tau.value, bool)
+    return is_number and 0 < tau.value < math.inf and tau.unit in ("relative", "absolute")

@@ -18,7 +18,7 @@ from fedproto.config import plugins
 from fedproto.config.config_file import read_toml
 from fedproto.partitions.file import hash_partition
 
-KINDS_OF_ACCURACY = {"head", "head_own", "prototype", "prototype_own"}
+KINDS_OF_ACCURACY = {"head", "head_own", "prototype", "prototype_own", "both", "both_own"}
 COMPLETE = [
     "checkpoint",
     "config.toml",
