@@ -222,23 +222,34 @@ def run(
 def _read_configs(
     path: Path | None, flags: dict[str, str], assignments: Sequence[str]
 ) -> list[Config]:
-    """Return one configuration per algorithm; `--set` wins over flags, and flags over the file.
+    """Return one configuration per algorithm; `--set` wins over flags, and flags over the file."""
+    from fedproto.config.config_file import read_toml
+    from fedproto.config.settings import configure
 
-    Plug-ins that the user names are trusted; a file that names others is refused.
+    stored = {} if path is None else read_toml(path)
+    settings, assigned = join_settings(stored, path, flags, assignments)
+    return configure(settings, assigned)
+
+
+def join_settings(
+    stored: dict[str, Any], path: Path | None, flags: dict[str, str], assignments: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of a file with those of flags, and the ones that `--set` assigns.
+
+    Plug-ins that the user names are trusted; a file that names others is refused. `stored` was
+    read from `path`, if there is one.
     """
     from fedproto.config import plugins
-    from fedproto.config.config_file import read_toml
-    from fedproto.config.settings import configure, read_assignment
+    from fedproto.config.settings import read_assignment
 
     assigned = dict(read_assignment(text) for text in assignments)
     plugins.trust_chosen(flags)
     plugins.trust_chosen(assigned)
-    stored: dict[str, Any] = {}
+    kept = _drop_replaced(stored, flags)
     if path is not None:
-        stored = _drop_replaced(read_toml(path), flags)
-        effective = {key: value for key, value in stored.items() if key not in assigned}
+        effective = {key: value for key, value in kept.items() if key not in assigned}
         plugins.refuse_plugins(effective, path)
-    return configure(stored | flags, assigned)
+    return kept | flags, assigned
 
 
 def _drop_replaced(stored: dict[str, Any], flags: dict[str, str]) -> dict[str, Any]:
