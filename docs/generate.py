@@ -32,7 +32,7 @@ RUN_MEANINGS = {
     "combiner": "what the server makes of the uploads of a round: see [combiners](combiners.md)",
     "partition": "how the data set is divided among clients; `auto`: `nway` for the data sets that "
     "come with the package, all rows of [data of your own](data.md)",
-    "profile": "follow the paper's text, or its released code, where they differ",
+    "profile": "which [reading of FedProto](fedproto-variants.md) to follow where they differ",
     "clients": "number of clients; none: 20 for the data sets that come with the package and for "
     "`nway`, as many as [data of your own](data.md) names or suits",
     "rounds": "number of communication rounds",

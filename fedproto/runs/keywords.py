@@ -21,7 +21,9 @@ class RunSettings(TypedDict, total=False):
     transform: str  # ''
     partition: str  # auto
     combiner: str  # sum
-    profile: Literal["paper", "released"]  # paper
+    profile: Literal[  # paper
+        "paper", "released", "pfllib", "htfllib", "fl-bench", "euclidean"
+    ]
     clients: int | None  # None
     rounds: int  # 100
     batch: int  # 8
