@@ -37,6 +37,8 @@ METHODS = [
     "fedtgp(server_epochs=3)",
     "feddistill",
     "lg-fedavg",
+    "fedproto(contrast=1)",
+    "fedblend(m=0.5)",
 ]
 
 
