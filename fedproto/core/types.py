@@ -227,6 +227,7 @@ class Algorithm:
                so such an algorithm is never additive
     combinable whether `aggregate` only divides sums by weights, so that a combiner such as a median
                may replace the sum
+    sends_all  clients train with the rows of all classes, not only with those of their own
     mixed      the default models are the data set's mix of architectures
     notes      server's state -> sentences for the user to read after this round
     metrics    server's state -> numbers for this round's line of metrics.jsonl
@@ -252,6 +253,7 @@ class Algorithm:
     remembers: bool = False
     once: tuple[str, ...] = ()
     combinable: bool = True
+    sends_all: bool = False
     mixed: bool = False
     notes: Callable[[State], list[str]] = lambda server: []
     metrics: Callable[[State], dict[str, float]] = lambda server: {}
