@@ -136,6 +136,7 @@ OPTION_MEANINGS = {
         "tau": "τ, which divides distances to prototypes before a softmax over classes (`fedadam`: "
         "which keeps the server's step small where the squares are)",
         "tau_unit": "whether τ is in units of the mean squared distance between the prototypes",
+        "m": "how much of the mean body of its architecture a client mixes into its own",
         "contrast": "β, the weight of the contrast between the prototypes of all classes",
     },
     "dataset": {
