@@ -233,6 +233,7 @@ class Algorithm:
                so such an algorithm is never additive
     combinable whether `aggregate` only divides sums by weights, so that a combiner such as a median
                may replace the sum
+    sends_all  clients train with the rows of all classes, not only with those of their own
     mixed      the default models are the data set's mix of architectures
     common     where clients of several architectures share weights, each architecture has a server
                state of its own, but for these entries: what is made of class-level groups, which
@@ -261,6 +262,7 @@ class Algorithm:
     remembers: bool = False
     once: tuple[str, ...] = ()
     combinable: bool = True
+    sends_all: bool = False
     mixed: bool = False
     common: tuple[str, ...] = ()
     notes: Callable[[State], list[str]] = lambda server: []

@@ -27,7 +27,6 @@ from fedproto.core.tensors import (
     flatten_upload,
     join_client,
     split_client,
-    unflatten_state,
 )
 from fedproto.core.types import Algorithm, GroupLayout, State, Task, Tree
 from fedproto.deploy.member_checkpoint import (
@@ -182,21 +181,6 @@ class _Participant:
     layouts: Mapping[str, GroupLayout]
     state: Tree  # the whole one: see `tensors.join_client`
     received: State
-    server: State  # as it is before the first round
-
-    def keep_received_to_train(self) -> State:
-        """Return what the algorithm sends a client with the member's classes.
-
-        A member is sent the rows of all classes while the server does not know its classes.
-        """
-        own_classes = self.federation.own_classes[0]
-        flat = flatten_state(self.server)
-        for path, value in flat.items():
-            if path.rpartition("/")[2] == "known":
-                flat[path] = torch.ones_like(value)
-        recipient = self.federation.recipient(0)._replace(architecture=self.client.architecture)
-        sent = self.algorithm.send(unflatten_state(flat), recipient)
-        return keep_classes(self.received, own_classes, sent)
 
     def measure_accuracies(self) -> Header:
         """Return the accuracies for a reply's header; none if the member does not tell them."""
@@ -231,9 +215,11 @@ def _train(
     classes = participant.federation.classes
     round = request.header["round"]
     accuracies = participant.measure_accuracies() if round > 1 else {}
-    # To train, a member receives the prototypes of its own classes only, which is too few for this.
-    accuracies.pop("accuracy.prototype", None)
-    received = participant.keep_received_to_train()
+    received = participant.received
+    if not algorithm.sends_all:
+        received = keep_classes(received, participant.federation.own_classes[0])
+        for name in ("prototype", "both", "both_own"):  # these need the prototypes of all classes
+            accuracies.pop(f"accuracy.{name}", None)
     outcome = train(
         participant.client, algorithm, participant.state, received, terms.training(), round
     )
@@ -276,13 +262,12 @@ def _prepare(
     refuse_what_is_not_sent(terms, own, layouts)
     recipient = federation.recipient(0, all_classes=True)._replace(architecture=architecture)
     initial: State = {architecture: client.initial} if architecture else client.initial
-    server = algorithm.init(initial, task)
-    like = algorithm.send(server, recipient)
+    like = algorithm.send(algorithm.init(initial, task), recipient)
     received = _read_received(request, federation, like)
     state = start_client(algorithm, client.initial, task)
     if saved is not None:
         state = _rearrange(saved, state, federation.classes)
-    return _Participant(own, federation, client, algorithm, layouts, state, received, server)
+    return _Participant(own, federation, client, algorithm, layouts, state, received)
 
 
 def _find_architecture(header: Mapping[str, Any], model: str) -> str:

@@ -133,17 +133,11 @@ def _read_array(arrays: Mapping[str, np.ndarray], name: str, like: Tensor) -> Te
     return torch.from_numpy(arrays[f"value.{name}"].copy()).to(like)
 
 
-def keep_classes(received: State, own_classes: Tensor, sent: State) -> State:
-    """Return what a member receives for some classes only: `known` is 0 for the others.
-
-    sent  what the algorithm sends such a member if it has rows of all classes: trees that are sent
-          to everybody over all classes stay as they are
-    """
+def keep_classes(received: State, own_classes: Tensor) -> State:
+    """Return what a member receives for some classes only: `known` is 0 for the others."""
     flat = flatten_state(received)
-    sent_to_it = flatten_state(sent)
     for path, value in flat.items():
-        is_sent_whole = path in sent_to_it and bool(sent_to_it[path].all())
-        if path.rpartition("/")[2] == "known" and not is_sent_whole:
+        if path.rpartition("/")[2] == "known":
             flat[path] = value * own_classes.to(value)
     return unflatten_state(flat)
 
