@@ -311,8 +311,8 @@ def describe_type(kind: Any) -> str:
         assert isinstance(mark, Bounds)
         return describe_type(base) + str(mark)
     if origin in (Union, types.UnionType):
-        (inner,) = [argument for argument in arguments if argument is not type(None)]
-        return describe_type(inner) + ", or none"
+        inner, *words = [argument for argument in arguments if argument is not type(None)]
+        return f"{describe_type(inner)}, or {describe_type(words[0]) if words else 'none'}"
     if origin is Literal:
         return ", ".join(f"`{word}`" for word in arguments)
     if origin is tuple:

@@ -25,7 +25,7 @@ from fedproto.core.prototypes import Tau
 from fedproto.core.rounds import FederationRun, RoundResult
 from fedproto.core.server import Progress
 from fedproto.core.tensors import find_mismatch, flatten_groups, split_client, split_groups
-from fedproto.core.types import Algorithm, Tree
+from fedproto.core.types import Algorithm, State, Tree
 from fedproto.data import Source
 from fedproto.engines.selection import build_engine, resolve
 from fedproto.errors import RunFolderError
@@ -339,8 +339,15 @@ class Experiment:
             algorithm=self.algorithm,
             server=self.progress.server,
             has_own_modules=self.config.model == (FROM_PYTHON,),
+            kept=[] if self.algorithm.client_adopt is None else self._kept_states(),
             tau=Tau.of(self.config.algorithm.options),
         )
+
+    def _kept_states(self) -> list[State]:
+        """Return what each client keeps beside its model."""
+        whole_states = split_groups(self.engine.export(self.place))
+        members = self.federation.members
+        return [split_client(whole_states[str(member.id)])[1] for member in members]
 
     def _drawn_states(self) -> list[Tree]:
         return [member.initial for member in self.federation.members]
