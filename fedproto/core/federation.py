@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedproto.core.dropout import Dropped
 from fedproto.core.measurement import MeasuredClient, Metric, measure_scores
 from fedproto.core.tensors import move_index
-from fedproto.core.types import Recipient, Task, Tree
+from fedproto.core.types import NEVER, Recipient, Task, Tree
 
 if TYPE_CHECKING:
     from fedproto.data.shared.preprocessing import Preprocessing
@@ -37,6 +37,8 @@ class Examples(NamedTuple):
     x: Tensor  # all inputs of the pool, normalised, on the device
     y: Tensor  # the classes of all of them, numbered as in the federation
     rows: Tensor  # the numbers of the rows that are meant
+    #: (n, D) the features of all inputs of the pool by the run's feature map, if it has one.
+    fixed: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -139,23 +141,33 @@ class Federation:
             own[member.id, list(member.classes)] = 1
         return own
 
-    def recipient(self, client: int, all_classes: bool = False) -> Recipient:
+    def recipient(
+        self, client: int, all_classes: bool = False, missed: int | Tensor = NEVER
+    ) -> Recipient:
         """Return one client as a recipient, of its own classes or, to be evaluated, of all."""
         own_classes = self.own_classes[client]
         classes = torch.ones_like(own_classes) if all_classes else own_classes
-        return Recipient(torch.tensor(client, device=self.device), classes)
+        number = torch.tensor(client, device=self.device)
+        return Recipient(number, classes, torch.as_tensor(missed, device=self.device))
 
     @cached_property
     def _recipients(self) -> Recipient:
         """All clients, each with its own classes."""
-        return Recipient(torch.arange(len(self.members), device=self.device), self.own_classes)
+        numbers = torch.arange(len(self.members), device=self.device)
+        return Recipient(numbers, self.own_classes, torch.full_like(numbers, NEVER))
 
-    def recipients(self, clients: Tensor) -> Recipient:
-        """Return some clients, each with its own classes, with a leading axis over them."""
+    def recipients(self, clients: Tensor, missed: Tensor | None = None) -> Recipient:
+        """Return some clients, each with its own classes, with a leading axis over them.
+
+        missed  (members,) of all clients; see `Recipient`
+        """
+        recipients = self._recipients
+        if missed is not None:
+            recipients = recipients._replace(missed=missed.to(self.device))
         if len(clients) == len(self.members):
-            return self._recipients
+            return recipients
         rows = move_index(clients, self.device)
-        return Recipient(*(value[rows] for value in self._recipients))
+        return Recipient(*(value[rows] for value in recipients))
 
     def measure_client(
         self, client: int, scores: Tree, y: Tensor, part: EvaluatedPart

@@ -21,6 +21,8 @@ Tree = dict[str, Tensor]
 #: keeps, what it sends, and what a client keeps beside its model have this form.
 State = dict[str, Any]
 _EMPTY: State = {}  # never changed
+#: More rounds than any run has.
+NEVER = 2**31
 
 
 class Batch(NamedTuple):
@@ -31,6 +33,9 @@ class Batch(NamedTuple):
     #: (b,) 1 = a sample, 0 = padding that must change nothing. With `class_weights` a loss sees the
     #: samples' weights instead of ones; their sum is still the number of samples.
     mask: Tensor
+    #: (b, D) each: features of the samples that never change, by who uses them; see
+    #: core/closed_form.py. In `upload_once`, `client_validate` and `predict`, if there are any.
+    fixed: Tree = _EMPTY
 
 
 def refuse_forward(params: Tree) -> tuple[Tensor, Tensor]:
@@ -127,6 +132,9 @@ class Recipient(NamedTuple):
 
     number: Tensor  # () the client's number
     classes: Tensor  # (C,) 1 for the classes it is sent something of
+    #: () how many rounds were completed since one in which the client's upload arrived, and so
+    #: since it surely received something; NEVER if there was none, and for an evaluation.
+    missed: Tensor = torch.tensor(NEVER)
 
 
 class Task(NamedTuple):
@@ -136,6 +144,7 @@ class Task(NamedTuple):
     dim: int  # values of a prototype
     clients: int
     seed: int
+    fixed: int = 0  # values of the fixed features of an input; 0: there are none
 
 
 def everything(name: str) -> bool:
@@ -197,6 +206,10 @@ class Algorithm:
     collects   which features `upload` sees, over all the client's samples: none, those of an
                eval-mode pass after training, or those that passed during the last epoch
     upload     step -> the groups of sums this client sends
+    upload_once
+               step -> the groups of `once` that are costly, so that they are computed only while
+               somebody's have not arrived. The step is over all training samples, without features
+               and logits
     aggregate  (server's state, uploads) -> its new state. The groups have a leading axis over the
                clients of the round that sent one, with `remembers` over all that ever did
     predict    step -> named scores (b, C), larger is likelier
@@ -223,6 +236,7 @@ class Algorithm:
     combinable whether `aggregate` only divides sums by weights, so that a combiner such as a median
                may replace the sum
     mixed      the default models are the data set's mix of architectures
+    uses_fixed whether batches need the features of the run's feature map, in `fixed`
     notes      server's state -> sentences for the user to read after this round
     metrics    server's state -> numbers for this round's line of metrics.jsonl
     """
@@ -243,11 +257,13 @@ class Algorithm:
     client_start: Callable[[State, State], State] = keep_state
     client_update: Callable[[Step], State] = same_state
     client_validate: Callable[[Step], State] | None = None
+    upload_once: Callable[[Step], Upload] | None = None
     additive: bool = True
     remembers: bool = False
     once: tuple[str, ...] = ()
     combinable: bool = True
     mixed: bool = False
+    uses_fixed: bool = False
     notes: Callable[[State], list[str]] = lambda server: []
     metrics: Callable[[State], dict[str, float]] = lambda server: {}
     #: What travels of an upload, if that is not the upload itself; see core/transforms.py.

@@ -211,8 +211,15 @@ def _train(
     # To train, a member receives the prototypes of its own classes only, which is too few for this.
     accuracies.pop("accuracy.prototype", None)
     received = keep_classes(participant.received, participant.federation.own_classes[0])
+    delivered = request.header.get("delivered", [])
     outcome = train(
-        participant.client, algorithm, participant.state, received, terms.training(), round
+        participant.client,
+        algorithm,
+        participant.state,
+        received,
+        terms.training(),
+        round,
+        once_due=not set(algorithm.once) <= set(delivered),
     )
     finite = outcome.state | flatten_upload(outcome.upload)
     for name, value in finite.items():
@@ -221,7 +228,6 @@ def _train(
                 f"{own.name}'s training broke down in round {round}: {name} is not finite; "
                 "the lr may be too high"
             )
-    delivered = request.header.get("delivered", [])
     wire = {name: group for name, group in outcome.wire.items() if name not in delivered}
     upload = pack_upload(wire, classes, participant.layouts)
     header = {
@@ -252,7 +258,7 @@ def _prepare(
     """Return the member with its saved state, or its initial one, and what the server sent."""
     federation = build_federation(own, terms, tuple(request.header["classes"]))
     client = replace(federation.members[0], id=request.header["number"])
-    task = Task(len(federation.classes), federation.task.dim, 1, terms.seed)
+    task = federation.task._replace(clients=1, seed=terms.seed)
     algorithm, layouts = _build_algorithm(terms, client.initial, task)
     refuse_what_is_not_sent(terms, own, layouts)
     recipient = federation.recipient(0, all_classes=True)
@@ -321,10 +327,11 @@ def _read_terms(header: dict[str, Any]) -> TrainingTerms:
         raise RefusedByMember(
             "the server names an algorithm of its own module, which a member never imports"
         )
-    if ":" in str(header.get("transform")):
-        raise RefusedByMember(
-            "the server names a transform of its own module, which a member never imports"
-        )
+    for kind in ("transform", "teacher", "feature_map"):
+        if ":" in str(header.get(kind)):
+            raise RefusedByMember(
+                f"the server names a {kind} of its own module, which a member never imports"
+            )
     stated = {}
     for field in fields(TrainingTerms):
         if field.name not in header:

@@ -34,7 +34,7 @@ from fedproto.core.tensors import (
     split_groups,
     unflatten_state,
 )
-from fedproto.core.types import Recipient, State, Tree, Upload
+from fedproto.core.types import NEVER, Recipient, State, Tree, Upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.deploy.member_record import MemberRecord
 from fedproto.deploy.messages import Message, pack_download, place_rows, unpack_upload
@@ -129,7 +129,10 @@ class ServerState:
         member = self.members.setdefault(name, MemberRecord(len(self.members)))
         send_all = all_classes or not member.spoken
         own = [float(send_all or each in member.spoken) for each in self.classes]
-        recipient = Recipient(torch.tensor(member.number), torch.tensor(own))
+        missed = NEVER
+        if member.last_round and not all_classes and not self.settings.buffer:
+            missed = self.round - member.last_round
+        recipient = Recipient(torch.tensor(member.number), torch.tensor(own), torch.tensor(missed))
         received = self.algorithm.send(self.server, recipient)
         download = pack_download(received, self.classes)
         round = self.round + 1
@@ -461,6 +464,8 @@ class ServerState:
         """Return the algorithm with its options, and with the transforms if there are some."""
         algorithm = str(self.terms.part())
         transforms = ",".join(str(part) for part in self.terms.transform_parts())
+        if self.terms.teacher or self.terms.feature_map:
+            algorithm += f" and teacher {self.terms.teacher} over {self.terms.feature_map}"
         return f"{algorithm} with {transforms}" if transforms else algorithm
 
     def load(self) -> None:

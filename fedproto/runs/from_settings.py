@@ -29,6 +29,7 @@ from fedproto.runs.assemble import assemble, deal, divide, options_from_data
 from fedproto.runs.chosen_metrics import choose_metrics
 from fedproto.runs.data_notices import describe_single_rows
 from fedproto.runs.devices import device_of, torch_settings
+from fedproto.runs.fixed_features import add_fixed_features, build_map
 from fedproto.runs.frozen_bodies import freeze_bodies
 from fedproto.runs.own_data import load_source, settle_clients, settle_partition
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
@@ -109,6 +110,10 @@ def build_federation(
     )
     _refuse_mixed_architectures(federation, algorithm)
     _refuse_own_start(config.start, federation, algorithm)
+    if algorithm.uses_fixed:
+        feature_map = build_map(config.feature_map)
+        with torch_settings(config.threads, config.precision):
+            federation = add_fixed_features(federation, feature_map)
     if config.freeze == "body":
         with torch_settings(config.threads, config.precision):
             federation = freeze_bodies(federation)

@@ -19,6 +19,8 @@ class RunSettings(TypedDict, total=False):
 
     metric: str  # ''
     transform: str  # ''
+    teacher: str  # ''
+    feature_map: str  # ''
     partition: str  # auto
     combiner: str  # sum
     profile: Literal["paper", "released"]  # paper
@@ -91,6 +93,9 @@ class AlgorithmOptions(TypedDict, total=False):
     server_epochs: int  # 1 (fedgh), 100 (fedtgp)
     server_lr: float  # 0.01 (fedadam), 1.0 (fedavgm), 0.01 (fedgh), 0.01 (fedtgp), 1.0 (scaffold)
     server_momentum: float  # 0.9
+    shrinkage: float  # 0.1
+    solve: Literal["lda", "ridge", "ncm"]  # lda
+    strength: float  # 0.1
     tau: float  # 0.001
     temperature: float  # 0.5
     threshold: float  # 100.0
@@ -188,6 +193,28 @@ class CombinerOptions(TypedDict, total=False):
     weighted: bool  # True
 
 
+class TeacherOptions(TypedDict, total=False):
+    """Options of the teachers."""
+
+    scale: float  # 5.0 (lda), 0.05 (ncm), 0.1 (ridge)
+    shrinkage: float  # 0.1
+    strength: float  # 0.1
+
+
+class FeatureMapOptions(TypedDict, total=False):
+    """Options of the feature maps."""
+
+    bandwidth: float  # 1.0
+    filters: int  # 128
+    kernel: int  # 5
+    n: int  # 2
+    pool: int  # 4
+    seed: int  # 0
+    threshold: float  # 0.25
+    values: int  # 1024 (hashed-ngrams), 512 (random-fourier)
+    weights: FileName | None  # None
+
+
 class RunKeywords(
     RunSettings,
     AlgorithmOptions,
@@ -196,6 +223,8 @@ class RunKeywords(
     PartitionOptions,
     CombinerOptions,
     TransformOptions,
+    TeacherOptions,
+    FeatureMapOptions,
     total=False,
 ):
     """Every keyword of `fedproto.run` beside its named parameters."""

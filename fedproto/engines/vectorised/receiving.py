@@ -9,20 +9,28 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.core.tensors import flatten_state, move_index, unflatten_state
-from fedproto.core.types import Algorithm, Recipient, State
+from fedproto.core.types import NEVER, Algorithm, Recipient, State
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
 
 
 def send_own_classes(
-    algorithm: Algorithm, servers: Sequence[State], group: ArchitectureGroup, positions: Tensor
+    algorithm: Algorithm,
+    servers: Sequence[State],
+    group: ArchitectureGroup,
+    positions: Tensor,
+    missed: Tensor | None = None,
 ) -> State:
     """Return what clients receive for training, with a leading axis over these clients.
 
     servers    the states of the federations' servers
     positions  (m,) the clients' positions in the group
+    missed     (m,) see `types.Recipient`; None: nobody has heard anything
     """
     on_device = move_index(positions, group.device)
-    recipients = Recipient(group.number_on_device[on_device], group.own[on_device])
+    numbers = group.number_on_device[on_device]
+    if missed is None:
+        missed = torch.full_like(numbers, NEVER)
+    recipients = Recipient(numbers, group.own[on_device], move_index(missed, group.device))
     return _send(algorithm, servers, group, positions, recipients)
 
 
@@ -32,7 +40,8 @@ def send_all_classes(
     """Return what clients receive for evaluation, which is over all classes."""
     on_device = move_index(positions, group.device)
     all_classes = torch.ones_like(group.own[on_device])
-    recipients = Recipient(group.number_on_device[on_device], all_classes)
+    numbers = group.number_on_device[on_device]
+    recipients = Recipient(numbers, all_classes, torch.full_like(numbers, NEVER))
     return _send(algorithm, servers, group, positions, recipients)
 
 
