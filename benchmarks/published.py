@@ -246,34 +246,52 @@ def measure(study: Study, name: str, x: np.ndarray, y: np.ndarray) -> list[dict[
     started = time.perf_counter()
     compared = METHODS[name]
     kinds = [(setting, seed) for seed in range(study.seeds) for setting in SETTINGS]
-    configs: list[Config] = []
-    federations: list[Federation] = []
-    method = None
+    planned = []
     for setting, seed in kinds:
-        (config,) = configure(_list_settings(study, compared, seed))
-        method = Method.build(config)
+        settings = _list_settings(study, compared, seed)
         clients = draw_clients(study, setting, seed, x, y)
-        model = draw_model(study, seed)
-        federation, config = build_federation(config, method.algorithm, clients, model, {})
-        configs.append(config)
-        federations.append(federation)
-    assert method is not None
-    experiments = Experiment.share_engine(configs, method.compose(federations[0]), federations)
-    engine = experiments[0].engine
-    federation_runs = [experiment.federation_run() for experiment in experiments]
-    curves: list[list[float]] = [[] for _ in kinds]
-    with torch_settings(configs[0].threads, configs[0].precision), closing(engine):
-        for results in run_rounds(experiments[0].algorithm, engine, federation_runs):
-            for curve, federation, result in zip(curves, federations, results, strict=True):
-                curve.append(pool_accuracy(federation, result, compared.accuracy))
-            latest = ", ".join(f"{curve[-1]:.2f}" for curve in curves)
-            print(f"{name}: round {results[0].round} of {configs[0].rounds}: {latest}", flush=True)
+        planned.append(Planned(settings, clients, draw_model(study, seed)))
+    curves = train_together(name, compared.accuracy, planned)
     seconds = round(time.perf_counter() - started, 1)
     found = []
     for (setting, seed), curve in zip(kinds, curves, strict=True):
         run = {"method": name, "setting": setting, "seed": seed, "curve": curve}
-        found.append(run | {"compile": experiments[0].config.compile, "seconds_of_all": seconds})
+        found.append(run | {"seconds_of_all": seconds})
     return found
+
+
+class Planned(NamedTuple):
+    """A federation that is to be trained."""
+
+    settings: dict[str, Any]
+    clients: Sequence[ClientArrays]
+    model: nn.Module
+
+
+def train_together(name: str, accuracy: str, planned: Sequence[Planned]) -> list[list[float]]:
+    """Return an accuracy after every round of federations of one method, trained in one stack."""
+    configs: list[Config] = []
+    federations: list[Federation] = []
+    for each in planned:
+        (config,) = configure(each.settings)
+        method = Method.build(config)
+        federation, config = build_federation(
+            config, method.algorithm, each.clients, each.model, {}
+        )
+        configs.append(config)
+        federations.append(federation)
+    method = Method.build(configs[0])
+    experiments = Experiment.share_engine(configs, method.compose(federations[0]), federations)
+    engine = experiments[0].engine
+    federation_runs = [experiment.federation_run() for experiment in experiments]
+    curves: list[list[float]] = [[] for _ in planned]
+    with torch_settings(configs[0].threads, configs[0].precision), closing(engine):
+        for results in run_rounds(experiments[0].algorithm, engine, federation_runs):
+            for curve, federation, result in zip(curves, federations, results, strict=True):
+                curve.append(pool_accuracy(federation, result, accuracy))
+            latest = ", ".join(f"{curve[-1]:.2f}" for curve in curves)
+            print(f"{name}: round {results[0].round} of {configs[0].rounds}: {latest}", flush=True)
+    return curves
 
 
 def _list_settings(study: Study, compared: Compared, seed: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ RUN_MEANINGS = {
     "combiner": "what the server makes of the uploads of a round: see [combiners](combiners.md)",
     "partition": "how the data set is divided among clients; `auto`: `nway` for the data sets that "
     "come with the package, all rows of [data of your own](data.md)",
-    "profile": "follow the paper's text, or its released code, where they differ",
+    "profile": "which [reading of FedProto](fedproto-variants.md) to follow where they differ",
     "clients": "number of clients; none: 20 for the data sets that come with the package and for "
     "`nway`, as many as [data of your own](data.md) names or suits",
     "rounds": "number of communication rounds",
@@ -136,7 +136,11 @@ OPTION_MEANINGS = {
         "server_momentum": "β, how much of its last step the server repeats",
         "beta1": "β1, how much the server keeps of the mean of its steps",
         "beta2": "β2, how much the server keeps of the mean of their squares",
-        "tau": "τ, which keeps the server's step small where the squares are",
+        "tau": "τ, which divides distances to prototypes before a softmax over classes (`fedadam`: "
+        "which keeps the server's step small where the squares are)",
+        "tau_unit": "whether τ is in units of the mean squared distance between the prototypes",
+        "m": "how much of the mean body of its architecture a client mixes into its own",
+        "contrast": "β, the weight of the contrast between the prototypes of all classes",
     },
     "dataset": {
         **_IMAGE_OPTIONS,

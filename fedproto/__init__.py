@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fedproto.runs.result import Result
     from fedproto.runs.resuming import resume
     from fedproto.runs.sweeping import SweptRun, sweep
+    from fedproto.runs.tune.tuning import Tuned, tune
 
 __version__ = "0.1.0"
 
@@ -72,6 +73,7 @@ __all__ = [
     "TrainingError",
     "Transform",
     "Tree",
+    "Tuned",
     "Upload",
     "extend",
     "join",
@@ -83,6 +85,7 @@ __all__ = [
     "stream",
     "sweep",
     "trust_plugins",
+    "tune",
     "wrap",
 ]
 
@@ -94,6 +97,7 @@ _HOMES = {
     "RoundResult": "core.rounds",
     "SweptRun": "runs.sweeping",
     "Transform": "core.transforms",
+    "Tuned": "runs.tune.tuning",
     "extend": "membership.api",
     "join": "membership.join",
     "members": "membership.api",
@@ -101,6 +105,7 @@ _HOMES = {
     "run": "runs.api",
     "stream": "runs.api",
     "sweep": "runs.sweeping",
+    "tune": "runs.tune.tuning",
     "trust_plugins": "config.plugin_trust",
     "wrap": "models.shared.wrap",
 }

@@ -17,6 +17,7 @@
 | fednh | body, class means | global body, fixed head | CE of cosines | both | means | cosines |
 | fedgh | class means, head | own body, global head | CE | class means | trained head | head |
 | fedtgp | class means | own | CE + λ d(f(x), P_y) | class means | trained prototypes | both |
+| fedblend | body, class means | mixed body, own head | as fedproto | both | means | all three |
 | lg-fedavg | head | own body, global head | CE | head | mean by samples | head |
 | feddistill | class logits | own | CE + γ d(z(x), Z_y) | class logits | mean per class | head |
 | fedproto(-mh) | class means | own | CE + λ d(f(x), C_y) | class means | mean per class | both |
@@ -25,6 +26,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -48,6 +50,15 @@ from fedproto.errors import ConfigError
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Return the mean over the samples of a batch that are not padding."""
     return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+def mean_over_known(values: Tensor, step: Step) -> Tensor:
+    """Return the mean over the batch of one value per sample, which is 0 if its class is not known.
+
+    The classes that are `known` are among what the client received.
+    """
+    is_known = step.received["known"][step.batch.y]
+    return masked_mean(values * is_known, step.batch.mask)
 
 
 def supervised(step: Step) -> Tree:
@@ -83,6 +94,11 @@ def trainable(params: Tree) -> Tree:
     """Return a model without BatchNorm's running statistics, which have no gradient."""
     statistics = ("running_mean", "running_var")
     return {name: value for name, value in params.items() if not name.endswith(statistics)}
+
+
+def make_zeros(params: Tree) -> Tree:
+    """Return zeros for every tensor of a model that is trained and travels."""
+    return map_trees(torch.zeros_like, trainable(travelling(params, everything)))
 
 
 def samples(step: Step) -> Tensor:

@@ -13,8 +13,7 @@ def ditto(*, lam: NonNegativeFloat = 1.0) -> Algorithm:
     Each round, the client trains its own model v on min L_S(v) + λ/2 ||v − w_g||², then a copy of
     the global model it received on min L_S(w) from w = w_g, and uploads the copy:
     w_g ← Σ_i |D_i|/N · w_i. The client predicts with v. Both parts start from what was received,
-    so their order does not matter; v comes first, so that its batches are those of `local`. The
-    paper averages the w_i without weights, over clients that it samples by their size.
+    so their order does not matter; v comes first, so that its batches are those of `local`.
     """
     plain = fedavg()
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedproto.algorithms import by_head, masked_mean, supervised
+from fedproto.algorithms import by_head, mean_over_known, supervised
 from fedproto.config.options import NonNegativeFloat
 from fedproto.core.prototypes import class_means
 from fedproto.core.tensors import make_group, weighted_mean
@@ -47,11 +47,8 @@ def feddistill(
         return {"logits": server["logits"], "known": server["known"] * recipient.classes}
 
     def loss(step: Step) -> Tree:
-        y = step.batch.y
-        distances = measure(step.logits, step.received["logits"][y])
-        is_known = step.received["known"][y]
-        penalty = masked_mean(distances * is_known, step.batch.mask)
-        return supervised(step) | {"regulariser": gamma * penalty}
+        distances = measure(step.logits, step.received["logits"][step.batch.y])
+        return supervised(step) | {"regulariser": gamma * mean_over_known(distances, step)}
 
     def upload(step: Step) -> Upload:
         classes = len(step.received["known"])

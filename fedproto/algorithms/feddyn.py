@@ -1,11 +1,18 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from fedproto.algorithms import supervised, trainable, travelling
+from fedproto.algorithms import make_zeros, supervised, trainable, travelling
 from fedproto.algorithms.fedavg import fedavg
 from fedproto.config.options import PositiveFloat
-from fedproto.core.tensors import make_group, squared_distance, weighted_mean
+from fedproto.core.tensors import (
+    inner_product,
+    make_group,
+    map_trees,
+    squared_distance,
+    weighted_mean,
+)
 from fedproto.core.types import (
     Algorithm,
     Recipient,
@@ -35,25 +42,24 @@ def feddyn(*, mu: PositiveFloat = 0.1) -> Algorithm:
     def init(params: Tree, task: Task) -> State:
         model = travelling(params, everything)
         clients = next(iter(model.values())).new_tensor(task.clients)
-        return {"model": model, "h": _zeros(model), "clients": clients}
+        return {"model": model, "h": make_zeros(model), "clients": clients}
 
     def send(server: State, recipient: Recipient) -> State:
         return dict(server["model"])
 
     def client_init(params: Tree, task: Task) -> State:
-        return {"linear": _zeros(travelling(params, everything))}
+        return {"linear": make_zeros(params)}
 
     def client_update(step: Step) -> State:
-        linear = {}
-        for name, value in step.state["linear"].items():
-            linear[name] = value - mu * (step.params[name] - step.received[name])
-        return {"linear": linear}
+        def follow(linear: Tensor, new: Tensor, old: Tensor) -> Tensor:
+            return linear - mu * (new - old)
+
+        return {"linear": map_trees(follow, step.state["linear"], step.params, step.received)}
 
     def loss(step: Step) -> Tree:
         distance = squared_distance(trainable(step.received), step.params)
-        linear = step.state["linear"]
-        products = [(value * step.params[name]).sum() for name, value in linear.items()]
-        return supervised(step) | {"regulariser": mu / 2 * distance - torch.stack(products).sum()}
+        product = inner_product(step.state["linear"], step.params)
+        return supervised(step) | {"regulariser": mu / 2 * distance - product}
 
     def upload(step: Step) -> Upload:
         values = travelling(step.params, everything)
@@ -62,10 +68,12 @@ def feddyn(*, mu: PositiveFloat = 0.1) -> Algorithm:
     def aggregate(server: State, uploads: Upload) -> State:
         mean = weighted_mean(server["model"], uploads["model"])
         share = uploads["model"].weight.sum() / server["clients"]
-        h = {}
-        for name, value in server["h"].items():
-            h[name] = value - mu * share * (mean[name] - server["model"][name])
-        moved = {name: mean[name] - value / mu for name, value in h.items()}
+
+        def follow(h: Tensor, new: Tensor, old: Tensor) -> Tensor:
+            return h - mu * share * (new - old)
+
+        h = map_trees(follow, server["h"], mean, server["model"])
+        moved = map_trees(lambda value, new: new - value / mu, h, mean)
         return {"model": mean | moved, "h": h, "clients": server["clients"]}
 
     return replace(
@@ -79,8 +87,3 @@ def feddyn(*, mu: PositiveFloat = 0.1) -> Algorithm:
         upload=upload,
         aggregate=aggregate,
     )
-
-
-def _zeros(model: Tree) -> Tree:
-    """Return zeros for every tensor of a model that is trained."""
-    return {name: torch.zeros_like(value) for name, value in trainable(model).items()}

@@ -41,10 +41,10 @@ def fedgh(
     min over g of the mean over clients i and their classes j of CE(g(C_i^(j)), j),
 
     for some epochs over the single means of this round. Bodies stay with their clients and may
-    differ; the head is one linear layer over `dim` values. Alg. 1 takes one step per mean, in the
-    order of the clients; here the means are shuffled into batches, as in HtFLlib, whose epochs
-    and learning rate are the defaults. Clients are scored with the server's new head, in the
-    authors' code with the head that they trained themselves.
+    differ; the head is one linear layer over `dim` values. The authors' code takes the means
+    one by one, in the order of the clients; here they are shuffled into batches, as in HtFLlib,
+    whose scripts have our epochs and learning rate. Clients are scored with the server's new head,
+    in the authors' code with the head that they trained themselves.
     """
 
     def init(params: Tree, task: Task) -> State:

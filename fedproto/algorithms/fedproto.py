@@ -3,9 +3,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedproto.algorithms import masked_mean, supervised
-from fedproto.config.options import NonNegativeFloat
-from fedproto.core.prototypes import DISTANCES, class_means, scores
+from fedproto.algorithms import masked_mean, mean_over_known, supervised
+from fedproto.config.options import NonNegativeFloat, PositiveFloat
+from fedproto.core.prototypes import (
+    DISTANCES,
+    Tau,
+    add_log_probabilities,
+    class_means,
+    contrast_losses,
+    scores,
+)
 from fedproto.core.tensors import make_group, weighted_mean
 from fedproto.core.types import (
     Algorithm,
@@ -29,6 +36,9 @@ def fedproto(
     collect: Literal["after", "during"] = "after",
     absent: Literal["remember", "drop"] = "remember",
     fixed: bool = False,
+    contrast: NonNegativeFloat = 0.0,
+    tau: PositiveFloat = 0.3,
+    tau_unit: Literal["relative", "absolute"] = "relative",
 ) -> Algorithm:
     """Exchange class means instead of weights (Tan et al. 2022, Algorithm 1).
 
@@ -41,7 +51,14 @@ def fedproto(
     (`eq6`).
 
     Prediction, Eq. 4: the prototype nearest in L2, whatever `distance` is; the head is evaluated,
-    too.
+    too, and `both`, the sum of the head's log-probabilities and of log p below.
+
+    With `contrast` β > 0, clients receive all known prototypes and also minimise −β log p_y, where
+    p_j = softmax_j(−d(f(φ; x), C̄^(j))/τ), d the mean squared difference; 0 while y or all other
+    classes have no prototype. Since ∂(−log p_y)/∂h = 2/(τd) Σ_j (1[j = y] − p_j) (h − C̄^(j)), a
+    step moves an embedding towards its own prototype and away from every other C̄^(j) in proportion
+    to p_j. That needs no sample of class j: classes that no client holds together are kept apart.
+    The unit of τ is the mean d between the prototypes, or 1 (`tau_unit="absolute"`).
 
     `collect="during"` takes the embeddings as they pass in the last epoch instead of after
     training. Absent clients still count with their latest upload (`absent="remember"`) or do not
@@ -50,6 +67,7 @@ def fedproto(
     none get theirs from the uploads.
     """
     penalty = {"sample": _sample_penalty, "class": _class_penalty}[regularise]
+    divisor = Tau(tau, tau_unit)
 
     def init(params: Tree, task: Task) -> State:
         like = next(value for value in params.values() if value.is_floating_point())
@@ -66,11 +84,16 @@ def fedproto(
         return per_class(task, counts, prototypes=(task.dim,))
 
     def send(server: State, recipient: Recipient) -> State:
-        known = server["known"] * recipient.classes
+        known = server["known"] if contrast else server["known"] * recipient.classes
         return {"prototypes": server["prototypes"], "known": known}
 
     def loss(step: Step) -> Tree:
-        return supervised(step) | {"regulariser": lam * penalty(step, distance)}
+        terms = supervised(step) | {"regulariser": lam * penalty(step, distance)}
+        if contrast:
+            prototypes, known = step.received["prototypes"], step.received["known"]
+            losses = contrast_losses(step.features, step.batch.y, prototypes, known, divisor)
+            terms["contrast"] = contrast * masked_mean(losses, step.batch.mask)
+        return terms
 
     def upload(step: Step) -> Upload:
         means, counts = _local_prototypes(step)
@@ -95,11 +118,11 @@ def fedproto(
         return server | {"prototypes": prototypes, "known": known}
 
     def predict(step: Step) -> Tree:
-        received = step.received
-        return {
-            "head": step.logits,
-            "prototype": scores(step.features, received["prototypes"], received["known"]),
-        }
+        prototypes, known = step.received["prototypes"], step.received["known"]
+        by_prototype = scores(step.features, prototypes, known)
+        tau_now = divisor.measure(prototypes, known)
+        both = add_log_probabilities(step.logits, by_prototype, prototypes.shape[-1], tau_now)
+        return {"head": step.logits, "prototype": by_prototype, "both": both}
 
     def notes(server: State) -> list[str]:
         if server["known"].any():
@@ -131,10 +154,8 @@ def _local_prototypes(step: Step) -> tuple[Tensor, Tensor]:
 
 def _sample_penalty(step: Step, distance: str) -> Tensor:
     """Return the mean over the batch of d(f(φ; x), C̄^(y)); 0 where C̄^(y) does not exist."""
-    y = step.batch.y
-    distances = DISTANCES[distance](step.features, step.received["prototypes"][y])
-    is_known = step.received["known"][y]
-    return masked_mean(distances * is_known, step.batch.mask)
+    prototypes = step.received["prototypes"][step.batch.y]
+    return mean_over_known(DISTANCES[distance](step.features, prototypes), step)
 
 
 def _class_penalty(step: Step, distance: str) -> Tensor:

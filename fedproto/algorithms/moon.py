@@ -20,7 +20,7 @@ def moon(*, mu: NonNegativeFloat = 1.0, temperature: PositiveFloat = 0.5) -> Alg
 
     In a client's first round the previous model is the initial one. The embedding is what the
     model's head is given; the authors' networks end in a projection of two layers before the
-    head, which a model of one's own may have, too. They tune μ for each data set (1, 5 or 10).
+    head, which a model of one's own may have, too. They tune μ for each data set.
     """
 
     def client_init(params: Tree, task: Task) -> State:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedproto.algorithms import overwrite, path_length, supervised, trainable, travelling
+from fedproto.algorithms import make_zeros, overwrite, path_length, supervised, trainable
 from fedproto.algorithms.fedavg import fedavg
 from fedproto.config.options import PositiveFloat
 from fedproto.core.tensors import inner_product, make_group, map_trees, weighted_mean
@@ -16,7 +16,6 @@ from fedproto.core.types import (
     Task,
     Tree,
     Upload,
-    everything,
     per_client,
 )
 
@@ -34,15 +33,12 @@ def scaffold(*, server_lr: PositiveFloat = 1.0) -> Algorithm:
     """
     averaging = fedavg()
 
-    def zeros(params: Tree) -> Tree:
-        return map_trees(torch.zeros_like, trainable(travelling(params, everything)))
-
     def init(params: Tree, task: Task) -> State:
-        trees = {"model": averaging.init(params, task), "control": zeros(params)}
+        trees = {"model": averaging.init(params, task), "control": make_zeros(params)}
         return trees | {"clients": torch.tensor(task.clients)}
 
     def declare(params: Tree, task: Task) -> dict[str, GroupLayout]:
-        control = per_client(zeros(params), relative=False)["model"]
+        control = per_client(make_zeros(params), relative=False)["model"]
         return averaging.declare(params, task) | {"control": control}
 
     def send(server: State, recipient: Recipient) -> State:
@@ -87,7 +83,7 @@ def scaffold(*, server_lr: PositiveFloat = 1.0) -> Algorithm:
         send=send,
         adopt=lambda own, received: overwrite(own, received["model"]),
         loss=loss,
-        client_init=lambda params, task: {"control": zeros(params)},
+        client_init=lambda params, task: {"control": make_zeros(params)},
         client_update=client_update,
         upload=upload,
         aggregate=aggregate,

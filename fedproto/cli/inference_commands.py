@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -57,8 +57,8 @@ def predict(
         ),
     ] = None,
     by: Annotated[
-        Literal["prototype", "head", "both"],
-        typer.Option(help="the nearest prototype, the client's head, or both"),
+        By,
+        typer.Option(help="the nearest prototype, the client's head, or both and their sum"),
     ] = "both",
     among: Annotated[
         Among, typer.Option(help="the federation's classes, or the client's own")
@@ -107,7 +107,7 @@ def predict(
     elif trained.prototypes is None:
         ways = ["head"]
     else:
-        ways = ["prototype", "head"]
+        ways = ["prototype", "head", "both"]
     predictor = Predictor(trained, ways, among, reject, top)
     skipped = _classify_files(predictor, inputs, label_column, id_column)
     if out is not None:

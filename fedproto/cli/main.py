@@ -23,6 +23,7 @@ from fedproto.cli.plain_help import PlainTyper
 from fedproto.cli.report_command import report
 from fedproto.cli.run_commands import RUN_EPILOG, resume, run
 from fedproto.cli.sweep_commands import reproduce, sweep
+from fedproto.cli.tune_command import tune
 from fedproto.config import plugin_trust
 from fedproto.core.interrupts import handle_sigterm
 from fedproto.errors import FedProtoError
@@ -36,6 +37,7 @@ app = PlainTyper(
 app.command(epilog=RUN_EPILOG)(run)
 app.command()(resume)
 app.command()(sweep)
+app.command()(tune)
 app.command()(reproduce)
 app.command()(bench)
 app.command()(report)

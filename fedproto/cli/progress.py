@@ -101,6 +101,25 @@ class SweepProgress:
         _print(self.console, f"{cell.name} broke down: {error}", "red")
 
 
+@contextmanager
+def search_bar(console: Console) -> Iterator[SearchProgress]:
+    """Yield what shows the progress of a search: a bar over the rounds of all its candidates."""
+    with _bar(console, "rounds of all, left") as bar:
+        task = bar.add_task("tune", total=None)
+        yield SearchProgress(console, bar, task, [])
+
+
+class SearchProgress(SweepProgress):
+    """Shows how a search proceeds."""
+
+    def rung(self, candidates: int, until: int, rounds_left: int) -> None:
+        """Announce that so many candidates are trained up to a round."""
+        done = self.bar.tasks[0].completed
+        self.bar.update(self.task, total=done + rounds_left)
+        noun = "candidate" if candidates == 1 else "candidates"
+        _print(self.console, f"{candidates} {noun} up to round {until}")
+
+
 def _bar(console: Console, unit: str) -> Progress:
     columns = (
         TextColumn("{task.description}", markup=False),

@@ -11,6 +11,7 @@ import typer
 
 from fedproto.cli.flags import PluginDir, TrustPlugins
 from fedproto.cli.output import execute, say, show_results
+from fedproto.config.profiles import PROFILES
 
 if TYPE_CHECKING:
     from fedproto.config.settings import Config
@@ -21,6 +22,7 @@ RUN_EPILOG = (
     "clip_norm, warmup, last_batch, precision, threads, workers, stack, states, compile, and the "
     "options that `fedproto list` shows."
 )
+PROFILE_HELP = f"reading of FedProto: {', '.join(PROFILES)} [paper]"
 #: Bytes that the name of a data set or algorithm may take in the name of a folder.
 MAX_NAME_BYTES = 100
 
@@ -35,7 +37,7 @@ def run(
         Path | None,
         typer.Argument(metavar="CONFIG.toml", help="settings as a TOML file; flags override them"),
     ] = None,
-    profile: Annotated[str | None, _flag("profile", "NAME", "paper or released [paper]")] = None,
+    profile: Annotated[str | None, _flag("profile", "NAME", PROFILE_HELP)] = None,
     dataset: Annotated[
         str | None,
         _flag(
@@ -230,23 +232,34 @@ def run(
 def _read_configs(
     path: Path | None, flags: dict[str, str], assignments: Sequence[str]
 ) -> list[Config]:
-    """Return one configuration per algorithm; `--set` wins over flags, and flags over the file.
+    """Return one configuration per algorithm; `--set` wins over flags, and flags over the file."""
+    from fedproto.config.config_file import read_toml
+    from fedproto.config.settings import configure
 
-    Plug-ins that the user names are trusted; a file that names others is refused.
+    stored = {} if path is None else read_toml(path)
+    settings, assigned = join_settings(stored, path, flags, assignments)
+    return configure(settings, assigned)
+
+
+def join_settings(
+    stored: dict[str, Any], path: Path | None, flags: dict[str, str], assignments: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of a file with those of flags, and the ones that `--set` assigns.
+
+    Plug-ins that the user names are trusted; a file that names others is refused. `stored` was
+    read from `path`, if there is one.
     """
     from fedproto.config import plugins
-    from fedproto.config.config_file import read_toml
-    from fedproto.config.settings import configure, read_assignment
+    from fedproto.config.settings import read_assignment
 
     assigned = dict(read_assignment(text) for text in assignments)
     plugins.trust_chosen(flags)
     plugins.trust_chosen(assigned)
-    stored: dict[str, Any] = {}
+    kept = _drop_replaced(stored, flags)
     if path is not None:
-        stored = _drop_replaced(read_toml(path), flags)
-        effective = {key: value for key, value in stored.items() if key not in assigned}
+        effective = {key: value for key, value in kept.items() if key not in assigned}
         plugins.refuse_plugins(effective, path)
-    return configure(stored | flags, assigned)
+    return kept | flags, assigned
 
 
 def _drop_replaced(stored: dict[str, Any], flags: dict[str, str]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-from fedproto.core.combination import Combiner, sum_group
+from fedproto.core.combination import Combiner
+from fedproto.core.tensors import sum_group
 
 
 def sum() -> Combiner:

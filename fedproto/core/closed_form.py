@@ -205,7 +205,7 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
         layouts = algorithm.declare(params, task)
         layouts = layouts | {CLASS_SUMS: GroupLayout({"features": (width,)}, "class", task.classes)}
         if teacher.needs_gram:
-            layouts[GRAM] = GroupLayout({"gram": (width * (width + 1) // 2,)})
+            layouts[GRAM] = GroupLayout({"gram": (width * (width + 1) // 2,)}, across=True)
         return layouts
 
     def send(server: State, recipient: Recipient) -> State:
@@ -294,6 +294,7 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
         once=(*algorithm.once, *groups),
         additive=False,
         combinable=False,
+        common=(*algorithm.common, TEACHER),
         uses_fixed=True,
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedproto.core.tensors import map_group
+from fedproto.core.tensors import divide_by_weight, sum_group
 from fedproto.core.types import Algorithm, Group, State, Task, Tree, Upload
 from fedproto.errors import ConfigError
 
@@ -108,11 +108,6 @@ def _row_shapes(group: Group) -> dict[str, tuple[int, ...]]:
 # --- combiners from rules
 
 
-def sum_group(group: Group) -> Group:
-    """Return the sum over the uploads, with a leading axis of 1."""
-    return map_group(group, lambda value: value.sum(0, keepdim=True))
-
-
 def combine_rows(name: str, rule: Rule, needs: int = 1) -> Combiner:
     """Return the combiner that applies a rule to each row of a group.
 
@@ -141,14 +136,11 @@ def combine_rows(name: str, rule: Rule, needs: int = 1) -> Combiner:
 
 def _join_values(group: Group, weight: Tensor) -> Tensor:
     """Return the values of all tensors, (m, R, D): sums divided by weights, 0 without a weight."""
-    is_held = (weight > 0)[..., None]
-    divisor = torch.where(is_held, weight[..., None], 1)
-    values = []
-    for sums in group.sums.values():
-        size = sums[:1].numel() // max(1, weight.shape[1])
-        rows = sums.reshape(*weight.shape, size)
-        values.append(torch.where(is_held, rows / divisor, 0))
-    return torch.cat(values, dim=2)
+    joined = []
+    for values in divide_by_weight(group).values():
+        size = values[:1].numel() // max(1, weight.shape[1])
+        joined.append(values.reshape(*weight.shape, size))
+    return torch.cat(joined, dim=2)
 
 
 def _split_values(combined: Tensor, group: Group) -> Group:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedproto.core.dropout import Dropped
 from fedproto.core.measurement import MeasuredClient, Metric, measure_scores
 from fedproto.core.tensors import move_index
-from fedproto.core.types import NEVER, Recipient, Task, Tree
+from fedproto.core.types import NEVER, Recipient, State, Task, Tree
 
 if TYPE_CHECKING:
     from fedproto.data.shared.preprocessing import Preprocessing
@@ -75,6 +75,8 @@ class Member:
     name: str = ""  # what people call it; its number where nothing else is said
     #: The body whose features are the member's inputs; None: inputs are what the data set has.
     frozen: FrozenBody | None = None
+    #: Whose weights the algorithm averages with its own; empty: everybody's, or nobody's.
+    architecture: str = ""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -148,26 +150,49 @@ class Federation:
         own_classes = self.own_classes[client]
         classes = torch.ones_like(own_classes) if all_classes else own_classes
         number = torch.tensor(client, device=self.device)
-        return Recipient(number, classes, torch.as_tensor(missed, device=self.device))
+        architecture = self.members[client].architecture
+        rounds_missed = torch.as_tensor(missed, device=self.device)
+        return Recipient(number, classes, architecture, rounds_missed)
+
+    @cached_property
+    def architectures(self) -> dict[str, list[Member]]:
+        """The members of each architecture, by its name, if the algorithm tells them apart."""
+        groups: dict[str, list[Member]] = {}
+        for member in self.members:
+            groups.setdefault(member.architecture, []).append(member)
+        return groups if len(groups) > 1 else {}
+
+    @property
+    def initial(self) -> State:
+        """What an algorithm's `init` and `declare` are given: one tree for each architecture."""
+        if not self.architectures:
+            return self.members[0].initial
+        return {name: members[0].initial for name, members in self.architectures.items()}
 
     @cached_property
     def _recipients(self) -> Recipient:
         """All clients, each with its own classes."""
         numbers = torch.arange(len(self.members), device=self.device)
-        return Recipient(numbers, self.own_classes, torch.full_like(numbers, NEVER))
+        return Recipient(numbers, self.own_classes, "", torch.full_like(numbers, NEVER))
 
-    def recipients(self, clients: Tensor, missed: Tensor | None = None) -> Recipient:
+    def recipients(
+        self, clients: Tensor, architecture: str = "", missed: Tensor | None = None
+    ) -> Recipient:
         """Return some clients, each with its own classes, with a leading axis over them.
+
+        They are recipients of an architecture, whether it is theirs or not.
 
         missed  (members,) of all clients; see `Recipient`
         """
-        recipients = self._recipients
+        number, classes, _, rounds_missed = self._recipients
         if missed is not None:
-            recipients = recipients._replace(missed=missed.to(self.device))
-        if len(clients) == len(self.members):
-            return recipients
-        rows = move_index(clients, self.device)
-        return Recipient(*(value[rows] for value in recipients))
+            rounds_missed = missed.to(self.device)
+        if len(clients) < len(self.members):
+            rows = move_index(clients, self.device)
+            number = number[rows]
+            classes = classes[rows]
+            rounds_missed = rounds_missed[rows]
+        return Recipient(number, classes, architecture, rounds_missed)
 
     def measure_client(
         self, client: int, scores: Tree, y: Tensor, part: EvaluatedPart

@@ -241,8 +241,13 @@ def forward(
 
 def run_copy(module: nn.Module, params: Tree, keep: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return features and logits; buffers that the module updates in training are copied first."""
+    return functional_call(module, with_copied_buffers(module, params) | keep, (x,))
+
+
+def with_copied_buffers(module: nn.Module, params: Tree) -> Tree:
+    """Return parameters with copies of a module's buffers, to which it may write in any mode."""
     copies = {name: params[name].clone() for name, _ in module.named_buffers() if name in params}
-    return functional_call(module, params | copies | keep, (x,))
+    return params | copies
 
 
 def _run_phase(
@@ -392,11 +397,7 @@ def _evaluation_step(module: nn.Module, state: Tree, examples: Examples, receive
 def _run_in_eval_mode(module: nn.Module, state: Tree, examples: Examples) -> tuple[Tensor, Tensor]:
     """Return features and logits of all examples, computed EVALUATION_BATCH at a time."""
     module.eval()
-    # A module may write to its buffers even in eval mode; it gets copies of them.
-    visible = dict(state)
-    for name, _ in module.named_buffers():
-        if name in state:
-            visible[name] = state[name].clone()
+    visible = with_copied_buffers(module, state)
     all_features = []
     all_logits = []
     with torch.no_grad():

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedproto.core.types import Tree
 
 #: The accuracies of the algorithms that come with the package.
-ACCURACIES = ("head", "head_own", "prototype", "prototype_own")
+ACCURACIES = ("head", "head_own", "prototype", "prototype_own", "both", "both_own")
 #: The predicted class of a row for which no class has a score; it is never correct.
 NO_CLASS = -1
 

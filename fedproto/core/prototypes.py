@@ -9,6 +9,8 @@ the distances themselves nor gradients elsewhere.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -104,3 +106,72 @@ def scores(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
     A class without a prototype has −∞.
     """
     return torch.where(known > 0, -distances(features, prototypes, "l2"), -torch.inf)
+
+
+# --- probabilities
+
+
+class Tau(NamedTuple):
+    """What mean squared distances to prototypes are divided by before a softmax over classes."""
+
+    value: float = 0.3
+    unit: str = "relative"  # in units of the prototypes' spread, or "absolute"
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Tau":
+        """Return the τ among the options of an algorithm; the default if it has none."""
+        return cls(options.get("tau", cls().value), options.get("tau_unit", cls().unit))
+
+    def measure(self, prototypes: Tensor, known: Tensor) -> Tensor:
+        """Return τ for these prototypes, as a number above 0: ()."""
+        if self.unit == "absolute":
+            return torch.full_like(known.sum(), self.value)
+        spread = measure_spread(prototypes, known)
+        return self.value * torch.where(spread > 0, spread, 1)
+
+
+DEFAULT_TAU = Tau()
+
+
+def measure_spread(prototypes: Tensor, known: Tensor) -> Tensor:
+    """Return the mean over pairs of known prototypes of their mean squared difference: ().
+
+    For n vectors it is 2 / (n − 1) times the sum of their squared differences from their mean. It
+    is 0 if fewer than two are known.
+    """
+    count = known.sum()
+    mean = (known[:, None] * prototypes).sum(0) / count.clamp(min=1)
+    return 2 * (known * _mse(prototypes, mean)).sum() / (count - 1).clamp(min=1)
+
+
+def log_probabilities(gaps: Tensor, known: Tensor, tau: Tensor) -> Tensor:
+    """Return log softmax_j(−d_j / τ) over the known classes, (b, C); −∞ for the others.
+
+    gaps  (b, C) mean squared distances to the prototypes
+    """
+    is_known = known > 0
+    among_known = F.log_softmax(torch.where(is_known, -gaps / tau, -torch.inf), -1)
+    return torch.where(is_known, among_known, -torch.inf)
+
+
+def contrast_losses(
+    features: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, tau: Tau
+) -> Tensor:
+    """Return −log softmax_j(−mse(h, C^(j))/τ) at j = y of each embedding h: (b,).
+
+    It is 0 for a sample whose class has no prototype, or is the only one that has.
+    """
+    gaps = distances(features, prototypes, "mse")
+    log_p = log_probabilities(gaps, known, tau.measure(prototypes, known))
+    of_own_class = log_p.gather(-1, y[:, None])[:, 0]
+    return torch.where(known[y] > 0, -of_own_class, 0)
+
+
+def add_log_probabilities(logits: Tensor, by_prototype: Tensor, dim: int, tau: Tensor) -> Tensor:
+    """Return the sum of the head's and the prototypes' log-probabilities, (b, C).
+
+    by_prototype  (b, C) minus the L2 distances, as `scores` gives them
+    dim           the values of a prototype
+    """
+    known = torch.isfinite(by_prototype).to(logits.dtype)
+    return F.log_softmax(logits, -1) + log_probabilities(by_prototype.square() / dim, known, tau)

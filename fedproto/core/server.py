@@ -28,7 +28,7 @@ from fedproto.core.uploads import LatestUploads
 from fedproto.errors import shown
 
 #: The groups of exported tensors of what clients send once, and of uploads on their way.
-_ONCE = "once"
+ONCE = "once"
 _IN_FLIGHT = "flight"
 #: The exported tensor of `Progress.last_heard`; only where something is sent once.
 _HEARD = "heard"
@@ -59,10 +59,10 @@ class Progress:
         """Return the progress of a federation before its first round."""
         clients = len(federation.members)
         with errors_named(f"the server of {algorithm.name}, before round 1"):
-            first = federation.members[0].initial
-            server = algorithm.init(first, federation.task)
+            initial = federation.initial
+            server = algorithm.init(initial, federation.task)
             check_server_state(server, "init")
-            layouts = check_declaration(algorithm, algorithm.declare(first, federation.task))
+            layouts = check_declaration(algorithm, algorithm.declare(initial, federation.task))
         progress = cls(server, Ledger(clients), LatestUploads(clients), layouts)
         progress.once_uploads = LatestUploads(clients)
         progress.in_flight = LatestUploads(clients)
@@ -99,7 +99,7 @@ class Progress:
         tree["ledger"] = self.ledger.counts
         tree |= self.latest_uploads.export()
         if self.once_uploads.uploads is not None:
-            tree |= flatten_groups({_ONCE: self.once_uploads.export()})
+            tree |= flatten_groups({ONCE: self.once_uploads.export()})
             tree[_HEARD] = self.last_heard
         if self.in_flight.uploads is not None:
             tree |= flatten_groups({_IN_FLIGHT: self.in_flight.export()})
@@ -116,8 +116,8 @@ class Progress:
         device = next((value.device for value in server.values()), torch.device("cpu"))
         latest_uploads = LatestUploads.restore(tree, clients, self.layouts, device)
         once_uploads = LatestUploads(clients)
-        if _ONCE in groups:
-            once_uploads = LatestUploads.restore(groups[_ONCE], clients, self.layouts, device)
+        if ONCE in groups:
+            once_uploads = LatestUploads.restore(groups[ONCE], clients, self.layouts, device)
         in_flight = LatestUploads(clients)
         if _IN_FLIGHT in groups:
             in_flight = LatestUploads.restore(groups[_IN_FLIGHT], clients, self.layouts, device)
@@ -140,7 +140,7 @@ class Progress:
             "ledger",
             "last",
             "uploads",
-            _ONCE,
+            ONCE,
             _IN_FLIGHT,
             _HEARD,
         }

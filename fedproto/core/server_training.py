@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedproto.core import rng
-from fedproto.core.tensors import move_index
+from fedproto.core.tensors import divide_by_weight, move_index
 from fedproto.core.types import Group, Tree
 
 
@@ -16,9 +16,9 @@ def list_single_values(group: Group, name: str) -> tuple[Tensor, Tensor]:
     They are in the order of the clients, and then of the classes.
     """
     speakers, classes = (group.weight > 0).nonzero(as_tuple=True)
-    weight = group.weight[speakers, classes]
-    sums = group.sums[name][speakers, classes]
-    return sums / weight[:, None], classes
+    sums = {name: group.sums[name][speakers, classes]}
+    singles = Group(sums, group.weight[speakers, classes])
+    return divide_by_weight(singles)[name], classes
 
 
 def train_on_server(

@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
-from fedproto.core.tensors import align_axes, map_upload
-from fedproto.core.transforms import received_values
+from fedproto.core.tensors import align_axes, find_received_values, map_upload
 from fedproto.core.types import Group, GroupLayout, State, Upload
 
 
@@ -66,7 +65,7 @@ def _shift(
         if not layouts[group_name].relative:
             shifted[group_name] = group
             continue
-        base = received_values(received, group_name, layouts[group_name])
+        base = find_received_values(received, group_name, layouts[group_name])
         sums = {}
         for name, value in group.sums.items():
             sums[name] = value + sign * align_axes(group.weight, value) * base[name]

@@ -10,13 +10,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedproto.core.types import Group, State, Tree, Upload
+from fedproto.core.types import Group, GroupLayout, State, Tree, Upload
 from fedproto.errors import shown
 
 T = TypeVar("T")
 
 #: The types of floating-point numbers that our files hold; torch has others, such as eight bits.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+#: Between a group's name and its architecture's, and before the name of an architecture's tree.
+SEPARATOR = "@"
 
 
 # --- trees
@@ -133,11 +136,25 @@ def pad_rows(value: Tensor, rows: int) -> Tensor:
 
 
 def concatenate_rows(trees: Sequence[Tree]) -> Tree:
-    """Return a tree with the rows of all trees, one after the other; empty trees are left out."""
+    """Return a tree with the rows of all trees, one after the other; empty trees are left out.
+
+    Rows of a tree that lacks a tensor are zeros in it.
+    """
     filled = [tree for tree in trees if tree]
-    if not filled:
-        return {}
-    return {name: torch.cat([tree[name] for tree in filled]) for name in filled[0]}
+    examples: Tree = {}
+    for tree in filled:
+        examples |= tree
+    joined = {}
+    for name, example in examples.items():
+        parts = []
+        for tree in filled:
+            part = tree.get(name)
+            if part is None:
+                rows = len(next(iter(tree.values())))
+                part = example.new_zeros(rows, *example.shape[1:])
+            parts.append(part)
+        joined[name] = torch.cat(parts)
+    return joined
 
 
 def map_trees(function: Callable[..., Tensor], first: Tree, *others: Tree) -> Tree:
@@ -168,6 +185,16 @@ def inner_product(a: Tree, b: Tree) -> Tensor:
 # --- uploads
 
 
+def split_group_name(name: str) -> tuple[str, str]:
+    """Return a group's name within its architecture, and the architecture's; empty: all of them.
+
+    >>> split_group_name("model@cnn"), split_group_name("prototypes")
+    (('model', 'cnn'), ('prototypes', ''))
+    """
+    group, _, architecture = name.partition(SEPARATOR)
+    return group, architecture
+
+
 def align_axes(weight: Tensor, like: Tensor) -> Tensor:
     """Return `weight` with trailing axes of size 1, so that it multiplies `like`.
 
@@ -181,6 +208,32 @@ def make_group(values: Tree, weight: Tensor) -> Group:
     """Return the group of `values` with `weight`: the products of both, and the weight."""
     sums = {name: align_axes(weight, value) * value for name, value in values.items()}
     return Group(sums, weight)
+
+
+def divide_by_weight(group: Group) -> Tree:
+    """Return the values of a group, sums / weight; 0 where the weight is 0."""
+    has_weight = group.weight > 0
+    divisor = torch.where(has_weight, group.weight, 1)
+    values = {}
+    for name, sums in group.sums.items():
+        quotient = sums / align_axes(divisor, sums)
+        values[name] = torch.where(align_axes(has_weight, sums), quotient, 0)
+    return values
+
+
+def find_received_values(received: State, group: str, layout: GroupLayout) -> Tree:
+    """Return the version of a group's values that the client received, by the same names.
+
+    They are in the tree that is named like the group, in none, or in another tree: the first of
+    these that has all their names. Where there are several architectures, each has a tree of trees.
+    """
+    group, architecture = split_group_name(group)
+    if architecture:
+        received = received[SEPARATOR + architecture]
+    for tree in (received.get(group), received, *received.values()):
+        if isinstance(tree, dict) and layout.shapes.keys() <= tree.keys():
+            return {name: tree[name] for name in layout.shapes}
+    raise KeyError(f"the group {group!r} is relative, but its values are not among those sent")
 
 
 def map_group(group: Group, change: Callable[[Tensor], Tensor]) -> Group:
@@ -257,9 +310,14 @@ def join_uploads(uploads: Sequence[Upload]) -> Upload:
     return unflatten_upload(concatenate_rows([flatten_upload(upload) for upload in uploads]))
 
 
+def sum_group(group: Group) -> Group:
+    """Return the sum of a group over the speakers, with a leading axis of 1."""
+    return map_group(group, lambda value: value.sum(0, keepdim=True))
+
+
 def sum_uploads(uploads: Upload) -> Upload:
     """Return the sum over the speakers; their axis stays, with length 1, so it is again uploads."""
-    return map_upload(uploads, lambda value: value.sum(0, keepdim=True))
+    return {name: sum_group(group) for name, group in uploads.items()}
 
 
 def count_speakers(uploads: Upload) -> int:

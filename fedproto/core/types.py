@@ -97,10 +97,17 @@ class GroupLayout:
     #: under these names in a tree that is called as the group. Then transforms work on the change,
     #: and so do asynchronous rounds.
     relative: bool = False
+    #: Whether clients of all architectures send the group alike, although it is not per class.
+    across: bool = False
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of one client's weight: () if it has one weight for all, else one per row."""
+        return () if self.per == "client" else (self.rows,)
 
     def tensor_shapes(self, group: str) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all tensors of the group with this name, by their flat names."""
-        rows = (self.rows,) if self.per != "client" else ()
+        rows = self.weight_shape
         shapes: dict[str, tuple[int, ...]] = {f"{group}/weight": rows}
         for name, shape in self.shapes.items():
             shapes[f"{group}/sums/{name}"] = rows + shape
@@ -132,9 +139,15 @@ class Recipient(NamedTuple):
 
     number: Tensor  # () the client's number
     classes: Tensor  # (C,) 1 for the classes it is sent something of
+    #: The name of its architecture; empty if weights are shared by all clients or by none.
+    architecture: str = ""
     #: () how many rounds were completed since one in which the client's upload arrived, and so
     #: since it surely received something; NEVER if there was none, and for an evaluation.
     missed: Tensor = torch.tensor(NEVER)
+
+
+#: `in_dims` of `vmap` for recipients of one architecture, with a leading axis over them.
+OVER_RECIPIENTS: Any = Recipient(0, 0, None, 0)  # type: ignore[arg-type]
 
 
 class Task(NamedTuple):
@@ -237,6 +250,9 @@ class Algorithm:
                may replace the sum
     mixed      the default models are the data set's mix of architectures
     uses_fixed whether batches need the features of the run's feature map, in `fixed`
+    common     where clients of several architectures share weights, each architecture has a server
+               state of its own, but for these entries: what is made of class-level groups, which
+               all architectures share
     notes      server's state -> sentences for the user to read after this round
     metrics    server's state -> numbers for this round's line of metrics.jsonl
     """
@@ -264,9 +280,10 @@ class Algorithm:
     combinable: bool = True
     mixed: bool = False
     uses_fixed: bool = False
+    common: tuple[str, ...] = ()
     notes: Callable[[State], list[str]] = lambda server: []
     metrics: Callable[[State], dict[str, float]] = lambda server: {}
-    #: What travels of an upload, if that is not the upload itself; see core/transforms.py.
+    #: What travels of an upload, if that is not the upload itself; see core/transform_chains.py.
     encode: Callable[[Upload, Step], Upload] | None = None
     decode: Callable[[Upload, State], Upload] | None = None
     #: Raises ValueError if what travelled cannot be decoded; for uploads from other machines.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedproto.core.tensors import (
     FLOATS,
+    divide_by_weight,
     find_mismatch,
     flatten_upload,
     map_group,
@@ -50,9 +51,10 @@ class LatestUploads:
 
     def store(self, clients: Tensor, uploads: Upload, round: int) -> None:
         """Replace the uploads of these clients by those of this round."""
-        if self.uploads is None:
-            self.uploads = map_upload(uploads, self._make_room)
-        stored = flatten_upload(self.uploads)
+        new = {name: group for name, group in uploads.items() if name not in (self.uploads or {})}
+        if new:
+            self.uploads = (self.uploads or {}) | map_upload(new, self._make_room)
+        stored = flatten_upload(self.uploads or {})
         for name, value in flatten_upload(uploads).items():
             stored[name].index_copy_(0, move_index(clients, value.device), value)
         self.last_round[clients] = round
@@ -163,8 +165,8 @@ class LatestUploads:
         held = group.weight
         if sums.numel() > LARGEST_LOCAL_VALUES or held.shape != sums.shape[:-1]:
             return {}
-        weight = held[..., None]
-        return {"local": torch.where(weight > 0, sums / weight, 0), "held": held}
+        values = divide_by_weight(Group({"local": sums}, held))
+        return values | {"held": held}
 
     # --- copies and files
 

@@ -20,6 +20,7 @@ from fedproto.config.options import words
 from fedproto.core.class_names import is_plain
 from fedproto.core.federation import Federation, Member, rearrange_head
 from fedproto.core.local_training import evaluate, score, start_client, train
+from fedproto.core.prototypes import Tau
 from fedproto.core.tensors import flatten_state, flatten_upload, join_client, split_client
 from fedproto.core.types import Algorithm, GroupLayout, State, Task, Tree
 from fedproto.deploy.member_checkpoint import (
@@ -47,7 +48,7 @@ from fedproto.errors import (
 )
 from fedproto.inference.trained_client import TrainedClient, calibrate_client
 from fedproto.runs.devices import torch_settings
-from fedproto.runs.prototype_files import Prototypes
+from fedproto.runs.prototype_files import Prototypes, take_prototypes
 
 #: The smallest accepted value of each whole number in a request's header; all are below 2**31.
 _SMALLEST_NUMBERS = {"round": 1, "number": 0}
@@ -147,7 +148,7 @@ def load_trained_member(own: MemberSettings) -> TrainedClient:
     if "prototypes" in saved.server:
         values = saved.server["prototypes"]
         dim = values.shape[1]
-        shared = Prototypes(saved.classes, values, saved.server["known"])
+        shared = Prototypes(saved.classes, values, saved.server["known"], tau=saved.tau)
     federation = build_federation(own, TrainingTerms(dim=dim), saved.classes)
     if federation.classes != saved.classes:
         raise RunFolderError(f"{own.name}'s data has other classes than when it trained")
@@ -242,14 +243,8 @@ def _train(
     # Weights that travel are in the state already; prototypes are needed to classify.
     prototypes = take_prototypes(participant.received)
     reply = Message(header, upload.arrays)
-    return MemberCheckpoint(round, classes, outcome.state, prototypes, reply, terms.dim)
-
-
-def take_prototypes(received: State) -> Tree:
-    """Return the prototypes among what a member received, and which there are; {} if none."""
-    if "prototypes" not in received or "known" not in received:
-        return {}
-    return {name: received[name] for name in ("prototypes", "known")}
+    tau = Tau.of(terms.part().options)
+    return MemberCheckpoint(round, classes, outcome.state, prototypes, reply, terms.dim, tau)
 
 
 def _prepare(

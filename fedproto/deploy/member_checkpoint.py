@@ -17,6 +17,7 @@ from fedproto.core.files import (
     read_tensors,
     write_tensors,
 )
+from fedproto.core.prototypes import DEFAULT_TAU, Tau
 from fedproto.core.tensors import flatten_groups, split_groups
 from fedproto.core.types import Tree
 from fedproto.deploy.messages import Message
@@ -39,6 +40,7 @@ class MemberCheckpoint:
     server: Tree  # the prototypes it received last, over the same classes
     reply: Message  # to the request for this round
     dim: int = 0  # values of an embedding, as the server says; 0: as the model has them
+    tau: Tau = DEFAULT_TAU  # of the prediction by both prototypes and head
 
     def save(self, own: MemberSettings) -> None:
         """Write the member's file, for its owner only."""
@@ -51,6 +53,7 @@ class MemberCheckpoint:
             "round": self.round,
             "classes": list(self.classes),
             "dim": self.dim,
+            "tau": list(self.tau),
             "reply": self.reply.header,
             "member": own.fingerprint(),
             "identity": own.identity(),
@@ -83,6 +86,7 @@ class MemberCheckpoint:
                 server=groups.get("server", {}),
                 reply=Message(header["reply"], arrays),
                 dim=header.get("dim", 0),
+                tau=Tau(*header.get("tau", ())),
             )
         except (KeyError, TypeError) as error:
             raise RunFolderError(f"{path} is not a complete member state: {error}") from error

@@ -22,9 +22,8 @@ from fedproto.errors import TrainingError
 def serve(state: ServerState, transport: Transport, say: Say) -> None:
     """Run all remaining rounds, and then ask every member for its accuracy."""
     if not state.path.exists():
-        save_state(
-            state, say
-        )  # before the first request: members remember which federation sent it
+        # Before the first request: members remember which federation sent it.
+        save_state(state, say)
     say(f"round {state.round} of {state.settings.rounds} is done; the state is in {state.path}")
     if state.settings.buffer:
         AsynchronousRounds(state, transport, say).run()

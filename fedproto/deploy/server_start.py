@@ -53,13 +53,17 @@ class ServerStart:
     @cached_property
     def class_rows(self) -> frozenset[str]:
         """The flat names of the server's tensors that have one row for each class."""
-        smaller = flatten_state(self.algorithm.init(self.params, self.task_of(2)))
-        larger = flatten_state(self.algorithm.init(self.params, self.task_of(3)))
-        names = set()
-        for name, value in smaller.items():
-            if value.shape != larger[name].shape:
-                names.add(name)
-        return frozenset(names)
+        smaller, larger = self._shapes_of_two_and_three
+        return frozenset(name for name in smaller if smaller[name] != larger[name])
+
+    @cached_property
+    def _shapes_of_two_and_three(self) -> tuple[dict[str, torch.Size], dict[str, torch.Size]]:
+        """The shapes of the server's tensors, by their flat names, over two and three classes."""
+        return self._shapes_of(2), self._shapes_of(3)
+
+    def _shapes_of(self, classes: int) -> dict[str, torch.Size]:
+        state = self.algorithm.init(self.params, self.task_of(classes))
+        return {name: value.shape for name, value in flatten_state(state).items()}
 
     @cached_property
     def client_counts(self) -> frozenset[str]:
@@ -86,9 +90,8 @@ class ServerStart:
             return False
         if self._sent_for_all_classes(2) != self._sent_for_all_classes(3):
             return False
-        smaller = flatten_state(self.algorithm.init(self.params, self.task_of(2)))
-        larger = flatten_state(self.algorithm.init(self.params, self.task_of(3)))
-        rows_fit = all(smaller[name].shape[1:] == larger[name].shape[1:] for name in smaller)
+        smaller, larger = self._shapes_of_two_and_three
+        rows_fit = all(smaller[name][1:] == larger[name][1:] for name in smaller)
         shapes = [layout.shapes for layout in self.declare(2).values()]
         return rows_fit and shapes == [layout.shapes for layout in self.declare(3).values()]
 
@@ -154,7 +157,7 @@ def make_template(layouts: Mapping[str, GroupLayout]) -> Upload:
     """Return an upload of zeros, with a weight of 1 everywhere."""
     upload = {}
     for name, layout in layouts.items():
-        rows = () if layout.per == "client" else (layout.rows,)
+        rows = layout.weight_shape
         sums = {key: torch.zeros(rows + shape) for key, shape in layout.shapes.items()}
         counts = {key: torch.ones(rows) for key in layout.counts}
         upload[name] = Group(sums, torch.ones(rows), counts)

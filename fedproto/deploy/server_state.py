@@ -23,7 +23,7 @@ from fedproto.core.files import (
     read_tensors,
     write_tensors,
 )
-from fedproto.core.server import RoundUploads
+from fedproto.core.server import ONCE, RoundUploads
 from fedproto.core.staleness import age_uploads, apply_changes, take_changes, weigh_staleness
 from fedproto.core.tensors import (
     align_axes,
@@ -50,7 +50,6 @@ from fedproto.deploy.validation import (
 from fedproto.errors import ConfigError, Refused, RunFolderError
 
 STATE_FILE = "server.safetensors"
-ONCE = "once"  # the group of the file's tensors of what members send once
 STATE_FORMAT = TensorFormat("server state", 2)
 
 
@@ -132,7 +131,9 @@ class ServerState:
         missed = NEVER
         if member.last_round and not all_classes and not self.settings.buffer:
             missed = self.round - member.last_round
-        recipient = Recipient(torch.tensor(member.number), torch.tensor(own), torch.tensor(missed))
+        recipient = Recipient(
+            torch.tensor(member.number), torch.tensor(own), missed=torch.tensor(missed)
+        )
         received = self.algorithm.send(self.server, recipient)
         download = pack_download(received, self.classes)
         round = self.round + 1
@@ -240,15 +241,24 @@ class ServerState:
         """
         if self.algorithm.decode is None:
             return wire
-        number = torch.tensor(self.members[name].number)
-        everything = torch.ones(max(1, len(self.classes)))
         try:
             if self.algorithm.check is not None:
                 self.algorithm.check(wire)
-            received = self.algorithm.send(server, Recipient(number, everything))
+            received = self._send_all_classes(server, self.members[name].number)
             return self.algorithm.decode(wire, received)
         except (ValueError, RuntimeError, IndexError) as error:
             raise Refused(f"it cannot be decoded: {str(error)[:200]}") from error
+
+    def _send_all_classes(self, server: State, number: int) -> State:
+        """Return what a member is sent of a state, over all classes that this state has rows of.
+
+        They may be fewer than today's: classes come in the rounds between a request and its reply.
+        """
+        flat = flatten_state(server)
+        rows = [len(flat[name]) for name in self.start.class_rows] or [len(self.classes)]
+        classes = max(1, *rows)  # an algorithm expects at least one
+        recipient = Recipient(torch.tensor(number), torch.ones(classes))
+        return self.algorithm.send(server, recipient)
 
     def _classes_with_new(self) -> set[str]:
         """Return the federation's classes and those that accepted replies bring."""
@@ -315,9 +325,8 @@ class ServerState:
         staleness = self.round - reply.request.round
         if not staleness:
             return reply.upload
-        recipient = Recipient(torch.tensor(number), torch.ones(len(self.classes)))
-        then = self.algorithm.send(reply.request.server, recipient)
-        now = self.algorithm.send(self.server, recipient)
+        then = self._send_all_classes(reply.request.server, number)
+        now = self._send_all_classes(self.server, number)
         upload = take_changes(reply.upload, then, self.layouts)
         upload = apply_changes(upload, now, self.layouts)
         factor = weigh_staleness(torch.tensor(staleness), self.settings.staleness)
@@ -496,10 +505,8 @@ class ServerState:
             raise RunFolderError(f"{self.path} is corrupted: {error}") from error
         self._refuse_other_layout(server)
         fresh = flatten_state(self.start.init(len(self.classes)))
-        for (
-            name
-        ) in self.start.class_rows:  # classes that the settings have named since start afresh
-            rows = server[name]
+        for name in self.start.class_rows:
+            rows = server[name]  # classes that the settings have named since start afresh
             server[name] = torch.cat([rows, fresh[name][len(rows) :]])
         self.server = unflatten_state(server)
 

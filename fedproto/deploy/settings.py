@@ -40,7 +40,7 @@ from fedproto.core.class_names import normalise_name
 from fedproto.core.client_names import MAX_NAME_CHARACTERS, is_chosen_name
 from fedproto.core.combination import with_combiner
 from fedproto.core.optimisers import Optimiser, OptimiserName, RateSchedule, ScheduleName
-from fedproto.core.transforms import with_transforms
+from fedproto.core.transform_chains import with_transforms
 from fedproto.core.types import Algorithm, GroupLayout
 from fedproto.errors import ConfigError, shown, unknown
 from fedproto.feature_maps import Inputs

@@ -14,7 +14,8 @@ SMALLEST_FRACTION = 1e-15  # 1 / 5e-324 would be infinite
 def compute_novelty(by: str, scores: Tensor) -> Tensor:
     """Return how little each row of scores looks like any class.
 
-    By prototypes that is the distance to the nearest one, by head 1 minus the largest softmax.
+    By prototypes that is the distance to the nearest one; by head, or by both, it is 1 minus the
+    largest softmax.
     """
     if by == "prototype":
         return -scores.amax(1)

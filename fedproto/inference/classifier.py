@@ -46,7 +46,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
     trained  a `TrainedClient`, as `Classifier.load(FOLDER)` or `Classifier.of(RUN, client)` give
              it. None: inputs are their own embedding, so that `fit` makes a nearest-class-mean
              classifier.
-    by       "prototype": the nearest prototype, Eq. 4; "head": the client's own head
+    by       "prototype": the nearest prototype, Eq. 4; "head": the client's own head; "both": the
+             sum of their log-probabilities
     among    "all" classes of the federation, or the client's "own"
     reject   fraction of known inputs that may be called "none of these"; None or 0: none is.
              Refused if fewer than 1 / reject − 1 rows were held out, because such a calibration
@@ -89,7 +90,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 classes, and of these has the most training rows.
             module: the client's architecture, for the folder of a run that was started from Python
                 with modules of its own; its weights come from the run folder.
-            by: "prototype" or "head"; None: by prototypes if there are any.
+            by: "prototype", "head" or "both"; None: by prototypes if there are any.
             options: `among` and `reject`, as for `Classifier`.
         """
         return cls.from_trained(_find_trained(run, client, module), by=by, **options)
@@ -203,7 +204,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return self._judge(X).labels
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Return (n, classes): softmaxes of the logits, or of minus the distances.
+        """Return (n, classes): softmaxes of the logits, of minus the distances, or of both.
 
         They are calibrated if the client has validation rows: see `temperature_`.
         """
@@ -212,7 +213,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def distances(self, X: Any) -> np.ndarray:
         """Return (n, classes): the L2 distance to each prototype, in the order of `classes_`."""
         if self.by != "prototype":
-            raise ConfigError("a head has no distances: by='prototype' has")
+            raise ConfigError(f"by={self.by!r} there are no distances: by='prototype' has some")
         return self._judge(X).distances
 
     def novelty(self, X: Any) -> np.ndarray:

@@ -15,6 +15,7 @@ from fedproto.inference.calibration import (
     explain_too_few_rows,
 )
 from fedproto.inference.trained_client import TrainedClient
+from fedproto.inference.ways import WAYS
 
 NONE_OF_THESE = "none of these"
 
@@ -24,7 +25,7 @@ class Judgement(NamedTuple):
 
     labels: np.ndarray  # (n,) class names, or "none of these"
     probabilities: np.ndarray  # (n, candidates); calibrated if the client has a temperature
-    distances: np.ndarray  # (n, candidates); by head, minus the logits
+    distances: np.ndarray  # (n, candidates); by head or both, minus the scores
 
 
 def judge_inputs(
@@ -64,9 +65,9 @@ def judge_scores(
 
 def find_candidates(trained: TrainedClient, by: str, among: str) -> tuple[str, ...]:
     """Return the classes to choose among; refused if there is none."""
-    if by not in ("prototype", "head") or among not in ("all", "own"):
+    if f"{by} {among}" not in WAYS:
         raise ConfigError(
-            f"by is prototype or head and among is all or own, not {by!r} and {among!r}"
+            f"by is prototype, head or both and among is all or own, not {by!r} and {among!r}"
         )
     names = trained.candidates(by, among)
     if not names:

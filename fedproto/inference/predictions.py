@@ -33,7 +33,7 @@ class _Scored(NamedTuple):
 
 
 class Predictor:
-    """Collects the answers of a trained client, by one or two ways to classify.
+    """Collects the answers of a trained client, by one or several ways to classify.
 
     `answers` holds one object per input, as `fedproto predict --json` prints it: its place as
     `input`, its `id` if it has another, its `class` if that is stated, and for each way the `label`

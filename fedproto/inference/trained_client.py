@@ -42,7 +42,7 @@ from fedproto.runs.stored_clients import ClientModels, StoredClient, find_most_e
 class ClassScorer:
     """Scores classes by a model's outputs; it needs no model and no inputs.
 
-    A way to classify is `by` ("prototype" or "head") and `among` ("all" or "own" classes).
+    A way to classify is `by` ("prototype", "head" or "both") and `among` ("all" or "own" classes).
     """
 
     classes: tuple[str, ...]  # of the head's outputs
@@ -60,19 +60,37 @@ class ClassScorer:
         names = []
         known = self.prototypes.known.tolist()
         for name, is_known in zip(self.prototypes.classes, known, strict=True):
-            if is_known and (among == "all" or name in self.own):
+            is_in_head = by == "prototype" or name in self.classes
+            if is_known and is_in_head and (among == "all" or name in self.own):
                 names.append(name)
         return tuple(names)
 
     def score(self, by: str, among: str, outputs: Outputs) -> Tensor:
-        """Return (n, candidates): minus the distance (Eq. 4), or the logit; larger is likelier."""
+        """Return (n, candidates): minus the distance (Eq. 4), or the logit; larger is likelier.
+
+        By both, it is the sum of both log-probabilities over the candidates.
+        """
         names = self.candidates(by, among)
+        if by == "prototype":
+            return self._score_by_prototype(names, outputs)
+        columns = [self.classes.index(name) for name in names]
+        logits = outputs.logits[:, columns]
         if by == "head":
-            columns = [self.classes.index(name) for name in names]
-            return outputs.logits[:, columns]
+            return logits
+        by_prototype = self._score_by_prototype(names, outputs)
+        dim = outputs.features.shape[1]
+        return prototypes.add_log_probabilities(logits, by_prototype, dim, self.measure_tau())
+
+    def _score_by_prototype(self, names: tuple[str, ...], outputs: Outputs) -> Tensor:
         assert self.prototypes is not None, "`candidates` refuses that"
         values = self.prototypes.over(names).values.float()
         return -prototypes.distances(outputs.features, values, "l2")
+
+    def measure_tau(self) -> Tensor:
+        """Return τ of the prediction by both, as a number: ()."""
+        assert self.prototypes is not None, "without prototypes there is no such prediction"
+        shared = self.prototypes
+        return shared.tau.measure(shared.values.float(), shared.known.float())
 
     def calibrate(self, outputs: Outputs) -> dict[str, np.ndarray]:
         """Return the novelty of held-out rows of the client's own classes, per way to classify."""
@@ -107,7 +125,7 @@ class ClassScorer:
         possible = []
         for way in WAYS:
             by, among = way.split()
-            if by == "prototype" and self.prototypes is None:
+            if by != "head" and self.prototypes is None:
                 continue
             if self.candidates(by, among):
                 possible.append((by, among))
@@ -287,7 +305,8 @@ def take_client(result: Result, client: int | str | None = None) -> TrainedClien
     shared = None
     if result.prototypes:
         values = result.prototypes["prototypes"]
-        shared = Prototypes(federation.classes, values, result.prototypes["known"])
+        known = result.prototypes["known"]
+        shared = Prototypes(federation.classes, values, known, tau=trained.tau)
     state = trained.as_evaluated(member, result.states[member.id])
     calibrated = calibrate_client(member, state, federation.classes, shared, about)
     return replace(calibrated, is_from_python=trained.has_own_modules)

@@ -28,6 +28,7 @@ from fedproto.core.client_names import (
     refuse_equal_names,
 )
 from fedproto.core.combination import with_combiner
+from fedproto.core.prototypes import Tau
 from fedproto.core.tensors import FLOATS, flatten_upload, scatter_rows
 from fedproto.core.types import Tree, Upload
 from fedproto.core.uploads import LatestUploads
@@ -162,8 +163,14 @@ class Membership:
         combiner = plugins.build("combiner", self.combiner)
         algorithm = with_combiner(plugins.build("algorithm", self.algorithm), combiner)
         server = algorithm.aggregate(server, uploads)
-        weighting = self.algorithm.options.get("weighting")
-        return Prototypes(self.classes, server["prototypes"], server["known"], weighting)
+        options = self.algorithm.options
+        return Prototypes(
+            self.classes,
+            server["prototypes"],
+            server["known"],
+            options.get("weighting"),
+            Tau.of(options),
+        )
 
     def upload_of(self, name: str) -> Upload:
         """Return a member's latest upload, with one row for each class."""

@@ -89,7 +89,8 @@ def _accuracies_over_all_classes(group: Group) -> dict[str, float]:
 
 def _name_predictor(accuracy: str) -> str:
     """Return what predicts, in words that follow `by the`."""
-    return "nearest prototype" if accuracy == "prototype" else accuracy
+    names = {"prototype": "nearest prototype", "both": "sum of both"}
+    return names.get(accuracy, accuracy)
 
 
 def explain_table(groups: Sequence[Group]) -> list[str]:

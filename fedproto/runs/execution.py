@@ -37,6 +37,7 @@ def execute(
     experiments: Sequence[Experiment],
     folders: Sequence[RunFolder | None],
     on_round: OnRound | None = None,
+    until: int | None = None,
 ) -> list[Result]:
     """Run experiments that share an engine from their current round, the same for all, to the last.
 
@@ -44,14 +45,21 @@ def execute(
         experiments: those of one `Experiment.prepare_together`.
         folders: the run folder of each, or None.
         on_round: is called with the result of each round of each experiment.
+        until: a round after which to stop with a checkpoint, also if it is the last one: nothing
+            is measured on test rows then, and there are no results.
 
     Raises Interrupted after Ctrl-C or SIGTERM.
     """
     interrupted = threading.Event()
     results: list[Any] = []
     try:
-        with during_rounds(experiments[0].config, interrupted):
-            for step in proceed(experiments, folders, interrupted, on_round):
+        with (
+            during_rounds(experiments[0].config, interrupted),
+            closing(proceed(experiments, folders, interrupted, on_round)) as steps,
+        ):
+            for step in steps:
+                if until is not None and experiments[0].progress.round >= until:
+                    break
                 results = step
     except LostProcessError as error:
         if not interrupted.is_set():
@@ -60,7 +68,7 @@ def execute(
         raise Interrupted from error
     if interrupted.is_set():  # too late to stop this run, but the caller may have more to do
         raise Interrupted
-    return results
+    return results if until is None else []
 
 
 def proceed(
@@ -192,8 +200,11 @@ def _checkpoint_if_left(records: Sequence[_RunRecord]) -> Iterator[None]:
         yield
     except BaseException:
         for record in records:
-            if record.folder is not None:
-                record.experiment.write_checkpoint(record.folder)
+            experiment = record.experiment
+            if record.folder is None:
+                continue
+            if record.folder.checkpoint_round() < experiment.progress.round:
+                experiment.write_checkpoint(record.folder)
         raise
 
 

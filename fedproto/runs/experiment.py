@@ -21,6 +21,7 @@ from fedproto.core.local_training import start_client
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.metrics import ACCURACIES
 from fedproto.core.optimisers import Optimiser, RateSchedule
+from fedproto.core.prototypes import Tau
 from fedproto.core.rounds import FederationRun, RoundResult
 from fedproto.core.server import Progress
 from fedproto.core.tensors import find_mismatch, flatten_groups, split_client, split_groups
@@ -338,6 +339,7 @@ class Experiment:
             algorithm=self.algorithm,
             server=self.progress.server,
             has_own_modules=self.config.model == (FROM_PYTHON,),
+            tau=Tau.of(self.config.algorithm.options),
         )
 
     def _drawn_states(self) -> list[Tree]:
@@ -383,7 +385,7 @@ def _choose_best_by(config: Config, federation: Federation, progress: Progress) 
     best = BestRound(config.select_by, config.patience)
     if not plugins.is_outside("algorithm", config.algorithm.name):
         has_prototypes = "prototypes" in progress.server
-        names = [name for name in ACCURACIES if has_prototypes or not name.startswith("prototype")]
+        names = [name for name in ACCURACIES if has_prototypes or name.startswith("head")]
         best.find_name(names)  # refuses another name before anything is trained
     return BestState(best)
 

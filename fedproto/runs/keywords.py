@@ -23,7 +23,9 @@ class RunSettings(TypedDict, total=False):
     feature_map: str  # ''
     partition: str  # auto
     combiner: str  # sum
-    profile: Literal["paper", "released"]  # paper
+    profile: Literal[  # paper
+        "paper", "released", "pfllib", "htfllib", "fl-bench", "euclidean"
+    ]
     clients: int | None  # None
     rounds: int  # 100
     batch: int  # 8
@@ -78,6 +80,7 @@ class AlgorithmOptions(TypedDict, total=False):
     body_epochs: int  # 1
     clusters: int  # 3
     collect: Literal["after", "during"]  # after
+    contrast: float  # 0.0
     distil: Literal["mse", "cross-entropy"]  # mse
     distance: Literal["mse", "l2", "sql2", "l1", "emd", "cosine"]  # mse
     fixed: bool  # False
@@ -96,7 +99,8 @@ class AlgorithmOptions(TypedDict, total=False):
     shrinkage: float  # 0.1
     solve: Literal["lda", "ridge", "ncm"]  # lda
     strength: float  # 0.1
-    tau: float  # 0.001
+    tau: float  # 0.001 (fedadam), 0.3 (fedproto), 0.3 (fedproto-mh)
+    tau_unit: Literal["relative", "absolute"]  # relative
     temperature: float  # 0.5
     threshold: float  # 100.0
     weighting: Literal["samples", "uniform", "eq6"]  # samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ from torch import Tensor
 from fedproto.config.config_file import read_run_toml
 from fedproto.core import files
 from fedproto.core.class_names import class_name
+from fedproto.core.prototypes import DEFAULT_TAU, Tau
 from fedproto.core.tensors import FLOATS
-from fedproto.core.types import Tree
+from fedproto.core.types import State, Tree
 from fedproto.errors import DataError
 
 # File names. A file of members is a file of prototypes that also says whose they are.
@@ -36,6 +38,7 @@ class Prototypes:
     known: Tensor  # (C,)
     #: How uploads are weighted, where that is known: a newcomer's must be weighted the same way.
     weighting: str | None = None
+    tau: Tau = DEFAULT_TAU  # of the prediction by both prototypes and head
 
     def over(self, classes: tuple[str, ...]) -> Prototypes:
         """Return the prototypes of other classes, in their order; unknown ones have none."""
@@ -51,15 +54,15 @@ class Prototypes:
         none_known = self.known.new_zeros(len(classes))
         values = no_values.index_copy(0, target, self.values[source])
         known = none_known.index_copy(0, target, self.known[source])
-        return Prototypes(classes, values, known, self.weighting)
+        return Prototypes(classes, values, known, self.weighting, self.tau)
 
 
-def take_prototypes(server: Tree) -> Tree:
-    """Return the `prototypes` and which are `known` of a server's state; empty if it has none."""
+def take_prototypes(state: State) -> Tree:
+    """Return the `prototypes` and which are `known` of what a server keeps or sends; {} if none."""
     names = ("prototypes", "known")
-    if any(name not in server for name in names):
+    if any(name not in state for name in names):
         return {}
-    return {name: server[name].cpu() for name in names}
+    return {name: state[name].cpu() for name in names}
 
 
 def read_prototypes(path: Path) -> Prototypes:
@@ -73,8 +76,10 @@ def read_prototypes(path: Path) -> Prototypes:
     tensors, header = files.read_tensors(path, PROTOTYPES_FORMAT)
     classes = read_class_names(header, path)
     values, known = _check_prototypes(tensors, len(classes), path)
-    weighting = _read_weighting(path.parent / "config.toml")
-    return Prototypes(classes, values, known, weighting)
+    config = path.parent / "config.toml"
+    settings = read_run_toml(config) if config.exists() else {}
+    weighting = _read_weighting(settings, config)
+    return Prototypes(classes, values, known, weighting, _read_tau(settings, config))
 
 
 def write_prototypes(
@@ -149,11 +154,27 @@ def _check_prototypes(tensors: Tree, classes: int, path: Path) -> tuple[Tensor, 
     return values, known
 
 
-def _read_weighting(config: Path) -> str | None:
+def _read_weighting(settings: Mapping[str, Any], config: Path) -> str | None:
     """Return how the run whose settings these are weights uploads; None if there is no run."""
-    if not config.exists():
-        return None
-    weighting = read_run_toml(config).get("algorithm.weighting")
+    weighting = settings.get("algorithm.weighting")
     if weighting is not None and not isinstance(weighting, str):
         raise DataError(f"{config} has a weighting that is not text")
     return weighting
+
+
+def _read_tau(settings: Mapping[str, Any], config: Path) -> Tau:
+    """Return the τ of the run whose settings these are; the default if it has none."""
+    options = {}
+    for name in ("tau", "tau_unit"):
+        if f"algorithm.{name}" in settings:
+            options[name] = settings[f"algorithm.{name}"]
+    tau = Tau.of(options)
+    if not is_tau(tau):
+        raise DataError(f"{config} has a tau that is not a positive number, or has another unit")
+    return tau
+
+
+def is_tau(tau: Tau) -> bool:
+    """Return whether what a file states is a τ: a positive number and its unit."""
+    is_number = isinstance(tau.value, (int, float)) and not isinstance(tau.value, bool)
+    return is_number and 0 < tau.value < math.inf and tau.unit in ("relative", "absolute")

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from fedproto.core.federation import Federation, Member
+from fedproto.core.prototypes import DEFAULT_TAU, Tau
 from fedproto.core.types import Algorithm, State, Tree
 from fedproto.errors import RunFolderError
 
@@ -23,6 +24,7 @@ class TrainedFederation:
     server: State
     #: Whether its modules were passed from Python, so that no file can name them.
     has_own_modules: bool
+    tau: Tau = DEFAULT_TAU  # of the prediction by both prototypes and head
 
     def as_evaluated(self, member: Member, own: Tree) -> Tree:
         """Return a client's model as it is evaluated, on the device.
@@ -57,7 +59,7 @@ class Result:
 
     @property
     def accuracy(self) -> dict[str, dict[str, float]]:
-        """Mean and std over clients of `head`, `head_own`, `prototype` and `prototype_own`."""
+        """Mean and std over clients of each accuracy, such as `head` and `head_own`."""
         return self.data["accuracy"]
 
     @property

@@ -293,6 +293,42 @@ def run_sweep(
             sweep.
         beside: cells of the same folder that are run at another time; all need the same data.
     """
+    data = _read_data_of(cells, beside, out)
+    for batch in batches(cells, out):
+        _run_or_halve(batch, out, data, on_batch, on_broken)
+    results = []
+    for cell in cells:
+        folder = _find_folder(cell, out)
+        results.append(None if folder is None else folder.result())
+    return results
+
+
+def train_until(
+    cells: Sequence[Cell],
+    out: Path,
+    until: int,
+    on_batch: OnBatch,
+    on_broken: OnBroken | None = None,
+    data: SweepData | None = None,
+) -> None:
+    """Train cells up to a round, from their checkpoints, and leave checkpoints of that round.
+
+    Nothing is measured on test rows, even after the last round, and no cell gets a result. `data`
+    holds what an earlier call has read; the others are as for `run_sweep`.
+    """
+    data = data or SweepData()
+    data.label_hashes |= _read_data_of(cells, (), out).label_hashes
+    unfinished = []
+    for cell in cells:
+        folder = _find_folder(cell, out)
+        if folder is None or folder.checkpoint_round() < until:
+            unfinished.append(cell)
+    for batch in batches(unfinished, out):
+        _run_or_halve(batch, out, data, on_batch, on_broken, until)
+
+
+def _read_data_of(cells: Sequence[Cell], beside: Sequence[Cell], out: Path) -> SweepData:
+    """Return the labels that cells were begun with; refuse folders that hold something else."""
     data = SweepData()
     for cell in [*cells, *beside]:
         folder = _find_folder(cell, out)
@@ -301,13 +337,7 @@ def run_sweep(
     for cell in cells:
         if _find_folder(cell, out) is None:
             RunFolder.refuse_used(out / cell.name)
-    for batch in batches(cells, out):
-        _run_or_halve(batch, out, data, on_batch, on_broken)
-    results = []
-    for cell in cells:
-        folder = _find_folder(cell, out)
-        results.append(None if folder is None else folder.result())
-    return results
+    return data
 
 
 def rank_by_validation(results: Sequence[dict[str, Any] | None]) -> list[int] | None:
@@ -333,11 +363,12 @@ def _run_or_halve(
     data: SweepData,
     on_batch: OnBatch,
     on_broken: OnBroken | None,
+    until: int | None = None,
     notices: Sequence[str] = (),
 ) -> None:
     """Run a batch; if it breaks down, run its halves, so that only what fails alone is lost."""
     try:
-        _run_batch(batch, out, data, on_batch, notices)
+        _run_batch(batch, out, data, on_batch, until, notices)
         return
     except TrainingError as error:
         if on_broken is None:
@@ -353,9 +384,9 @@ def _run_or_halve(
     cells = [run.cell for run in batch]
     middle = len(batch) // 2
     for half in batches(cells[:middle], out):
-        _run_or_halve(half, out, data, on_batch, on_broken, [reason])
+        _run_or_halve(half, out, data, on_batch, on_broken, until, [reason])
     for half in batches(cells[middle:], out):
-        _run_or_halve(half, out, data, on_batch, on_broken)
+        _run_or_halve(half, out, data, on_batch, on_broken, until)
 
 
 def _release_memory() -> None:
@@ -365,10 +396,15 @@ def _release_memory() -> None:
 
 
 def _run_batch(
-    batch: Batch, out: Path, data: SweepData, on_batch: OnBatch, notices: Sequence[str]
+    batch: Batch,
+    out: Path,
+    data: SweepData,
+    on_batch: OnBatch,
+    until: int | None,
+    notices: Sequence[str],
 ) -> None:
     try:
-        _train_together(batch, out, data, on_batch, notices)
+        _train_together(batch, out, data, on_batch, until, notices)
     except torch.OutOfMemoryError as error:
         # In training it is a TrainingError already; data and states need memory, too.
         raise TrainingError(
@@ -377,7 +413,12 @@ def _run_batch(
 
 
 def _train_together(
-    batch: Batch, out: Path, data: SweepData, on_batch: OnBatch, notices: Sequence[str]
+    batch: Batch,
+    out: Path,
+    data: SweepData,
+    on_batch: OnBatch,
+    until: int | None,
+    notices: Sequence[str],
 ) -> None:
     """Prepare the federations of a batch, restore those that were begun before, and run all."""
     cells = [run.cell for run in batch]
@@ -392,7 +433,7 @@ def _train_together(
             folders.append(folder or experiment.new_folder(out / cell.name))
         own_notices = [*experiments[0].notices, *_describe_own_rows(experiments)]
         on_round = on_batch(cells, completed, [*notices, *own_notices])
-        execute(experiments, folders, on_round)
+        execute(experiments, folders, on_round, until)
 
 
 def _describe_own_rows(experiments: Sequence[Experiment]) -> list[str]:

@@ -16,6 +16,7 @@ from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.data import DataFolders
 from fedproto.inference.open_set import measure_rejections
+from fedproto.inference.ways import WAYS
 from fedproto.membership.contribution import Contribution
 from fedproto.membership.membership import Membership
 from fedproto.runs.folder import RunFolder
@@ -93,7 +94,7 @@ def test_predict_shows_a_table(run, files):
     answer = succeed("predict", run, files / "images", files / "digits.npy", "--client", "1")
     assert answer.err == ""
     header, *rows = cells(answer.out, "input")
-    assert header == ["input", "by prototype", "by head"]
+    assert header == ["input", "by prototype", "by head", "by both"]
     assert len(rows) == 5 + 100
     assert (
         rows[0][0] == str(files / "images" / "00.png")
@@ -213,7 +214,7 @@ def test_predict_without_images_shows_how_unseen_classes_are_recognised(run):
     answer = succeed("predict", run)
     header, *rows = cells(answer.out, "classified by")
     assert header[:2] == ["classified by", "clients"]
-    assert [row[0] for row in rows] == ["prototype all", "prototype own", "head all", "head own"]
+    assert [row[0] for row in rows] == list(WAYS)
     found = measure_rejections(run, 0.05)
     for row in rows:
         some = [each for each in found if each.way == row[0]]

@@ -216,7 +216,7 @@ def test_a_solution_is_sent_to_who_has_missed_it():
     server = algorithm.aggregate(algorithm.init(PARAMS, TASK), uploads)
 
     def is_sent(missed):
-        recipient = Recipient(torch.tensor(0), torch.ones(3), torch.tensor(missed))
+        recipient = Recipient(torch.tensor(0), torch.ones(3), missed=torch.tensor(missed))
         return bool(algorithm.send(server, recipient)[TEACHER]["known"].any())
 
     assert is_sent(0) and is_sent(5)  # it was solved after the last download

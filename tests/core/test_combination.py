@@ -9,7 +9,8 @@ import torch
 from fedproto.combiners.krum import krum
 from fedproto.combiners.median import median
 from fedproto.combiners.sum import sum as plain_sum
-from fedproto.core.combination import Combiner, sum_group, with_combiner
+from fedproto.core.combination import Combiner, with_combiner
+from fedproto.core.tensors import sum_group
 from fedproto.core.types import Algorithm, Group, Task, per_client
 
 TASK = Task(classes=2, dim=3, clients=4, seed=0)

@@ -179,3 +179,14 @@ def test_a_singular_matrix_is_refused_with_what_to_do():
     with pytest.raises(ConfigError, match="64 features is singular; raise shrinkage"):
         run.execute()
     assert flatten_state(run.progress.server)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedblend", "fedper"])
+def test_clients_of_all_architectures_share_one_teacher(algorithm):
+    """Weights are shared within an architecture, the sums of a teacher across all."""
+    models = {"model": "mlp(hidden=16,width=8)*3,mlp(hidden=12,width=8)*3", "clients": 6}
+    (run, _), _ = assert_engines_agree(algorithm, **VALIDATED | models)
+    found = run.progress.server[TEACHER]
+    expected = pooled_solution(run)
+    assert list(run.progress.layouts).count(GRAM) == 1
+    assert torch.allclose(found["vectors"], expected.vectors, rtol=1e-6, atol=1e-6)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.deployment import (
+    SUMS,
+    WEIGHT,
     WRONG_REPLIES,
     Deployment,
     LocalTransport,
@@ -192,6 +194,26 @@ def test_a_reply_to_an_older_request_is_refused(tmp_path: Any) -> None:
     with pytest.raises(Refused, match="it is of round 1, but this is round 2"):
         state.accept_reply("b", make_reply("b", 1), state.expect_reply("b", pending))
     state.accept_reply("b", make_reply("b", 2), state.expect_reply("b", pending))
+
+
+@pytest.mark.parametrize("spoken", [("x", "y"), ("x", "v")])
+def test_a_late_reply_counts_though_classes_came_since(
+    spoken: tuple[str, str], tmp_path: Any
+) -> None:
+    """Class w came in round 1; b, asked before it was known, may bring another one in round 2."""
+    state = small_state(tmp_path, buffer=1, new_classes=True)
+    pending = frozenset("ab")
+    state.accept_reply("a", make_reply("a", 1, ("x", "w")), state.expect_reply("a", pending))
+    state.close_round()
+    reply = make_reply("b", 1, spoken)
+    state.accept_reply("b", reply, state.expect_reply("b", pending))
+    state.close_round()
+    assert state.members["b"].staleness == 1
+    place = state.classes.index(spoken[1])
+    found = state.server["prototypes"][place]
+    expected = reply.arrays[SUMS][1] / reply.arrays[WEIGHT][1]  # it is the only one of its class
+    assert torch.allclose(found, torch.from_numpy(expected))
+    assert state.server["known"][state.classes.index("w")] == 1
 
 
 def test_a_killed_server_asks_everybody_anew(make_deployment: Any) -> None:

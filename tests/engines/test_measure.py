@@ -10,6 +10,7 @@ from helpers.tiny import experiment
 from fedproto.core import federation as federation_module
 from fedproto.core.federation import Examples
 from fedproto.core.measurement import METRICS, MeasuredClient
+from fedproto.core.metrics import ACCURACIES
 from fedproto.engines.vectorised import stacks
 from fedproto.runs.experiment import Experiment
 from fedproto.runs.metric_contents import describe_metrics
@@ -45,7 +46,7 @@ def test_engines_measure_the_same(name: str, expected: tuple) -> None:
     assert list(measured) == list(expected_measured) == [0, 1, 2, 3, 4]
     for client, each in measured.items():
         other = expected_measured[client]
-        assert list(each.ways) == ["head", "head_own", "prototype", "prototype_own"]
+        assert list(each.ways) == list(ACCURACIES)
         for way, measurement in each.ways.items():
             wanted = pytest.approx(other.ways[way].values, rel=0, abs=1e-9, nan_ok=True)
             assert measurement.values == wanted

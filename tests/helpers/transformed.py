@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from fedproto.algorithms import by_head, overwrite, receive_all, supervised
-from fedproto.core.transforms import Transform, with_transforms
+from fedproto.core.transform_chains import with_transforms
+from fedproto.core.transforms import Transform
 from fedproto.core.types import Algorithm, Batch, Group, GroupLayout, State, Step
 
 

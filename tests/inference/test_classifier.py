@@ -46,7 +46,7 @@ RUNS = {
     "fedgh": DIGITS | {"algorithm": "fedgh"},
     "fedtgp": DIGITS | {"algorithm": "fedtgp", "server_epochs": 5},
 }
-WAYS = [(by, among) for by in ("prototype", "head") for among in ("all", "own")]
+WAYS = [(by, among) for by in ("prototype", "head", "both") for among in ("all", "own")]
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +265,7 @@ def test_classes_probabilities_and_labels_agree(by, among, run, trained):
     stated = result_of(run)
     held = {name for client in stated["clients"] for name in client["classes"]}
     wanted = {
-        "all": {"prototype": held, "head": set(stated["classes"])}[by],
+        "all": set(stated["classes"]) if by == "head" else held,
         "own": stated["clients"][0]["classes"],
     }
     assert set(classifier.classes_) == set(wanted[among]) and len(classifier.classes_) == len(
@@ -275,9 +275,9 @@ def test_classes_probabilities_and_labels_agree(by, among, run, trained):
     shares = classifier.predict_proba(x)
     assert shares.shape == (200, len(classifier.classes_)) and np.allclose(shares.sum(1), 1)
     assert (classifier.classes_[shares.argmax(1)] == classifier.predict(x)).all()
-    if by == "head":
+    if by != "prototype":
         assert np.allclose(classifier.novelty(x), 1 - shares.max(1), atol=1e-6)
-        with pytest.raises(ConfigError, match="a head has no distances"):
+        with pytest.raises(ConfigError, match=f"by='{by}' there are no distances"):
             classifier.distances(x)
     else:
         assert (classifier.novelty(x) == classifier.distances(x).min(1)).all()
@@ -326,7 +326,7 @@ def test_a_run_without_checkpoints_keeps_no_models(tmp_path):
 
 @pytest.mark.parametrize("options", [{"by": "colour"}, {"among": "some"}])
 def test_unknown_ways_to_classify_are_refused(options, run, trained):
-    with pytest.raises(ConfigError, match="by is prototype or head and among is all or own"):
+    with pytest.raises(ConfigError, match="by is prototype, head or both and among is all or own"):
         Classifier.from_trained(trained(run, 0), **options)
 
 

@@ -59,6 +59,7 @@ def test_a_report_is_a_page_a_markdown_file_and_a_folder_of_figures(page: Path) 
         "confusion-2",
         "confusion-3",
         "confusion-4",
+        "confusion-5",
     }
     markdown = page.with_suffix(".md").read_text()
     for name in figures:
@@ -77,6 +78,8 @@ def test_the_table_has_the_numbers_of_a_run(runs: Path, single_page: Path) -> No
         "head_own": "head, own classes, %",
         "prototype": "prototype, %",
         "prototype_own": "prototype, own classes, %",
+        "both": "both, %",
+        "both_own": "both, own classes, %",
     }
     for name, column in columns.items():
         accuracy = result["accuracy"][name]
@@ -123,7 +126,7 @@ def test_the_markdown_has_the_same_table(page: Path) -> None:
 
 def test_the_table_of_metrics_has_the_numbers_of_a_run(single_page: Path, runs: Path) -> None:
     header, *rows = PageParser(single_page).tables[1]
-    assert [row[1] for row in rows] == ["head", "prototype", "majority class"]
+    assert [row[1] for row in rows] == ["head", "prototype", "both", "majority class"]
     result = read_result(runs / "fedproto-0")
     auroc = result["metrics"]["prototype"]["auroc"]
     shown = dict(zip(header, rows[1], strict=True))

@@ -13,8 +13,8 @@ from helpers.tiny import ALGORITHMS as EVERY
 from helpers.tiny import SETTINGS, build, experiment, finished
 
 import fedproto
-from fedproto.core.combination import Combiner, sum_group, with_combiner
-from fedproto.core.tensors import flatten_state
+from fedproto.core.combination import Combiner, with_combiner
+from fedproto.core.tensors import flatten_state, sum_group
 from fedproto.errors import ConfigError
 
 COMBINERS = ("median", "trimmed-mean(fraction=0.3)", "krum", "geometric-median")

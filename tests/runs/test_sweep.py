@@ -550,12 +550,12 @@ def test_a_batch_too_large_for_the_memory_is_halved(error, tmp_path, monkeypatch
     """And what it held is let go first: the halves need the room."""
     alive, began, told, released = [], [], [], []
 
-    def two_fit(experiments, folders, on_round):
+    def two_fit(experiments, folders, on_round, until):
         began.append((len(experiments), sum(each() is not None for each in alive), len(released)))
         alive.extend(weakref.ref(each) for each in experiments)
         if len(experiments) > 2:
             raise error("the GPU's memory is full")
-        return real(experiments, folders, on_round)
+        return real(experiments, folders, on_round, until)
 
     def remember(cells, done, notices):
         told.append(notices)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.core.tensors import flatten_state, move_index, unflatten_state
-from fedproto.core.types import NEVER, Algorithm, Recipient, State
+from fedproto.core.types import NEVER, OVER_RECIPIENTS, Algorithm, Recipient, State
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
 
 
@@ -27,10 +27,11 @@ def send_own_classes(
     missed     (m,) see `types.Recipient`; None: nobody has heard anything
     """
     on_device = move_index(positions, group.device)
-    numbers = group.number_on_device[on_device]
+    number = group.number_on_device[on_device]
     if missed is None:
-        missed = torch.full_like(numbers, NEVER)
-    recipients = Recipient(numbers, group.own[on_device], move_index(missed, group.device))
+        missed = torch.full_like(number, NEVER)
+    rounds_missed = move_index(missed, group.device)
+    recipients = Recipient(number, group.own[on_device], group.architecture, rounds_missed)
     return _send(algorithm, servers, group, positions, recipients)
 
 
@@ -40,8 +41,9 @@ def send_all_classes(
     """Return what clients receive for evaluation, which is over all classes."""
     on_device = move_index(positions, group.device)
     all_classes = torch.ones_like(group.own[on_device])
-    numbers = group.number_on_device[on_device]
-    recipients = Recipient(numbers, all_classes, torch.full_like(numbers, NEVER))
+    number = group.number_on_device[on_device]
+    never = torch.full_like(number, NEVER)
+    recipients = Recipient(number, all_classes, group.architecture, never)
     return _send(algorithm, servers, group, positions, recipients)
 
 
@@ -53,11 +55,12 @@ def _send(
     recipients: Recipient,
 ) -> State:
     if len(servers) == 1:  # what all clients receive is not copied for each of them
-        return vmap(algorithm.send, in_dims=(None, 0))(servers[0], recipients)
+        return vmap(algorithm.send, in_dims=(None, OVER_RECIPIENTS))(servers[0], recipients)
     federations = move_index(group.federation[positions], group.device)
     flat_servers = [flatten_state(server) for server in servers]
     server_of_each = {}
     for name in flat_servers[0]:
         values = torch.stack([server[name] for server in flat_servers]).to(group.device)
         server_of_each[name] = values[federations]
-    return vmap(algorithm.send)(unflatten_state(server_of_each), recipients)
+    send_to_all = vmap(algorithm.send, in_dims=(0, OVER_RECIPIENTS))
+    return send_to_all(unflatten_state(server_of_each), recipients)

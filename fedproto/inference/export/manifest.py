@@ -81,6 +81,9 @@ def check_manifest(manifest: dict[str, Any], where: str) -> dict[str, Any]:
             raise DataError(f"{where} lacks {key!r}: {wanted}")
         found = shown(manifest[key], MAX_SHOWN_CHARACTERS)
         raise DataError(f"{where}: {key!r} must be {wanted}, not {found}")
+    if "tau" in manifest and not _is_positive(manifest["tau"]):
+        found = shown(manifest["tau"], MAX_SHOWN_CHARACTERS)
+        raise DataError(f"{where}: 'tau' must be a positive number, not {found}")
     unknown = set(manifest["own"]) - set(manifest["classes"])
     if unknown:
         name = shown(min(unknown), MAX_SHOWN_CHARACTERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from fedproto.config import plugins
 from fedproto.core.files import read_tensors
+from fedproto.core.prototypes import Tau
 from fedproto.core.types import Tree
 from fedproto.data.shared.feature_encoding import ENCODING, Encoding, read_encoding
 from fedproto.data.shared.preprocessing import Preprocessing
@@ -50,6 +52,8 @@ def read_exported(folder: Path, module: nn.Module | None = None) -> TrainedClien
     files = manifest["files"]
     check_files(folder, files)
     shared = read_prototypes(folder / PROTOTYPES) if PROTOTYPES in files else None
+    if shared is not None and "tau" in manifest:
+        shared = replace(shared, tau=Tau(manifest["tau"], "absolute"))
     calibration = _read_calibration(folder / CALIBRATION) if CALIBRATION in files else {}
     encoding = read_encoding(folder / ENCODING) if ENCODING in files else None
     state, _ = read_tensors(folder / WEIGHTS, WEIGHTS_FORMAT)

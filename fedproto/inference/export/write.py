@@ -170,6 +170,8 @@ def _make_manifest(trained: TrainedClient, hashes: dict[str, str]) -> dict[str, 
         "thresholds": _compute_thresholds(trained),
         "temperatures": trained.temperatures,
     }
+    if trained.prototypes is not None:
+        manifest["tau"] = float(trained.measure_tau())
     obstacle = explain_missing_thresholds(trained)
     if obstacle is not None:
         manifest["cannot_reject"] = obstacle

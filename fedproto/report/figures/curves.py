@@ -25,7 +25,9 @@ from fedproto.report.figures.figure import (
 from fedproto.report.groups import Group, mean_of
 from fedproto.report.read import Round, Spread
 
-DASHES = (0, (4, 2))
+#: How a line is drawn: solid, or an offset and the lengths of strokes and gaps.
+Dashes = str | tuple[int, tuple[int, ...]]
+DASHES: dict[str, Dashes] = {"prototype": (0, (4, 2)), "both": (0, (1, 1))}
 MARKERS_PER_LINE = 8
 PANEL_INCHES = 2.9
 
@@ -65,9 +67,9 @@ class Series:
         return f"{self.group.label}, {score_name(self.accuracy)}"
 
     @property
-    def is_by_prototype(self) -> bool:
-        """Whether the nearest prototype predicts, which is drawn dashed."""
-        return score_name(self.accuracy) == "prototype"
+    def dashes(self) -> Dashes:
+        """How the line is drawn, by what predicts: a head's is solid."""
+        return DASHES.get(score_name(self.accuracy), "-")
 
     @property
     def final_mean(self) -> float:
@@ -94,7 +96,7 @@ def _draw_accuracy(groups: Sequence[Group], name: str, title: str, own: bool) ->
     for series in all_series:
         curve = accuracy_curve(series.group, series.accuracy)
         line = _draw_curve(
-            axes, series.position, curve, dashed=series.is_by_prototype, line_count=len(labels)
+            axes, series.position, curve, dashes=series.dashes, line_count=len(labels)
         )
         entries.append((line, series.label))
         final_means.append(f"{series.label} {series.final_mean:.1%}")
@@ -117,8 +119,11 @@ def _accuracy_caption(groups: Sequence[Group], all_series: Sequence[Series]) -> 
     """Return what lines, bands and dashes mean."""
     seeds = mention_seeds(groups)
     caption = f"Lines: mean over clients{seeds}; bands: ± one standard deviation over clients"
-    if any(series.is_by_prototype for series in all_series):
+    dashes = {series.dashes for series in all_series}
+    if DASHES["prototype"] in dashes:
         caption = f"{caption}; dashed: by the nearest prototype"
+    if DASHES["both"] in dashes:
+        caption = f"{caption}; dotted: by both prototypes and head"
     if any(group.first.validation is not None for group in groups):
         caption = f"{caption}; on validation rows in runs that have some, otherwise on test rows"
     return f"{caption}."
@@ -185,7 +190,7 @@ def _draw_loss(groups: Sequence[Group], term: str) -> Figure:
     last_losses = []
     for position, curve in curves.items():
         label = groups[position].label
-        line = _draw_curve(axes, position, curve, dashed=False, line_count=len(curves))
+        line = _draw_curve(axes, position, curve, dashes="-", line_count=len(curves))
         entries.append((line, label))
         _, last = curve[-1]
         last_losses.append(f"{label} {last.mean:.3g}")
@@ -243,7 +248,7 @@ def _average_curves(curves: Iterable[Curve]) -> Curve:
     return average
 
 
-def _draw_curve(axes: Axes, position: int, curve: Curve, dashed: bool, line_count: int) -> Line2D:
+def _draw_curve(axes: Axes, position: int, curve: Curve, dashes: Dashes, line_count: int) -> Line2D:
     """Draw a curve with its band; the more lines there are, the paler the bands."""
     rounds = [number for number, _ in curve]
     means = [spread.mean for _, spread in curve]
@@ -256,7 +261,7 @@ def _draw_curve(axes: Axes, position: int, curve: Curve, dashed: bool, line_coun
         band_alpha=max(0.05, 0.2 / line_count**0.5),
         color=colour_at(position),
         marker=marker_at(position),
-        linestyle=DASHES if dashed else "-",
+        linestyle=dashes,
         markevery=max(1, len(rounds) // MARKERS_PER_LINE),
         clip_on=len(rounds) > 1,
     )

@@ -131,8 +131,7 @@ def _draw_outcome(axes: Axes, outcome: Outcome) -> Line2D:
     colour = colour_at(series.position)
     if not outcome.bytes_up:
         return axes.axhline(outcome.mean, color=colour, linestyle=":")
-    dashes = "--" if series.is_by_prototype else "-"
-    look: dict[str, Any] = {"color": colour, "linestyle": dashes}
+    look: dict[str, Any] = {"color": colour, "linestyle": series.dashes}
     costs = []
     means = []
     for cost, spread in _cost_curve(series):

@@ -6,7 +6,8 @@ from helpers.transformed import closing_step, empty_algorithm, round_trip, send,
 
 from fedproto.core.combination import Combiner, with_combiner
 from fedproto.core.tensors import map_group, sum_uploads
-from fedproto.core.transforms import Encoded, Transform, with_transforms
+from fedproto.core.transform_chains import with_transforms
+from fedproto.core.transforms import Encoded, Transform
 from fedproto.core.types import Group, GroupLayout, Recipient, Task
 from fedproto.errors import ConfigError
 from fedproto.transforms.clip import clip
