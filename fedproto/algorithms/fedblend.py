@@ -82,6 +82,7 @@ def fedblend(
         predict=prototypes.predict,
         additive=prototypes.additive,
         remembers=prototypes.remembers,
+        sends_all=prototypes.sends_all,
         common=("prototypes", "known"),
         notes=prototypes.notes,
     )

@@ -248,6 +248,7 @@ class Algorithm:
                so such an algorithm is never additive
     combinable whether `aggregate` only divides sums by weights, so that a combiner such as a median
                may replace the sum
+    sends_all  clients train with the rows of all classes, not only with those of their own
     mixed      the default models are the data set's mix of architectures
     uses_fixed whether batches need the features of the run's feature map, in `fixed`
     common     where clients of several architectures share weights, each architecture has a server
@@ -278,6 +279,7 @@ class Algorithm:
     remembers: bool = False
     once: tuple[str, ...] = ()
     combinable: bool = True
+    sends_all: bool = False
     mixed: bool = False
     uses_fixed: bool = False
     common: tuple[str, ...] = ()

@@ -56,6 +56,7 @@ WEIGHTS = (
     "feddyn",
     "fednh",
     "fedgh",
+    "fedre",
     "fedblend",
 )
 #: What members must be willing to send, where that is not weights or prototypes alone.
