@@ -137,6 +137,7 @@ OPTION_MEANINGS = {
         "which keeps the server's step small where the squares are)",
         "tau_unit": "whether τ is in units of the mean squared distance between the prototypes",
         "m": "how much of the mean body of its architecture a client mixes into its own",
+        "calibration": "κ, the weight of the head's cross-entropy on the anchors",
         "contrast": "β, the weight of the contrast between the prototypes of all classes",
     },
     "dataset": {

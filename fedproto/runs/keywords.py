@@ -76,9 +76,10 @@ class AlgorithmOptions(TypedDict, total=False):
     beta1: float  # 0.9
     beta2: float  # 0.99
     body_epochs: int  # 1
+    calibration: float  # 1.0
     clusters: int  # 3
     collect: Literal["after", "during"]  # after
-    contrast: float  # 1.0 (fedblend), 0.0 (fedproto), 0.0 (fedproto-mh)
+    contrast: float  # one per plug-in
     distil: Literal["mse", "cross-entropy"]  # mse
     distance: Literal["mse", "l2", "sql2", "l1", "emd", "cosine"]  # mse
     fixed: bool  # False
@@ -89,7 +90,7 @@ class AlgorithmOptions(TypedDict, total=False):
     mu: float  # 0.1 (feddyn), 0.1 (fedprox), 1.0 (moon)
     personal: str  # one per plug-in
     regularise: Literal["sample", "class"]  # sample
-    rho: float  # 0.9
+    rho: float  # 0.9 (fednh), 0.9999 (fedsa)
     scale: float  # 10.0
     server_batch: int  # 10
     server_epochs: int  # 1 (fedgh), 1 (fedorgp), 1 (fedre), 100 (fedtgp)
