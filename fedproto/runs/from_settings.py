@@ -16,8 +16,9 @@ from fedproto.config import plugins
 from fedproto.config.choices import AUTO, PYTHON, has_own_data, resolve_auto
 from fedproto.config.options import Part, options_of
 from fedproto.config.settings import Config
-from fedproto.core.architectures import name_architectures
+from fedproto.core.architectures import describe_shared, name_architectures
 from fedproto.core.client_names import client_name, refuse_equal_names
+from fedproto.core.closed_form import TEACHER
 from fedproto.core.federation import Federation, Member
 from fedproto.core.server import Progress
 from fedproto.core.types import Algorithm
@@ -30,6 +31,7 @@ from fedproto.runs.assemble import assemble, deal, divide, options_from_data
 from fedproto.runs.chosen_metrics import choose_metrics
 from fedproto.runs.data_notices import describe_single_rows
 from fedproto.runs.devices import device_of, torch_settings
+from fedproto.runs.fixed_features import add_fixed_features, build_map
 from fedproto.runs.frozen_bodies import freeze_bodies
 from fedproto.runs.own_data import load_source, settle_clients, settle_partition
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
@@ -110,6 +112,10 @@ def build_federation(
     )
     federation = _tell_architectures_apart(federation, algorithm)
     _refuse_own_start(config.start, federation, algorithm)
+    if algorithm.uses_fixed:
+        feature_map = build_map(config.feature_map)
+        with torch_settings(config.threads, config.precision):
+            federation = add_fixed_features(federation, feature_map)
     if config.freeze == "body":
         with torch_settings(config.threads, config.precision):
             federation = freeze_bodies(federation)
@@ -269,7 +275,7 @@ def _tell_architectures_apart(federation: Federation, algorithm: Algorithm) -> F
         for member in group:
             members[member.id] = replace(member, architecture=name)
     federation = replace(federation, members=members)
-    if algorithm.common:  # it is made for several architectures
+    if set(algorithm.common) - {TEACHER}:  # it is made for several architectures
         return federation
     counts = [f"{len(group)} of {name}" for name, group in zip(names, groups, strict=True)]
     notice = (
@@ -283,27 +289,13 @@ def _find_architecture(
     groups: list[list[Member]], member: Member, algorithm: Algorithm
 ) -> list[Member]:
     """Return the clients of a client's architecture; if there are none, append a new group."""
+    wanted = describe_shared(member.module, member.initial, algorithm.shared)
     for group in groups:
-        if _describe_shared(member, algorithm) == _describe_shared(group[0], algorithm):
+        first = group[0]
+        if describe_shared(first.module, first.initial, algorithm.shared) == wanted:
             return group
     groups.append([])
     return groups[-1]
-
-
-def _describe_shared(
-    member: Member, algorithm: Algorithm
-) -> tuple[dict[str, str], dict[str, torch.Size]]:
-    """Return what the models of two clients must have in common so that the server can share.
-
-    It is the layers and shapes of the model's parts (`body`, `head`) of which anything travels.
-    """
-    parts = {name.partition(".")[0] for name in member.initial if algorithm.shared(name)}
-    layers = {name: repr(part) for name, part in member.module.named_children() if name in parts}
-    shapes = {}
-    for name, value in member.initial.items():
-        if name.partition(".")[0] in parts:
-            shapes[name] = value.shape
-    return layers, shapes
 
 
 def _refuse_own_start(start: str, federation: Federation, algorithm: Algorithm) -> None:
