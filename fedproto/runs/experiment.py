@@ -284,13 +284,17 @@ class Experiment:
         accuracies: Tree,
         measured: dict[int, MeasuredClient],
         baselines: dict[str, dict[str, Any]],
+        last_round: dict[str, Any] | None = None,
     ) -> Result:
         """Return the result of the finished run, and write it to its folder.
 
         `lines` are those of metrics.jsonl; `accuracies` holds one value per client, and `measured`
-        all metrics of each. `baselines` are those that were trained.
+        all metrics of each. `baselines` are those that were trained, and `last_round` is what was
+        measured of it beside the best round, if anything was.
         """
         data = describe_run(self, lines, accuracies, measured)
+        if last_round is not None:
+            data["last_round"] = last_round
         data["baselines"] |= baselines
         prototypes = take_prototypes(self.progress.server)
         states = []
@@ -315,6 +319,7 @@ class Experiment:
         write_client_models(folder, self, result.states, client_accuracies)
         folder.write_json(RESULT, result.data)
         folder.drop_best()
+        folder.drop_last()
         return result
 
     # --- the clients' states
