@@ -63,6 +63,7 @@ class Experiment:
     progress: Progress
     notices: list[str] = field(default_factory=list)  # what the user should know before it runs
     best_state: BestState | None = None  # None: the federation has no validation rows
+    keeps_best: bool = True  # whether the state after the best round will be needed
 
     @property
     def best_round(self) -> int:
@@ -210,6 +211,8 @@ class Experiment:
 
     def keep_best(self, folder: RunFolder | None) -> None:
         """Keep the present state if the last completed round is the best so far."""
+        if not self.keeps_best:
+            return
         if self.best_state is not None and self.best_state.best.round == self.progress.round:
             self.best_state.keep(self._export(), self._folder_of_states(folder))
 
