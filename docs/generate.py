@@ -32,7 +32,7 @@ RUN_MEANINGS = {
     "combiner": "what the server makes of the uploads of a round: see [combiners](combiners.md)",
     "partition": "how the data set is divided among clients; `auto`: `nway` for the data sets that "
     "come with the package, all rows of [data of your own](data.md)",
-    "profile": "follow the paper's text, or its released code, where they differ",
+    "profile": "which [reading of FedProto](fedproto-variants.md) to follow where they differ",
     "clients": "number of clients; none: 20 for the data sets that come with the package and for "
     "`nway`, as many as [data of your own](data.md) names or suits",
     "rounds": "number of communication rounds",
@@ -118,15 +118,18 @@ OPTION_MEANINGS = {
         "embeddings)",
         "temperature": "τ, by which the cosines between embeddings are divided",
         "rho": "ρ, how much of its prototypes the server keeps in a round",
-        "scale": "s, by which the cosines to the prototypes are multiplied to be logits",
+        "scale": "s, by which the cosines to the prototypes are multiplied to be logits "
+        "(`protonorm`: the length of all prototypes)",
         "threshold": "τ, the largest margin between the prototypes of two classes",
-        "server_epochs": "epochs of the server over the prototypes of a round",
-        "server_batch": "prototypes per step of the server",
+        "server_epochs": "epochs of the server over the uploads of a round",
+        "server_batch": "prototypes, or mixtures, per step of the server",
+        "server_steps": "how often the server moves its prototypes apart in a round",
         "personal": "layers that stay with the client, separated by commas",
         "head_epochs": "epochs per round for the head",
         "body_epochs": "epochs per round for the body",
         "clusters": "number of clusters",
-        "gamma": "γ, the weight of the distance to the mean logits of the class",
+        "gamma": "γ, the weight of the distance to the mean logits of the class "
+        "(`fedorgp`: of the cosines to the prototypes of other classes)",
         "distil": "distance to these logits: between logits, or between softmax outputs",
         "server_lr": "η, the length of the server's step",
         "server_momentum": "β, how much of its last step the server repeats",
@@ -135,6 +138,7 @@ OPTION_MEANINGS = {
         "tau": "τ, which divides distances to prototypes before a softmax over classes (`fedadam`: "
         "which keeps the server's step small where the squares are)",
         "tau_unit": "whether τ is in units of the mean squared distance between the prototypes",
+        "m": "how much of the mean body of its architecture a client mixes into its own",
         "contrast": "β, the weight of the contrast between the prototypes of all classes",
     },
     "dataset": {

@@ -17,6 +17,10 @@
 | fednh | body, class means | global body, fixed head | CE of cosines | both | means | cosines |
 | fedgh | class means, head | own body, global head | CE | class means | trained head | head |
 | fedtgp | class means | own | CE + λ d(f(x), P_y) | class means | trained prototypes | both |
+| fedre | one mixed embedding, head | own body, global head | CE | mixture | trained head | head |
+| fedorgp | class means | own | CE + λ (1 − cos(f(x), P_y)) | class means | trained axes | both |
+| protonorm | class means | own | CE + λ d(f(x), P_y) | class means | spread-out means | both |
+| fedblend | body, class means | mixed body, own head | as fedproto | both | means | all three |
 | lg-fedavg | head | own body, global head | CE | head | mean by samples | head |
 | feddistill | class logits | own | CE + γ d(z(x), Z_y) | class logits | mean per class | head |
 | fedproto(-mh) | class means | own | CE + λ d(f(x), C_y) | class means | mean per class | both |

@@ -95,6 +95,11 @@ def fedgh(
 
 def head_loss(head: Tree, prototypes: Tensor, classes: Tensor) -> Tensor:
     """Return the mean cross-entropy of a linear head on prototypes (n, d) of these classes."""
+    return F.cross_entropy(linear_logits(head, prototypes), classes)
+
+
+def linear_logits(head: Tree, embeddings: Tensor) -> Tensor:
+    """Return the logits, (n, C), that a linear head gives embeddings (n, d)."""
     (weight,) = [value for value in head.values() if value.dim() == 2]
     bias = next((value for value in head.values() if value.dim() == 1), None)
-    return F.cross_entropy(F.linear(prototypes, weight, bias), classes)
+    return F.linear(embeddings, weight, bias)

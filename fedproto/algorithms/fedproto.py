@@ -142,6 +142,7 @@ def fedproto(
         predict=predict,
         additive=absent == "drop",
         remembers=absent == "remember",
+        sends_all=contrast > 0,
         notes=notes,
     )
 

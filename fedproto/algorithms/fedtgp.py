@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -35,26 +36,52 @@ def fedtgp(
     and the largest of these counts. The paper's λ of 0.1 belongs to the Euclidean distance; with
     mse, as here, the authors' scripts have 10. Their server's learning rate is the clients'.
     """
+
+    def prepare(prototypes: Tensor, classes: Tensor, class_count: int) -> ServerLoss:
+        margin = adaptive_margin(prototypes, classes, class_count, threshold)
+        return lambda generator, rows: margin_loss(
+            generator, prototypes[rows], classes[rows], margin
+        )
+
     base = fedproto(lam=lam, absent="drop")
+    return training_prototypes("fedtgp", base, prepare, server_epochs, server_lr, server_batch)
+
+
+#: (generator, numbers of prototypes) -> the loss of a batch of these prototypes, ().
+ServerLoss = Callable[[Tree, Tensor], Tensor]
+
+
+def training_prototypes(
+    name: str,
+    base: Algorithm,
+    prepare: Callable[[Tensor, Tensor, int], ServerLoss],
+    epochs: int,
+    lr: float,
+    batch: int,
+) -> Algorithm:
+    """Return FedProto whose prototypes come from a generator that its server trains.
+
+    prepare  (clients' single prototypes (n, d), their classes (n,), number of all classes) -> the
+             loss that is minimised
+    """
 
     def init(params: Tree, task: Task) -> State:
         server = base.init(params, task)
-        seed = rng.key(task.seed, "fedtgp")
+        seed = rng.key(task.seed, name)
         generator = _draw_generator(seed, server["prototypes"])
         return server | {"generator": generator, "seed": seed, "round": torch.tensor(0)}
 
     def aggregate(server: State, uploads: Upload) -> State:
         group = uploads["prototypes"]
         prototypes, classes = list_single_values(group, "prototypes")
-        margin = adaptive_margin(prototypes, classes, len(server["known"]), threshold)
         generator = train_on_server(
             server["generator"],
-            lambda params, rows: margin_loss(params, prototypes[rows], classes[rows], margin),
+            prepare(prototypes, classes, len(server["known"])),
             len(prototypes),
             key=rng.key(server["seed"], "round", server["round"]),
-            epochs=server_epochs,
-            batch=server_batch,
-            lr=server_lr,
+            epochs=epochs,
+            batch=batch,
+            lr=lr,
         )
         return server | {
             "prototypes": generate(generator),
@@ -64,11 +91,11 @@ def fedtgp(
         }
 
     def notes(server: State) -> list[str]:
-        return [note.replace("fedproto", "fedtgp", 1) for note in base.notes(server)]
+        return [note.replace("fedproto", name, 1) for note in base.notes(server)]
 
     return replace(
         base,
-        name="fedtgp",
+        name=name,
         init=init,
         aggregate=aggregate,
         notes=notes,

@@ -11,6 +11,7 @@ import typer
 
 from fedproto.cli.flags import PluginDir, TrustPlugins
 from fedproto.cli.output import execute, say, show_results
+from fedproto.config.profiles import PROFILES
 
 if TYPE_CHECKING:
     from fedproto.config.settings import Config
@@ -22,6 +23,7 @@ RUN_EPILOG = (
     "compile, and the "
     "options that `fedproto list` shows."
 )
+PROFILE_HELP = f"reading of FedProto: {', '.join(PROFILES)} [paper]"
 #: Bytes that the name of a data set or algorithm may take in the name of a folder.
 MAX_NAME_BYTES = 100
 
@@ -36,7 +38,7 @@ def run(
         Path | None,
         typer.Argument(metavar="CONFIG.toml", help="settings as a TOML file; flags override them"),
     ] = None,
-    profile: Annotated[str | None, _flag("profile", "NAME", "paper or released [paper]")] = None,
+    profile: Annotated[str | None, _flag("profile", "NAME", PROFILE_HELP)] = None,
     dataset: Annotated[
         str | None,
         _flag(

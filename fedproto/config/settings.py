@@ -28,6 +28,7 @@ from fedproto.config.options import (
     convert,
     explain_positional,
 )
+from fedproto.config.profiles import PROFILE_OPTIONS, PROFILES, ProfileName
 from fedproto.core.optimisers import OptimiserName, ScheduleName
 from fedproto.errors import ConfigError, unknown
 
@@ -56,7 +57,8 @@ class Config:
     combiner: Part = SUM
     #: What is done to uploads before they travel, in this order: see core/transforms.py.
     transform: tuple[Part, ...] = ()
-    profile: Literal["paper", "released"] = "paper"
+    #: Which reading of FedProto: see config/profiles.py.
+    profile: ProfileName = "paper"
     #: None: DEFAULT_CLIENTS for nway and the package's data sets, else see runs/own_data.py.
     clients: Clients | None = None
     rounds: Rounds = 100
@@ -167,9 +169,7 @@ def _format_table(kind: str, part: Part, from_data: Mapping[str, Any] | None) ->
 RUN_FIELDS = {field.name for field in fields(Config)} - set(plugins.FOLDERS)
 #: What a profile governs: another profile, named on the command line, sets these anew.
 GOVERNED = {
-    "algorithm.weighting",
-    "algorithm.collect",
-    "algorithm.absent",
+    *(f"algorithm.{option}" for option in PROFILE_OPTIONS),
     "partition.test_shots",
     "model.fresh",
 }
@@ -227,12 +227,14 @@ def configure(
     is_paper_setting = chosen["partition"][0].name == "nway" or not has_own_data(chosen["dataset"])
     if run_values.get("clients") is None and is_paper_setting:
         run_values["clients"] = DEFAULT_CLIENTS
-    profile = _profile_options(run_values.get("profile", "paper"), chosen["dataset"])
-
+    profile = run_values.get("profile", "paper")
     completed: dict[str, list[Part]] = {}
     for kind, parts in chosen.items():
-        given = profile.get(kind, {}) | owned.options[kind]
-        completed[kind] = [complete(kind, part, given, owned.assigned[kind]) for part in parts]
+        completed[kind] = []
+        for part in parts:
+            of_profile = _profile_options(profile, chosen["dataset"], kind, part)
+            given = of_profile | owned.options[kind]
+            completed[kind].append(complete(kind, part, given, owned.assigned[kind]))
     configs = []
     for algorithm in completed["algorithm"]:
         config = Config(
@@ -413,20 +415,23 @@ def _convert_run_values(values: dict[str, Any]) -> dict[str, Any]:
     return {name: convert(name, value, hints[name]) for name, value in values.items()}
 
 
-def _profile_options(profile: str, datasets: Sequence[Part]) -> dict[str, dict[str, Any]]:
-    """Return the options that a profile sets, by kind of plug-in.
+def _profile_options(
+    profile: ProfileName, datasets: Sequence[Part], kind: str, part: Part
+) -> dict[str, Any]:
+    """Return the options that a profile sets of one plug-in.
 
-    `paper` is the defaults with the paper's λ; `released` is what the released code does, with
-    its accuracies counted correctly.
+    `paper` and `released` have the paper's λ on CIFAR-10. `released` is what the released code
+    does, with its accuracies counted correctly. The others are about FedProto alone.
     """
-    is_cifar = all(part.name == "cifar10" for part in datasets)
-    is_mnist = all(part.name.startswith("mnist") for part in datasets)
-    algorithm: dict[str, Any] = {"lam": 0.1} if is_cifar else {}
-    if profile == "paper":
-        return {"algorithm": algorithm}
-    algorithm |= {"weighting": "uniform", "collect": "during", "absent": "drop"}
-    return {
-        "algorithm": algorithm,
-        "partition": {"test_shots": 40 if is_mnist else 15},
-        "model": {"fresh": "conv1,bn1,fc"} if is_cifar else {},
-    }
+    is_cifar = all(each.name == "cifar10" for each in datasets)
+    is_mnist = all(each.name.startswith("mnist") for each in datasets)
+    is_authors = profile in ("paper", "released")
+    if kind == "algorithm":
+        options = {"lam": 0.1} if is_cifar and is_authors else {}
+        is_meant = is_authors or part.name in ("fedproto", "fedproto-mh")
+        return options | dict(PROFILES[profile].options) if is_meant else options
+    if profile != "released":
+        return {}
+    if kind == "partition":
+        return {"test_shots": 40 if is_mnist else 15}
+    return {"fresh": "conv1,bn1,fc"} if kind == "model" and is_cifar else {}

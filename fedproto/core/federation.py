@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedproto.core.dropout import Dropped
 from fedproto.core.measurement import MeasuredClient, Metric, measure_scores
 from fedproto.core.tensors import move_index
-from fedproto.core.types import Recipient, Task, Tree
+from fedproto.core.types import Recipient, State, Task, Tree
 
 if TYPE_CHECKING:
     from fedproto.data.shared.preprocessing import Preprocessing
@@ -73,6 +73,8 @@ class Member:
     name: str = ""  # what people call it; its number where nothing else is said
     #: The body whose features are the member's inputs; None: inputs are what the data set has.
     frozen: FrozenBody | None = None
+    #: Whose weights the algorithm averages with its own; empty: everybody's, or nobody's.
+    architecture: str = ""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -143,19 +145,40 @@ class Federation:
         """Return one client as a recipient, of its own classes or, to be evaluated, of all."""
         own_classes = self.own_classes[client]
         classes = torch.ones_like(own_classes) if all_classes else own_classes
-        return Recipient(torch.tensor(client, device=self.device), classes)
+        architecture = self.members[client].architecture
+        return Recipient(torch.tensor(client, device=self.device), classes, architecture)
+
+    @cached_property
+    def architectures(self) -> dict[str, list[Member]]:
+        """The members of each architecture, by its name, if the algorithm tells them apart."""
+        groups: dict[str, list[Member]] = {}
+        for member in self.members:
+            groups.setdefault(member.architecture, []).append(member)
+        return groups if len(groups) > 1 else {}
+
+    @property
+    def initial(self) -> State:
+        """What an algorithm's `init` and `declare` are given: one tree for each architecture."""
+        if not self.architectures:
+            return self.members[0].initial
+        return {name: members[0].initial for name, members in self.architectures.items()}
 
     @cached_property
     def _recipients(self) -> Recipient:
         """All clients, each with its own classes."""
         return Recipient(torch.arange(len(self.members), device=self.device), self.own_classes)
 
-    def recipients(self, clients: Tensor) -> Recipient:
-        """Return some clients, each with its own classes, with a leading axis over them."""
-        if len(clients) == len(self.members):
-            return self._recipients
-        rows = move_index(clients, self.device)
-        return Recipient(*(value[rows] for value in self._recipients))
+    def recipients(self, clients: Tensor, architecture: str = "") -> Recipient:
+        """Return some clients, each with its own classes, with a leading axis over them.
+
+        They are recipients of an architecture, whether it is theirs or not.
+        """
+        number, classes, _ = self._recipients
+        if len(clients) < len(self.members):
+            rows = move_index(clients, self.device)
+            number = number[rows]
+            classes = classes[rows]
+        return Recipient(number, classes, architecture)
 
     def measure_client(
         self, client: int, scores: Tree, y: Tensor, part: EvaluatedPart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -24,8 +24,8 @@ from fedproto.core.measurement import MeasuredClient, summarise_values
 from fedproto.core.metrics import summarise
 from fedproto.core.sampling import Schedule, sample_cohort
 from fedproto.core.server import Progress, RoundUploads
-from fedproto.core.tensors import take_one
-from fedproto.core.types import Algorithm, State, Tree, Upload
+from fedproto.core.tensors import split_group_name, take_one
+from fedproto.core.types import OVER_RECIPIENTS, Algorithm, State, Tree, Upload
 from fedproto.core.uploads import find_layout_mismatch
 from fedproto.errors import DivergedError, TrainingError
 
@@ -195,6 +195,11 @@ def _leave_out_idle(accuracies: Tree, federation: Federation) -> Tree:
     return {name: values[chosen] for name, values in accuracies.items()}
 
 
+def _list_groups(names: Iterable[str]) -> list[str]:
+    """Return the groups that one client sends, of those that clients of any architecture send."""
+    return list(dict.fromkeys(split_group_name(name)[0] for name in names))
+
+
 class RoundAccumulator:
     """Collects what the clients of one federation do in one round.
 
@@ -243,12 +248,31 @@ class RoundAccumulator:
         """
         sampled = self.cohort.sampled
         with errors_named(f"round {self.round}, sending"):
-            return codec.download_sizes(self._send_to(sampled), len(sampled))
+            if not self.federation.architectures:
+                return codec.download_sizes(self._send_to(sampled), len(sampled))
+            sizes = torch.zeros(len(sampled), 2, dtype=torch.int64)
+            for name, members in self.federation.architectures.items():
+                is_own = torch.isin(sampled, torch.tensor([member.id for member in members]))
+                clients = sampled[is_own]
+                received = self._send_architecture(clients, name)
+                sizes[is_own] = codec.download_sizes(received, len(clients)).cpu()
+            return sizes
 
     def _send_to(self, clients: Tensor) -> State:
-        """Return what the server sends these clients to train, with a leading axis over them."""
-        send_to_all = vmap(self.algorithm.send, in_dims=(None, 0))
-        return send_to_all(self.progress.server, self.federation.recipients(clients))
+        """Return what the server sends these clients to train, with a leading axis over them.
+
+        If there are several architectures, it is what all of them would be sent, side by side.
+        """
+        received: State = {}
+        for name in self.federation.architectures or [""]:
+            received |= self._send_architecture(clients, name)
+        return received
+
+    def _send_architecture(self, clients: Tensor, architecture: str) -> State:
+        """Return what the server sends clients of an architecture."""
+        send_to_all = vmap(self.algorithm.send, in_dims=(None, OVER_RECIPIENTS))
+        recipients = self.federation.recipients(clients, architecture)
+        return send_to_all(self.progress.server, recipients)
 
     def add(self, chunk: Chunk) -> None:
         """Take what a chunk's clients did, and those of their uploads that arrive in this round."""
@@ -270,9 +294,11 @@ class RoundAccumulator:
         self.is_declared = True
         layouts = self.progress.layouts
         where = f"round {self.round}, the upload of {self.algorithm.name}"
-        if list(uploads) != list(layouts):
-            found = ", ".join(uploads)
-            declared = ", ".join(layouts) or "none"
+        found_groups = _list_groups(uploads)
+        declared_groups = _list_groups(layouts)
+        if found_groups != declared_groups:
+            found = ", ".join(found_groups)
+            declared = ", ".join(declared_groups) or "none"
             raise TrainingError(f"{where} has the groups {found}, but it declares {declared}")
         for name, group in take_one(uploads, 0).items():
             mismatch = find_layout_mismatch(name, group, layouts)
@@ -285,8 +311,9 @@ class RoundAccumulator:
         A group that is sent once is left out for clients whose group has arrived before.
         """
         sizes = chunk.sizes
-        for place, name in enumerate(self.progress.layouts):
-            if name in self.algorithm.once and sizes.shape[1]:
+        once = _list_groups(self.algorithm.once)
+        for place, name in enumerate(_list_groups(self.progress.layouts)):
+            if name in once and sizes.shape[1]:
                 is_due = self.progress.once_uploads.last_round[chunk.clients] == 0
                 sizes = sizes.clone()
                 sizes[:, place] *= is_due.to(sizes.device)[:, None]

@@ -55,10 +55,10 @@ class Progress:
         """Return the progress of a federation before its first round."""
         clients = len(federation.members)
         with errors_named(f"the server of {algorithm.name}, before round 1"):
-            first = federation.members[0].initial
-            server = algorithm.init(first, federation.task)
+            initial = federation.initial
+            server = algorithm.init(initial, federation.task)
             check_server_state(server, "init")
-            layouts = check_declaration(algorithm, algorithm.declare(first, federation.task))
+            layouts = check_declaration(algorithm, algorithm.declare(initial, federation.task))
         progress = cls(server, Ledger(clients), LatestUploads(clients), layouts)
         progress.once_uploads = LatestUploads(clients)
         progress.in_flight = LatestUploads(clients)

@@ -18,6 +18,9 @@ T = TypeVar("T")
 #: The types of floating-point numbers that our files hold; torch has others, such as eight bits.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
+#: Between a group's name and its architecture's, and before the name of an architecture's tree.
+SEPARATOR = "@"
+
 
 # --- trees
 
@@ -133,11 +136,25 @@ def pad_rows(value: Tensor, rows: int) -> Tensor:
 
 
 def concatenate_rows(trees: Sequence[Tree]) -> Tree:
-    """Return a tree with the rows of all trees, one after the other; empty trees are left out."""
+    """Return a tree with the rows of all trees, one after the other; empty trees are left out.
+
+    Rows of a tree that lacks a tensor are zeros in it.
+    """
     filled = [tree for tree in trees if tree]
-    if not filled:
-        return {}
-    return {name: torch.cat([tree[name] for tree in filled]) for name in filled[0]}
+    examples: Tree = {}
+    for tree in filled:
+        examples |= tree
+    joined = {}
+    for name, example in examples.items():
+        parts = []
+        for tree in filled:
+            part = tree.get(name)
+            if part is None:
+                rows = len(next(iter(tree.values())))
+                part = example.new_zeros(rows, *example.shape[1:])
+            parts.append(part)
+        joined[name] = torch.cat(parts)
+    return joined
 
 
 def map_trees(function: Callable[..., Tensor], first: Tree, *others: Tree) -> Tree:
@@ -166,6 +183,16 @@ def inner_product(a: Tree, b: Tree) -> Tensor:
 
 
 # --- uploads
+
+
+def split_group_name(name: str) -> tuple[str, str]:
+    """Return a group's name within its architecture, and the architecture's; empty: all of them.
+
+    >>> split_group_name("model@cnn"), split_group_name("prototypes")
+    (('model', 'cnn'), ('prototypes', ''))
+    """
+    group, _, architecture = name.partition(SEPARATOR)
+    return group, architecture
 
 
 def align_axes(weight: Tensor, like: Tensor) -> Tensor:
@@ -198,8 +225,11 @@ def find_received_values(received: State, group: str, layout: GroupLayout) -> Tr
     """Return the version of a group's values that the client received, by the same names.
 
     They are in the tree that is named like the group, in none, or in another tree: the first of
-    these that has all their names.
+    these that has all their names. Where there are several architectures, each has a tree of trees.
     """
+    group, architecture = split_group_name(group)
+    if architecture:
+        received = received[SEPARATOR + architecture]
     for tree in (received.get(group), received, *received.values()):
         if isinstance(tree, dict) and layout.shapes.keys() <= tree.keys():
             return {name: tree[name] for name in layout.shapes}

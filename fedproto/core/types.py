@@ -132,6 +132,12 @@ class Recipient(NamedTuple):
 
     number: Tensor  # () the client's number
     classes: Tensor  # (C,) 1 for the classes it is sent something of
+    #: The name of its architecture; empty if weights are shared by all clients or by none.
+    architecture: str = ""
+
+
+#: `in_dims` of `vmap` for recipients of one architecture, with a leading axis over them.
+OVER_RECIPIENTS: Any = Recipient(0, 0, None)  # type: ignore[arg-type]
 
 
 class Task(NamedTuple):
@@ -227,7 +233,11 @@ class Algorithm:
                so such an algorithm is never additive
     combinable whether `aggregate` only divides sums by weights, so that a combiner such as a median
                may replace the sum
+    sends_all  clients train with the rows of all classes, not only with those of their own
     mixed      the default models are the data set's mix of architectures
+    common     where clients of several architectures share weights, each architecture has a server
+               state of its own, but for these entries: what is made of class-level groups, which
+               all architectures share
     notes      server's state -> sentences for the user to read after this round
     metrics    server's state -> numbers for this round's line of metrics.jsonl
     """
@@ -252,7 +262,9 @@ class Algorithm:
     remembers: bool = False
     once: tuple[str, ...] = ()
     combinable: bool = True
+    sends_all: bool = False
     mixed: bool = False
+    common: tuple[str, ...] = ()
     notes: Callable[[State], list[str]] = lambda server: []
     metrics: Callable[[State], dict[str, float]] = lambda server: {}
     #: What travels of an upload, if that is not the upload itself; see core/transform_chains.py.

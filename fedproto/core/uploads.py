@@ -51,9 +51,10 @@ class LatestUploads:
 
     def store(self, clients: Tensor, uploads: Upload, round: int) -> None:
         """Replace the uploads of these clients by those of this round."""
-        if self.uploads is None:
-            self.uploads = map_upload(uploads, self._make_room)
-        stored = flatten_upload(self.uploads)
+        new = {name: group for name, group in uploads.items() if name not in (self.uploads or {})}
+        if new:
+            self.uploads = (self.uploads or {}) | map_upload(new, self._make_room)
+        stored = flatten_upload(self.uploads or {})
         for name, value in flatten_upload(uploads).items():
             stored[name].index_copy_(0, move_index(clients, value.device), value)
         self.last_round[clients] = round

@@ -209,9 +209,11 @@ def _train(
     classes = participant.federation.classes
     round = request.header["round"]
     accuracies = participant.measure_accuracies() if round > 1 else {}
-    # To train, a member receives the prototypes of its own classes only, which is too few for this.
-    accuracies.pop("accuracy.prototype", None)
-    received = keep_classes(participant.received, participant.federation.own_classes[0])
+    received = participant.received
+    if not algorithm.sends_all:
+        received = keep_classes(received, participant.federation.own_classes[0])
+        for name in ("prototype", "both", "both_own"):  # these need the prototypes of all classes
+            accuracies.pop(f"accuracy.{name}", None)
     outcome = train(
         participant.client, algorithm, participant.state, received, terms.training(), round
     )

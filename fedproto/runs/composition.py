@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fedproto.config import plugins
 from fedproto.config.settings import Config
+from fedproto.core.architectures import within_architectures
 from fedproto.core.combination import Combiner, with_combiner
 from fedproto.core.federation import Federation
 from fedproto.core.transform_chains import with_transforms
 from fedproto.core.transforms import Transform
-from fedproto.core.types import Algorithm
+from fedproto.core.types import Algorithm, GroupLayout
 
 
 class Method(NamedTuple):
@@ -34,8 +36,21 @@ class Method(NamedTuple):
 
         The server combines uploads, then come the server parts of transforms, then the algorithm.
         Federations that one engine trains together declare uploads of the same shapes, so any of
-        them will do.
+        them will do. Each architecture has a server of its own, for all but class-level values.
         """
-        layouts = self.algorithm.declare(federation.members[0].initial, federation.task)
+        if not federation.architectures:
+            layouts = self.algorithm.declare(federation.members[0].initial, federation.task)
+            return self._wrap(layouts)
+        methods = {}
+        layouts_of = {}
+        clients = {}
+        for name, members in federation.architectures.items():
+            layouts_of[name] = self.algorithm.declare(members[0].initial, federation.task)
+            methods[name] = self._wrap(layouts_of[name])
+            clients[name] = len(members)
+        return within_architectures(methods, layouts_of, clients)
+
+    def _wrap(self, layouts: Mapping[str, GroupLayout]) -> Algorithm:
+        """Return the algorithm of one architecture, whose uploads are transformed and combined."""
         transformed = with_transforms(self.algorithm, self.transforms, layouts)
         return with_combiner(transformed, self.combiner)

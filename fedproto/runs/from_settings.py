@@ -16,6 +16,7 @@ from fedproto.config import plugins
 from fedproto.config.choices import AUTO, PYTHON, has_own_data, resolve_auto
 from fedproto.config.options import Part, options_of
 from fedproto.config.settings import Config
+from fedproto.core.architectures import name_architectures
 from fedproto.core.client_names import client_name, refuse_equal_names
 from fedproto.core.federation import Federation, Member
 from fedproto.core.server import Progress
@@ -107,7 +108,7 @@ def build_federation(
         known=known_classes,
         weights=None if config.initial is None else Path(config.initial),
     )
-    _refuse_mixed_architectures(federation, algorithm)
+    federation = _tell_architectures_apart(federation, algorithm)
     _refuse_own_start(config.start, federation, algorithm)
     if config.freeze == "body":
         with torch_settings(config.threads, config.precision):
@@ -245,20 +246,48 @@ def merge_equal_neighbours(parts: list[Part]) -> list[Part]:
     return merged
 
 
-# --- what cannot be combined
+# --- architectures, and what cannot be combined
 
 
-def _refuse_mixed_architectures(federation: Federation, algorithm: Algorithm) -> None:
-    """Refuse clients that differ in a part of the model, such as the body, that travels."""
-    first = federation.members[0]
-    if not any(algorithm.shared(name) for name in first.initial):
-        return
+def _tell_architectures_apart(federation: Federation, algorithm: Algorithm) -> Federation:
+    """Return a federation whose members know their architecture, if there are several.
+
+    Clients have one architecture if they agree in the parts of the model, such as the body, of
+    which anything travels. If nothing does, no architectures are told apart.
+    """
+    groups: list[list[Member]] = []
+    is_anything_shared = False
     for member in federation.members:
-        if _describe_shared(member, algorithm) != _describe_shared(first, algorithm):
-            raise ConfigError(
-                f"{algorithm.name} averages weights, so all clients need one architecture, but "
-                f"{_say_model(first)} and {_say_model(member)}: use fedproto or local, or one model"
-            )
+        is_anything_shared = is_anything_shared or any(map(algorithm.shared, member.initial))
+        group = _find_architecture(groups, member, algorithm)
+        group.append(member)
+    if len(groups) == 1 or not is_anything_shared:
+        return federation
+    members = list(federation.members)
+    names = name_architectures(group[0].model for group in groups)
+    for name, group in zip(names, groups, strict=True):
+        for member in group:
+            members[member.id] = replace(member, architecture=name)
+    federation = replace(federation, members=members)
+    if algorithm.common:  # it is made for several architectures
+        return federation
+    counts = [f"{len(group)} of {name}" for name, group in zip(names, groups, strict=True)]
+    notice = (
+        f"{algorithm.name} shares weights within each of {len(groups)} architectures: "
+        f"{', '.join(counts)} clients"
+    )
+    return replace(federation, notices=(*federation.notices, notice))
+
+
+def _find_architecture(
+    groups: list[list[Member]], member: Member, algorithm: Algorithm
+) -> list[Member]:
+    """Return the clients of a client's architecture; if there are none, append a new group."""
+    for group in groups:
+        if _describe_shared(member, algorithm) == _describe_shared(group[0], algorithm):
+            return group
+    groups.append([])
+    return groups[-1]
 
 
 def _describe_shared(
@@ -275,11 +304,6 @@ def _describe_shared(
         if name.partition(".")[0] in parts:
             shapes[name] = value.shape
     return layers, shapes
-
-
-def _say_model(member: Member) -> str:
-    shape = tuple(member.train.x.shape[1:])
-    return f"client {member.name} has {member.model} on {shape}"
 
 
 def _refuse_own_start(start: str, federation: Federation, algorithm: Algorithm) -> None:

@@ -21,7 +21,9 @@ class RunSettings(TypedDict, total=False):
     transform: str  # ''
     partition: str  # auto
     combiner: str  # sum
-    profile: Literal["paper", "released"]  # paper
+    profile: Literal[  # paper
+        "paper", "released", "pfllib", "htfllib", "fl-bench", "euclidean"
+    ]
     clients: int | None  # None
     rounds: int  # 100
     batch: int  # 8
@@ -90,9 +92,10 @@ class AlgorithmOptions(TypedDict, total=False):
     rho: float  # 0.9
     scale: float  # 10.0
     server_batch: int  # 10
-    server_epochs: int  # 1 (fedgh), 100 (fedtgp)
-    server_lr: float  # 0.01 (fedadam), 1.0 (fedavgm), 0.01 (fedgh), 0.01 (fedtgp), 1.0 (scaffold)
+    server_epochs: int  # 1 (fedgh), 1 (fedorgp), 1 (fedre), 100 (fedtgp)
+    server_lr: float  # one per plug-in
     server_momentum: float  # 0.9
+    server_steps: int  # 500
     tau: float  # 0.001 (fedadam), 0.3 (fedproto), 0.3 (fedproto-mh)
     tau_unit: Literal["relative", "absolute"]  # relative
     temperature: float  # 0.5

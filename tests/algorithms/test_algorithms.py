@@ -381,7 +381,7 @@ def test_fesem_waits_with_seeding_until_enough_clients_speak():
 def test_options_that_are_not_given_have_the_values_of_the_documentation():
     defaults = {}
     names = ("fedprox", "fesem", "fedper", "fedrep", "fedproto", "lg_fedavg", "feddistill")
-    names += ("moon", "feddyn", "fednh", "fedgh", "fedtgp")
+    names += ("moon", "feddyn", "fednh", "fedgh", "fedtgp", "fedorgp", "protonorm", "fedre")
     for name in (*names, "fedavgm", "fedadam", "scaffold", "ditto"):
         module = importlib.import_module(f"fedproto.algorithms.{name}")
         parameters = inspect.signature(getattr(module, name)).parameters.values()
@@ -414,6 +414,21 @@ def test_options_that_are_not_given_have_the_values_of_the_documentation():
             "server_lr": 0.01,
             "server_batch": 10,
         },
+        "fedorgp": {
+            "lam": 1.0,
+            "gamma": 1.0,
+            "server_epochs": 1,
+            "server_lr": 0.01,
+            "server_batch": 10,
+        },
+        "protonorm": {
+            "lam": 1.0,
+            "scale": 10.0,
+            "server_steps": 500,
+            "server_lr": 0.1,
+            "server_momentum": 0.9,
+        },
+        "fedre": {"server_epochs": 1, "server_lr": 0.01, "server_batch": 10},
         "scaffold": {"server_lr": 1.0},
         "ditto": {"lam": 1.0},
         "lg_fedavg": {"personal": "body"},
@@ -494,7 +509,7 @@ def test_an_additive_server_needs_only_the_sum(name):
     algorithm, server = start(name, **({"absent": "drop"} if name.startswith("fedproto") else {}))
     if not algorithm.additive or not server:
         # Some learn from single uploads, and the last has no server.
-        assert name in ("fesem", "fedgh", "fedtgp", "local")
+        assert name in ("fesem", "fedgh", "fedre", "fedtgp", "fedorgp", "local")
         return
     uploads = uploads_of(algorithm, server, (PARAMS, 3), (OTHER, 1), (PARAMS, 2))
     one_by_one, at_once = (
@@ -514,7 +529,7 @@ def test_what_is_uploaded_is_what_is_shared(name):
         member, run.algorithm, run.engine.states[0][0], received, run.engine.trainings[0], 1
     ).upload
     weights = {key for group in upload.values() for key in group.sums if key in member.initial}
-    if name == "fedgh":  # the server makes the head out of prototypes
+    if name in ("fedgh", "fedre"):  # the server makes the head out of what it is told
         assert set(received) == {key for key in member.initial if run.algorithm.shared(key)}
         assert not weights
         return

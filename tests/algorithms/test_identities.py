@@ -7,7 +7,6 @@ from torch import nn
 
 from fedproto.core import rng
 from fedproto.core.engine import Cohort
-from fedproto.errors import ConfigError
 
 ALMOST = 1e-12  # float64, where (n * w) / n need not be w to the last bit
 
@@ -54,6 +53,13 @@ IDENTITIES = [
     ("fedavg", "local", {"clients": 1}),
     ("fedper", "local", {"clients": 1}),
     ("fesem(clusters=1)", "local", {"clients": 1}),
+    ("fedblend(m=0)", "fedproto(contrast=1,absent=drop)", {}),
+    ("fedblend(m=0)", "fedproto(contrast=1,absent=drop)", FAULTS),
+    ("fedblend(m=0,absent=remember)", "fedproto(contrast=1)", FAULTS),
+    ("fedblend(m=1,lam=0,contrast=0)", "fedper", {}),
+    ("fedblend(m=1,lam=0,contrast=0)", "fedper", FAULTS),
+    ("fedblend(m=1,lam=0,contrast=0,personal=fc2)", "fedper(personal=fc2)", {}),
+    ("fedblend(m=0.3)", "fedproto(contrast=1)", {"clients": 1}),
 ]
 
 
@@ -76,8 +82,7 @@ def test_lg_fedavg_averages_the_heads_of_different_bodies():
         assert torch.allclose(value, vectorised.progress.server[name], rtol=0, atol=ALMOST)
     widths = {len(state["body.fc1.weight"]) for state in scored_states(run)}
     assert widths == {5, 9}
-    with pytest.raises(ConfigError, match="lg-fedavg averages weights"):
-        experiment("lg-fedavg(personal=head)", **mixed)
+    assert len(experiment("lg-fedavg(personal=head)", **mixed).federation.architectures) == 2
 
 
 def test_the_methods_differ_where_they_should():

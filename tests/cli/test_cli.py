@@ -679,22 +679,11 @@ MODELS = {
         "'neck'",
         "head.fc3",
     ),
-    "strides that differ": (
-        "--dataset npz:{inputs}/colour.npz --shots 5 --model resnet18-mh --algorithm fedavg",
-        "fedavg averages weights",
-        "one architecture",
-        "strides",
+    "more clusters than clients of an architecture": (
+        "--model mlp(hidden=8),mlp(hidden=16) --algorithm fesem(clusters=3) --clients 4",
+        "clusters is 3",
+        "only 2 clients",
     ),
-}
-ARCHITECTURES = {
-    f"architectures mixed under {algorithm}": (
-        f"--model mlp(hidden=8),mlp(hidden=16) --algorithm {algorithm}",
-        f"{algorithm} averages weights",
-        "mlp(hidden=8)",
-        "mlp(hidden=16)",
-        "fedproto",
-    )
-    for algorithm in ("fedavg", "fedprox", "fesem", "fedper", "fedrep", "scaffold", "ditto")
 }
 FILES = {
     "TOML that does not parse": ("{inputs}/unparsable.toml", "unparsable.toml", "TOML"),
@@ -718,7 +707,7 @@ FOLDERS = {
 }
 #: Flags for the rows that name no configuration file.
 PLAIN = ("--dataset", "digits", "--clients", "4")
-BAD = UNKNOWN_NAMES | ASSIGNMENTS | DATA | PARTITIONS | MODELS | ARCHITECTURES | FILES | FOLDERS
+BAD = UNKNOWN_NAMES | ASSIGNMENTS | DATA | PARTITIONS | MODELS | FILES | FOLDERS
 
 
 @pytest.mark.parametrize(

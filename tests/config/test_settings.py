@@ -27,6 +27,7 @@ from fedproto.config.options import (
     parse,
 )
 from fedproto.config.plugin_trust import trust_plugins
+from fedproto.config.profiles import PROFILES
 from fedproto.config.settings import RUN_FIELDS, Config, configure, read_assignment
 from fedproto.errors import ConfigError, unknown
 
@@ -441,6 +442,19 @@ def test_the_released_profile_does_what_the_released_code_does(
         "drop",
     ]
     assert config.partition.options["test_shots"] == test_shots
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_profile_sets_its_options_of_fedproto_alone(name: str) -> None:
+    profile = PROFILES[name]
+    options = only({"profile": name, "dataset": "mnist5k"}).algorithm.options
+    assert {key: options[key] for key in profile.options} == dict(profile.options)
+    paper = only({"dataset": "mnist5k"}).algorithm.options
+    unchanged = [key for key in paper if key not in profile.options]
+    assert all(options[key] == paper[key] for key in unchanged)
+    ditto = only({"profile": name, "algorithm": "ditto", "dataset": "digits"})
+    assert ditto.algorithm.options == {"lam": 1.0}
+    assert only({"profile": name, "lam": 3}).algorithm.options["lam"] == 3
 
 
 def test_explicit_settings_win_over_the_profile() -> None:

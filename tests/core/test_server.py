@@ -281,7 +281,7 @@ def test_an_error_before_round_1_names_the_server_and_the_function(
             raise returns
         return returns
 
-    federation: Any = SimpleNamespace(members=[SimpleNamespace(initial={})], task=None)
+    federation: Any = SimpleNamespace(members=[None], initial={}, task=None)
     algorithm = replace(build("fedavg"), init=init)
     where = r"^the server of fedavg, before round 1\b.*: "
     with pytest.raises(TrainingError, match=where + sentence):

@@ -35,6 +35,11 @@ METHODS = [
     "fednh",
     "fedgh(server_epochs=2)",
     "fedtgp(server_epochs=3)",
+    "fedorgp",
+    "protonorm(server_steps=20)",
+    "fedre",
+    "fedproto",
+    "fedproto(contrast=1)",
     "feddistill",
     "lg-fedavg",
 ]

@@ -56,9 +56,15 @@ WEIGHTS = (
     "feddyn",
     "fednh",
     "fedgh",
+    "fedre",
+    "fedblend",
 )
 #: What members must be willing to send, where that is not weights or prototypes alone.
-SENT_KINDS = {"fednh": "weights,prototypes,counts", "fedgh": "prototypes,counts"}
+SENT_KINDS = {
+    "fednh": "weights,prototypes,counts",
+    "fedblend": "weights,prototypes,counts",
+    "fedgh": "prototypes,counts",
+}
 
 
 DIM = 12

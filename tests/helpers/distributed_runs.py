@@ -31,7 +31,7 @@ FAULTS = {
     "eval_every": 2,
 }
 #: Algorithms with which nothing is added in another order.
-EXACT = ("fesem", "fedproto(absent=remember)", "local", "fedgh", "fedtgp")
+EXACT = ("fesem", "fedproto(absent=remember)", "local", "fedgh", "fedtgp", "fedorgp", "fedre")
 #: Algorithms and their settings.
 RUNS: dict[str, dict[str, Any]] = {
     "local": {},
@@ -52,6 +52,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "fednh": {},
     "fedgh": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8},
     "fedtgp": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8, "server_epochs": 5},
+    "fedorgp": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8},
+    "protonorm": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8},
+    "fedre": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8},
 }
 
 

@@ -67,6 +67,9 @@ SETUPS: dict[str, dict[str, Any]] = {
     "fednh": DIGITS | {"algorithm": "fednh", "rounds": 4},
     "fedgh": DIGITS | {"algorithm": "fedgh", "rounds": 4},
     "fedtgp": DIGITS | {"algorithm": "fedtgp(server_epochs=5)", "participation": 0.5, "rounds": 4},
+    "fedorgp": DIGITS | {"algorithm": "fedorgp", "participation": 0.5, "rounds": 4},
+    "protonorm": DIGITS | {"algorithm": "protonorm", "participation": 0.5, "rounds": 4},
+    "fedre": DIGITS | {"algorithm": "fedre", "participation": 0.5, "rounds": 4},
     "mixed": DIGITS
     | {"algorithm": "fedproto-mh", "dataset": "digits*4,mnist5k*2", "dim": 20, "rounds": 4},
     # Uploads that are on their way, and the clock, are part of the state.
@@ -82,6 +85,10 @@ SETUPS: dict[str, dict[str, Any]] = {
     "long": DIGITS | {"participation": 0.5, "lost_uploads": 0.3, "stragglers": 0.3, "rounds": 30},
     "short": DIGITS | {"rounds": 4, "checkpoint_every": 2, "clients": 3},
 }
+
+
+#: Methods whose server works on what clients send.
+NEWER = ("fedorgp", "protonorm", "fedre")
 
 
 class FinishedRun(NamedTuple):
@@ -122,7 +129,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finish
         ("rarely present", 2),
         ("never heard", 1),
     ]
-    + [(name, 3) for name in ("moon", "feddyn", "fednh", "fedgh", "fedtgp")]
+    + [(name, 3) for name in ("moon", "feddyn", "fednh", "fedgh", "fedtgp", *NEWER)]
     + [("fedtgp", 2)]
     + [("mixed", 3), ("scaffold", 2), ("scaffold", 3), ("ditto", 3), ("fedadam", 3)]
     + [("late models", 1), ("late models", 5), ("late prototypes", 3), ("late prototypes", 8)],

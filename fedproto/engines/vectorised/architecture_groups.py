@@ -60,6 +60,7 @@ class ArchitectureGroup:
     states: Store
     validation: Data | None = None  # None: the federations have no validation
     class_weights: Tensor | None = None  # (clients, C) of a sample in the loss; None: all equal
+    architecture: str = ""  # as the algorithm names it, if it tells architectures apart
 
     def __len__(self) -> int:
         return len(self.number)
@@ -126,7 +127,7 @@ def can_share_stack(a: Member, b: Member) -> bool:
     """
     if a.train.x.shape[1:] != b.train.x.shape[1:]:
         return False
-    if (a.border is None) != (b.border is None):
+    if (a.border is None) != (b.border is None) or a.architecture != b.architecture:
         return False
     return a.module is b.module or _describe_module(a.module) == _describe_module(b.module)
 
@@ -217,6 +218,7 @@ def build_group(
         states=Store(initial_states, federations[0].device, place),
         validation=_pool(validation_data) if validation_data else None,
         class_weights=class_weights,
+        architecture=first.architecture,
     )
 
 

@@ -109,11 +109,11 @@ def _find_error(
     plan: Plan,
 ) -> Exception | None:
     """Return the error of a step and an evaluation of two clients in a stack, or None."""
-    number, member = clients[0]
+    number = clients[0].federation
     training = trainings[number]
     try:
         group = build_group(clients[:2], federations, algorithm, trainings, "device")
-        server = algorithm.init(member.initial, federations[number].task)
+        server = algorithm.init(federations[number].initial, federations[number].task)
         _try_round(_shorten(group, training.batch), algorithm, server, training, plan)
     except Exception as error:  # a user's module may raise anything under vmap
         return error

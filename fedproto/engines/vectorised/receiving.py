@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.core.tensors import flatten_state, move_index, unflatten_state
-from fedproto.core.types import Algorithm, Recipient, State
+from fedproto.core.types import OVER_RECIPIENTS, Algorithm, Recipient, State
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
 
 
@@ -22,7 +22,8 @@ def send_own_classes(
     positions  (m,) the clients' positions in the group
     """
     on_device = move_index(positions, group.device)
-    recipients = Recipient(group.number_on_device[on_device], group.own[on_device])
+    number = group.number_on_device[on_device]
+    recipients = Recipient(number, group.own[on_device], group.architecture)
     return _send(algorithm, servers, group, positions, recipients)
 
 
@@ -32,7 +33,8 @@ def send_all_classes(
     """Return what clients receive for evaluation, which is over all classes."""
     on_device = move_index(positions, group.device)
     all_classes = torch.ones_like(group.own[on_device])
-    recipients = Recipient(group.number_on_device[on_device], all_classes)
+    number = group.number_on_device[on_device]
+    recipients = Recipient(number, all_classes, group.architecture)
     return _send(algorithm, servers, group, positions, recipients)
 
 
@@ -44,11 +46,12 @@ def _send(
     recipients: Recipient,
 ) -> State:
     if len(servers) == 1:  # what all clients receive is not copied for each of them
-        return vmap(algorithm.send, in_dims=(None, 0))(servers[0], recipients)
+        return vmap(algorithm.send, in_dims=(None, OVER_RECIPIENTS))(servers[0], recipients)
     federations = move_index(group.federation[positions], group.device)
     flat_servers = [flatten_state(server) for server in servers]
     server_of_each = {}
     for name in flat_servers[0]:
         values = torch.stack([server[name] for server in flat_servers]).to(group.device)
         server_of_each[name] = values[federations]
-    return vmap(algorithm.send)(unflatten_state(server_of_each), recipients)
+    send_to_all = vmap(algorithm.send, in_dims=(0, OVER_RECIPIENTS))
+    return send_to_all(unflatten_state(server_of_each), recipients)
