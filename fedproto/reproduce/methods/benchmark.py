@@ -22,7 +22,7 @@ ARCHITECTURES = (EQUAL, MIXED)
 AXES = ("dataset", "partition", "architecture", "k")
 
 #: What a method's line may hold besides settings of its runs.
-METHOD_KEYS = ("score", "mixed", "search")
+METHOD_KEYS = ("score", "search")
 
 Table = dict[str, Any]
 
@@ -34,7 +34,6 @@ class Method:
     name: str
     settings: Settings  # the algorithm and the options that make it this method
     score: str
-    is_mixed: bool
     search: str | None
 
 
@@ -169,7 +168,6 @@ def _read_method(name: str, table: Table) -> Method:
         name=name,
         settings=settings,
         score=table.get("score", "head"),
-        is_mixed=table.get("mixed", False),
         search=table.get("search"),
     )
 
@@ -256,8 +254,6 @@ def plan_groups(
         for method in benchmark.methods:
             columns = [column for column in benchmark.columns if column.group == place]
             for column in columns:
-                if column.architecture == MIXED and not method.is_mixed:
-                    continue
                 chosen = _find_tuned(benchmark, tuned, method, column, finished)
                 config = _configure(benchmark, method, column, chosen, finished)
                 group = groups.setdefault((*place, method.name), [])
