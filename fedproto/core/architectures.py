@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from fedproto.core.tensors import (
     SEPARATOR,
     find_mismatch,
@@ -54,6 +56,22 @@ def name_architectures(models: Iterable[str]) -> list[str]:
             name = f"{plain}-{number}"
         names.append(name)
     return names
+
+
+def describe_shared(
+    module: nn.Module, params: Tree, shared: Callable[[str], bool]
+) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+    """Return what the models of two clients must have in common to be of one architecture.
+
+    It is the layers and shapes of the model's parts (`body`, `head`) of which anything travels.
+    """
+    parts = {name.partition(".")[0] for name in params if shared(name)}
+    layers = {name: repr(part) for name, part in module.named_children() if name in parts}
+    shapes = {}
+    for name, value in params.items():
+        if name.partition(".")[0] in parts:
+            shapes[name] = tuple(value.shape)
+    return layers, shapes
 
 
 def within_architectures(

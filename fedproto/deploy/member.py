@@ -17,11 +17,17 @@ from typing import Any
 import torch
 
 from fedproto.config.options import words
+from fedproto.core.architectures import within_architectures
 from fedproto.core.class_names import is_plain
 from fedproto.core.federation import Federation, Member, rearrange_head
 from fedproto.core.local_training import evaluate, score, start_client, train
 from fedproto.core.prototypes import Tau
-from fedproto.core.tensors import flatten_state, flatten_upload, join_client, split_client
+from fedproto.core.tensors import (
+    flatten_state,
+    flatten_upload,
+    join_client,
+    split_client,
+)
 from fedproto.core.types import Algorithm, GroupLayout, State, Task, Tree
 from fedproto.deploy.member_checkpoint import (
     STATE_FILE,
@@ -248,17 +254,47 @@ def _prepare(
 ) -> _Participant:
     """Return the member with its saved state, or its initial one, and what the server sent."""
     federation = build_federation(own, terms, tuple(request.header["classes"]))
-    client = replace(federation.members[0], id=request.header["number"])
+    client = federation.members[0]
+    architecture = _find_architecture(request.header, client.model)
+    client = replace(client, id=request.header["number"], architecture=architecture)
     task = Task(len(federation.classes), federation.task.dim, 1, terms.seed)
-    algorithm, layouts = _build_algorithm(terms, client.initial, task)
+    algorithm, layouts = _build_algorithm(terms, client, task)
     refuse_what_is_not_sent(terms, own, layouts)
-    recipient = federation.recipient(0, all_classes=True)
-    like = algorithm.send(algorithm.init(client.initial, task), recipient)
+    recipient = federation.recipient(0, all_classes=True)._replace(architecture=architecture)
+    initial: State = {architecture: client.initial} if architecture else client.initial
+    like = algorithm.send(algorithm.init(initial, task), recipient)
     received = _read_received(request, federation, like)
     state = start_client(algorithm, client.initial, task)
     if saved is not None:
         state = _rearrange(saved, state, federation.classes)
     return _Participant(own, federation, client, algorithm, layouts, state, received)
+
+
+def _find_architecture(header: Mapping[str, Any], model: str) -> str:
+    """Return the name that the server gives the architecture of the member's model.
+
+    It is empty if the server does not tell architectures apart. Raises RefusedByMember if the
+    server has no weights of this model.
+    """
+    if "models" not in header and "architectures" not in header:
+        return ""
+    models: Any = header.get("models")
+    names: Any = header.get("architectures")
+    if not _is_list_of_names(models) or not _is_list_of_names(names) or len(models) != len(names):
+        raise MessageError("the server's message has 'architectures' that are not names of models'")
+    if model not in models:
+        raise RefusedByMember(
+            f"the server shares weights of the models {', '.join(models)}, but this member's model "
+            f"is {model}"
+        )
+    return names[models.index(model)]
+
+
+def _is_list_of_names(names: Any) -> bool:
+    """Return whether something is a list of plain texts."""
+    if not isinstance(names, list):
+        return False
+    return all(isinstance(name, str) and is_plain(name) for name in names)
 
 
 def _rearrange(saved: MemberCheckpoint, fresh: Tree, classes: tuple[str, ...]) -> Tree:
@@ -335,15 +371,14 @@ def _read_terms(header: dict[str, Any]) -> TrainingTerms:
 
 def _check_names(names: Any, key: str) -> None:
     """Refuse anything but a list of different, plain names."""
-    is_list = isinstance(names, list)
-    if not is_list or not all(isinstance(name, str) and is_plain(name) for name in names):
+    if not _is_list_of_names(names):
         raise MessageError(f"the server's message has {key!r} that are not a list of names")
     if len(set(names)) < len(names):
         raise MessageError(f"the server's message has {key!r} with a name twice")
 
 
 def _build_algorithm(
-    terms: TrainingTerms, params: Tree, task: Task
+    terms: TrainingTerms, client: Member, task: Task
 ) -> tuple[Algorithm, dict[str, GroupLayout]]:
     """Return the algorithm that the server names, with its transforms, and what it declares.
 
@@ -351,7 +386,13 @@ def _build_algorithm(
     """
     try:
         algorithm = terms.build()
-        layouts = algorithm.declare(params, task)
-        return terms.transform_uploads(algorithm, layouts), layouts
+        layouts = algorithm.declare(client.initial, task)
+        transformed = terms.transform_uploads(algorithm, layouts)
+        name = client.architecture
+        if not name:
+            return transformed, layouts
+        mixed = within_architectures({name: transformed}, {name: layouts}, {name: 1})
+        initial: State = {name: client.initial}
+        return mixed, mixed.declare(initial, task)
     except ConfigError as error:
         raise MessageError(f"the server's message: {error}") from error

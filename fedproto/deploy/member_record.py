@@ -39,6 +39,7 @@ class MemberRecord:
     #: Further metrics at the end of a run, by the way to predict: {"head": {"auroc": 0.9}}.
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     site: str = ""  # what people call it, as its latest reply says
+    architecture: str = ""  # as its replies say, if members have several
 
     def note_received(self, payload_bytes: int, other_bytes: int) -> None:
         """Record that the member replied."""

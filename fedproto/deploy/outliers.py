@@ -10,6 +10,7 @@ from statistics import median
 import torch
 
 from fedproto.algorithms import trainable
+from fedproto.core.tensors import split_group_name
 from fedproto.core.types import Upload
 from fedproto.deploy.settings import ServerSettings
 from fedproto.errors import shown
@@ -20,7 +21,7 @@ MIN_OTHER_MEMBERS = 2
 
 @dataclass(frozen=True)
 class Amounts:
-    """How large an upload is, by class; by the empty name where weights travel."""
+    """How large an upload is, by class; by what `_name_weights` returns where weights travel."""
 
     norms: dict[str, float]  # root mean square of the values, without their weight
     counts: dict[str, float]  # the weight
@@ -33,17 +34,26 @@ class Amounts:
         """
         norms: dict[str, float] = {}
         counts: dict[str, float] = {}
-        for group in upload.values():
+        for group_name, group in upload.items():
             weight = group.weight.double().reshape(-1)
             values = trainable(group.sums).values()
             flat = [value.double().reshape(len(weight), -1) for value in values]
             means = torch.cat(flat, 1) / weight[:, None]
             root_mean_squares = means.square().mean(1).sqrt()
-            names = spoken if group.weight.dim() else [""]
+            names = spoken if group.weight.dim() else [_name_weights(group_name)]
             for name, norm, count in zip(names, root_mean_squares, weight, strict=True):
                 norms[name] = max(norms.get(name, 0.0), float(norm))
                 counts[name] = max(counts.get(name, 0.0), float(count))
         return cls(norms, counts)
+
+
+def _name_weights(group: str) -> str:
+    """Return what stands for a class where weights travel: no class has such a name.
+
+    Weights of different architectures are not compared.
+    """
+    architecture = split_group_name(group)[1]
+    return f"\0{architecture}" if architecture else ""
 
 
 def find_outliers(
@@ -81,7 +91,8 @@ def _measure_excesses(
     ):
         for name in judged:
             label, ratio = max(ratios[name].items(), key=lambda item: item[1])
-            subject = f"of class {shown(label, 60)}" if label else "of its weights"
+            is_class = label and not label.startswith("\0")
+            subject = f"of class {shown(label, 60)}" if is_class else "of its weights"
             rounded = float(f"{ratio:.1g}")  # more digits would tell what the others have
             sentence = (
                 f"the {kind} {subject} is about {rounded:g} times the median of the other "

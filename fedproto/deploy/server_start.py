@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
+from torch import nn
 
-from fedproto.config.choices import complete, parse_choice
+from fedproto.config import plugins
+from fedproto.config.choices import complete, parse_choices
 from fedproto.config.options import PositiveInt, convert, words
+from fedproto.core.architectures import (
+    describe_shared,
+    name_architectures,
+    within_architectures,
+)
 from fedproto.core.codec import split_trees
-from fedproto.core.tensors import flatten_state, unflatten_state
+from fedproto.core.tensors import flatten_state, split_group_name, unflatten_state
 from fedproto.core.types import (
     Algorithm,
     Batch,
@@ -21,7 +29,6 @@ from fedproto.core.types import (
     State,
     Step,
     Task,
-    Tree,
     Upload,
     nothing,
 )
@@ -37,8 +44,16 @@ class ServerStart:
     """What a server's algorithm starts from, for any number of classes."""
 
     algorithm: Algorithm
-    params: Tree  # initial weights; a stand-in where no weights travel
+    #: Initial weights, by architecture if there are several; a stand-in where no weights travel.
+    params: State
     task: Task  # without classes
+    #: The architecture of each model that members may have; empty unless there are several.
+    models: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The names of the architectures; one empty name if they are not told apart."""
+        return tuple(dict.fromkeys(self.models.values())) or ("",)
 
     def task_of(self, classes: int) -> Task:
         """Return the task of a federation with this many classes."""
@@ -86,7 +101,7 @@ class ServerStart:
         A head that travels has one row per class, from the start. So have the class prototypes
         that are sent without `known`.
         """
-        if any(map(self.algorithm.shared, _names_of_head(self.params))):
+        if any(map(self.algorithm.shared, self._names_of_heads())):
             return False
         if self._sent_for_all_classes(2) != self._sent_for_all_classes(3):
             return False
@@ -97,13 +112,20 @@ class ServerStart:
 
     def _sent_for_all_classes(self, classes: int) -> dict[str, list[torch.Size]]:
         """Return the shapes of the trees that are sent as a whole, whatever is known of classes."""
-        recipient = Recipient(torch.tensor(0), torch.ones(classes))
-        received = self.algorithm.send(self.init(classes), recipient)
+        received: State = {}
+        for architecture in self.architectures:
+            recipient = Recipient(torch.tensor(0), torch.ones(classes), architecture)
+            received |= self.algorithm.send(self.init(classes), recipient)
         shapes = {}
         for name, tree in split_trees(received).items():
             if "known" not in tree:
                 shapes[name] = [value.shape for value in tree.values()]
         return shapes
+
+    def _names_of_heads(self) -> list[str]:
+        """Return the names of the parameters of the models' heads."""
+        trees = self.params.values() if self.models else [self.params]
+        return [name for tree in trees for name in tree if name.startswith("head.")]
 
     def declare(self, classes: int) -> dict[str, GroupLayout]:
         """Return the layouts of an upload's groups."""
@@ -114,15 +136,25 @@ class ServerStart:
         layouts = self.declare(max(1, classes))
         if not layouts:
             raise ConfigError(f"{self.algorithm.name} sends nothing, so there is nothing to deploy")
-        upload = make_template(layouts)
+        described: UploadLayout = {}
+        for architecture in self.architectures:
+            described |= self._describe_architecture(architecture, layouts, max(1, classes))
+        return described
+
+    def _describe_architecture(
+        self, architecture: str, layouts: Mapping[str, GroupLayout], classes: int
+    ) -> UploadLayout:
+        """Return what the messages of an upload from a member of an architecture look like."""
+        own = of_architecture(layouts, architecture)
+        upload = make_template(own)
         if self.algorithm.encode is not None:
-            server = self.init(max(1, classes))
-            recipient = Recipient(torch.tensor(0), torch.ones(max(1, classes)))
-            received = self.algorithm.send(server, recipient)
+            recipient = Recipient(torch.tensor(0), torch.ones(classes), architecture)
+            received = self.algorithm.send(self.init(classes), recipient)
             empty = torch.empty(0)
             batch = Batch(empty, torch.zeros(0, dtype=torch.long), empty)
-            upload = self.algorithm.encode(upload, Step(self.params, empty, empty, batch, received))
-        return describe_upload(upload, layouts)
+            params = self.params[architecture] if architecture else self.params
+            upload = self.algorithm.encode(upload, Step(params, empty, empty, batch, received))
+        return describe_upload(upload, own)
 
 
 def start_server(
@@ -134,8 +166,10 @@ def start_server(
     """
     members = len(words(settings.members)) or settings.quorum
     task = Task(0, terms.dim, members, terms.seed)
+    models: dict[str, str] = {}
+    params: State
     if algorithm.shared is not nothing:
-        params = _draw_weights(terms, settings, len(classes))
+        params, models = _draw_weights(algorithm, terms, settings, len(classes))
     elif terms.dim:
         params = {"any": torch.zeros(1)}
     else:
@@ -143,14 +177,36 @@ def start_server(
             "dim, the number of values of a prototype, must be set: "
             "the server does not take it from a member"
         )
-    start = ServerStart(algorithm, params, task)
+    start = ServerStart(algorithm, params, task, models)
+    if models:
+        return _tell_architectures_apart(start, terms, max(1, len(classes)))
     layouts = start.declare(max(1, len(classes)))
     return replace(start, algorithm=terms.transform_uploads(algorithm, layouts))
 
 
-def _names_of_head(params: Tree) -> list[str]:
-    """Return the names of the parameters of a model's head."""
-    return [name for name in params if name.startswith("head.")]
+def _tell_architectures_apart(
+    start: ServerStart, terms: TrainingTerms, classes: int
+) -> ServerStart:
+    """Return what the server starts from if members have several architectures."""
+    algorithm = start.algorithm
+    methods = {}
+    layouts = {}
+    for name, params in start.params.items():
+        if ServerStart(algorithm, params, start.task).client_counts:
+            raise ConfigError(
+                f"{algorithm.name} divides by the number of members of an architecture, which a "
+                "server does not know beforehand: deploy it with one `model`"
+            )
+        layouts[name] = algorithm.declare(params, start.task_of(classes))
+        methods[name] = terms.transform_uploads(algorithm, layouts[name])
+    clients = dict.fromkeys(methods, start.task.clients)
+    return replace(start, algorithm=within_architectures(methods, layouts, clients))
+
+
+def of_architecture(groups: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Return those of an upload's groups, or of what belongs to each, that a member sends."""
+    accepted = ("", architecture)
+    return {name: each for name, each in groups.items() if split_group_name(name)[1] in accepted}
 
 
 def make_template(layouts: Mapping[str, GroupLayout]) -> Upload:
@@ -172,14 +228,35 @@ def _without_rows(state: State, names: frozenset[str]) -> State:
     return unflatten_state(flat)
 
 
-def _draw_weights(terms: TrainingTerms, settings: ServerSettings, classes: int) -> Tree:
-    """Return the initial weights, which all members draw as well, where weights travel."""
+def _draw_weights(
+    algorithm: Algorithm, terms: TrainingTerms, settings: ServerSettings, classes: int
+) -> tuple[State, dict[str, str]]:
+    """Return the initial weights, which all members draw as well, where weights travel.
+
+    If the models that the settings name are of several architectures, they are one tree for each,
+    and the names of the models' architectures come with them.
+    """
     if not settings.model or not settings.shape:
         raise ConfigError(
             f"{terms.algorithm} shares weights: the server needs `model` and `shape`, "
             "such as '1,28,28'"
         )
-    model = complete("model", parse_choice("model", settings.model), {}, {})
     shape = tuple(convert("shape", settings.shape, tuple[PositiveInt, ...]))
     fit = Fit(shape, classes, terms.dim or None)
-    return copy_state(draw_model(model, fit, terms.seed))
+    drawn: dict[str, nn.Module] = {}
+    for part in parse_choices("model", settings.model):
+        model = complete("model", part, {}, {})
+        drawn[plugins.short("model", model)] = draw_model(model, fit, terms.seed)
+    first_of: dict[str, str] = {}  # the first model of the same architecture
+    for model_name, module in drawn.items():
+        wanted = describe_shared(module, copy_state(module), algorithm.shared)
+        for other, other_module in drawn.items():
+            if describe_shared(other_module, copy_state(other_module), algorithm.shared) == wanted:
+                first_of[model_name] = other
+                break
+    firsts = list(dict.fromkeys(first_of.values()))
+    if len(firsts) == 1:
+        return copy_state(drawn[firsts[0]]), {}
+    names = dict(zip(firsts, name_architectures(firsts), strict=True))
+    params = {names[first]: copy_state(drawn[first]) for first in firsts}
+    return params, {model_name: names[first] for model_name, first in first_of.items()}

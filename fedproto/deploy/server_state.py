@@ -13,6 +13,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedproto.config.options import words
 from fedproto.core.class_names import merge_names
@@ -31,6 +32,7 @@ from fedproto.core.tensors import (
     flatten_state,
     map_group,
     map_upload,
+    split_group_name,
     split_groups,
     unflatten_state,
 )
@@ -39,7 +41,7 @@ from fedproto.core.uploads import LatestUploads
 from fedproto.deploy.member_record import MemberRecord
 from fedproto.deploy.messages import Message, pack_download, place_rows, unpack_upload
 from fedproto.deploy.outliers import Amounts, find_outliers
-from fedproto.deploy.server_start import start_server
+from fedproto.deploy.server_start import of_architecture, start_server
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.deploy.validation import (
     ExpectedReply,
@@ -110,7 +112,11 @@ class ServerState:
 
     def _refuse_low_limit(self) -> None:
         """Raise ConfigError if no reply could be small enough for `max_bytes`."""
-        size = sum(group.count_bytes() for group in self.messages.values())
+        sizes = []
+        for architecture in self.start.architectures:
+            groups = of_architecture(self.messages, architecture).values()
+            sizes.append(sum(group.count_bytes() for group in groups))
+        size = max(sizes)
         if size > self.settings.max_bytes:
             raise ConfigError(
                 f"a reply of {self.algorithm.name} has at least {size} bytes, but max-bytes "
@@ -128,8 +134,7 @@ class ServerState:
         member = self.members.setdefault(name, MemberRecord(len(self.members)))
         send_all = all_classes or not member.spoken
         own = [float(send_all or each in member.spoken) for each in self.classes]
-        recipient = Recipient(torch.tensor(member.number), torch.tensor(own))
-        received = self.algorithm.send(self.server, recipient)
+        received = self._send(self.server, member.number, torch.tensor(own), member.architecture)
         download = pack_download(received, self.classes)
         round = self.round + 1
         if not all_classes:
@@ -144,11 +149,25 @@ class ServerState:
             **vars(terms),
             **download.header,
         }
+        if self.start.models:
+            header["models"] = list(self.start.models)
+            header["architectures"] = list(self.start.models.values())
         if member.reason:
             header["refused"] = member.reason
         if self._has_sent_once(member):
             header["delivered"] = sorted(self.algorithm.once)
         return Message(header, download.arrays)
+
+    def _send(self, server: State, number: int, classes: Tensor, architecture: str) -> State:
+        """Return what a member of an architecture is sent of a state.
+
+        If its architecture is not known yet, it is sent the weights of all of them.
+        """
+        received: State = {}
+        for name in (architecture,) if architecture else self.start.architectures:
+            recipient = Recipient(torch.tensor(number), classes, name)
+            received |= self.algorithm.send(server, recipient)
+        return received
 
     def _has_sent_once(self, member: MemberRecord) -> bool:
         """Return whether the groups that a member sends only once have arrived."""
@@ -184,10 +203,13 @@ class ServerState:
         """
         try:
             expected = self._without_delivered(name, expected)
+            architecture = self._find_architecture(name, reply)
+            own_layout = of_architecture(expected.layout, architecture)
+            expected = replace(expected, layout=own_layout)
             check_reply(name, reply, expected)
             self._refuse_old(expected.round)
             request = self._find_request(name, expected.round)
-            upload = self._decode(name, unpack_upload(reply), request.server)
+            upload = self._decode(name, unpack_upload(reply), request.server, architecture)
             check_upload(upload, expected)
             # A reply whose rows of classes have arrived before is of the classes they were of.
             stated = reply.header["spoken"] if expected.by_class else self.members[name].spoken
@@ -200,9 +222,27 @@ class ServerState:
                 self.members[name].note_refusal(str(error))
             raise
         self.replies[name] = AcceptedReply(request, upload, spoken, brought)
+        self.members[name].architecture = architecture
         self.members[name].reason = ""
         self.members[name].note_accuracy(reply)
         self.members[name].site = reply.header.get("site", "")
+
+    def _find_architecture(self, name: str, reply: Message) -> str:
+        """Return the architecture of a member, as its groups of weights are named; often empty.
+
+        Raises Refused unless it is one of those that the settings name, and the same every time.
+        """
+        if not self.start.models:
+            return ""
+        found = {split_group_name(group)[1] for group in reply.groups()} - {""}
+        accepted = self.start.architectures
+        if len(found) != 1 or not found <= set(accepted):
+            raise Refused(f"its weights are not of one of the architectures {', '.join(accepted)}")
+        (architecture,) = found
+        earlier = self.members[name].architecture if name in self.members else ""
+        if earlier not in ("", architecture):
+            raise Refused(f"it is of architecture {architecture}, but earlier ones were {earlier}")
+        return architecture
 
     def _refuse_old(self, round: int) -> None:
         """Raise Refused if a reply was requested too many rounds ago."""
@@ -229,7 +269,7 @@ class ServerState:
             layout.pop(group, None)
         return replace(expected, layout=layout)
 
-    def _decode(self, name: str, wire: Upload, server: State) -> Upload:
+    def _decode(self, name: str, wire: Upload, server: State, architecture: str) -> Upload:
         """Return a member's upload out of what travelled; Refused if that cannot be decoded.
 
         server  the state that the member's request was made from
@@ -239,12 +279,13 @@ class ServerState:
         try:
             if self.algorithm.check is not None:
                 self.algorithm.check(wire)
-            received = self._send_all_classes(server, self.members[name].number)
+            number = self.members[name].number
+            received = self._send_all_classes(server, number, architecture)
             return self.algorithm.decode(wire, received)
         except (ValueError, RuntimeError, IndexError) as error:
             raise Refused(f"it cannot be decoded: {str(error)[:200]}") from error
 
-    def _send_all_classes(self, server: State, number: int) -> State:
+    def _send_all_classes(self, server: State, number: int, architecture: str) -> State:
         """Return what a member is sent of a state, over all classes that this state has rows of.
 
         They may be fewer than today's: classes come in the rounds between a request and its reply.
@@ -252,8 +293,7 @@ class ServerState:
         flat = flatten_state(server)
         rows = [len(flat[name]) for name in self.start.class_rows] or [len(self.classes)]
         classes = max(1, *rows)  # an algorithm expects at least one
-        recipient = Recipient(torch.tensor(number), torch.ones(classes))
-        return self.algorithm.send(server, recipient)
+        return self._send(server, number, torch.ones(classes), architecture)
 
     def _classes_with_new(self) -> set[str]:
         """Return the federation's classes and those that accepted replies bring."""
@@ -305,14 +345,14 @@ class ServerState:
                 self.classes = tuple(dict.fromkeys((*self.classes, *reply.spoken)))
                 self.uploads.widen(len(self.classes), self.class_groups)
                 self.once_uploads.widen(len(self.classes), self.class_groups)
-            upload = self._make_current(member.number, reply)
+            upload = self._make_current(member, reply)
             upload = place_rows(upload, reply.spoken, self.classes, self.layouts)
             member.staleness = self.round - reply.request.round
             speaker = torch.tensor([member.number])
             arriving.receive(speaker, map_upload(upload, lambda value: value[None]))
         self.replies = {}
 
-    def _make_current(self, number: int, reply: AcceptedReply) -> Upload:
+    def _make_current(self, member: MemberRecord, reply: AcceptedReply) -> Upload:
         """Return an upload as it counts now, if it was requested in an earlier round.
 
         Of a model, the change counts; everything that ages counts less. See core/staleness.py.
@@ -320,8 +360,9 @@ class ServerState:
         staleness = self.round - reply.request.round
         if not staleness:
             return reply.upload
-        then = self._send_all_classes(reply.request.server, number)
-        now = self._send_all_classes(self.server, number)
+        then_server = reply.request.server
+        then = self._send_all_classes(then_server, member.number, member.architecture)
+        now = self._send_all_classes(self.server, member.number, member.architecture)
         upload = take_changes(reply.upload, then, self.layouts)
         upload = apply_changes(upload, now, self.layouts)
         factor = weigh_staleness(torch.tensor(staleness), self.settings.staleness)
@@ -417,7 +458,7 @@ class ServerState:
 
     def _spoken_rows(self, name: str) -> Upload:
         """Return a member's latest upload as it was sent, with the rows of its classes only."""
-        upload = self.upload_of(name)
+        upload = of_architecture(self.upload_of(name), self.members[name].architecture)
         places = torch.tensor([self.classes.index(each) for each in self.members[name].spoken])
         rows = dict(upload)
         for group in self.class_groups & upload.keys():

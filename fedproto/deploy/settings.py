@@ -135,8 +135,8 @@ class ServerSettings:
     #: How the learning rate changes over the rounds; a request states the rate of its round.
     schedule: ScheduleName = "constant"
     warmup: NonNegativeInt = 0
-    #: The architecture and the shape of its inputs, needed where weights travel: the server does
-    #: not take them from a member.
+    #: The models that members may have, separated by commas, and the shape of their inputs, needed
+    #: where weights travel: the server does not take them from a member.
     model: str = ""
     shape: str = ""
     classes: str = ""  # more may come if new_classes is true

@@ -16,7 +16,7 @@ from fedproto.config import plugins
 from fedproto.config.choices import AUTO, PYTHON, has_own_data, resolve_auto
 from fedproto.config.options import Part, options_of
 from fedproto.config.settings import Config
-from fedproto.core.architectures import name_architectures
+from fedproto.core.architectures import describe_shared, name_architectures
 from fedproto.core.client_names import client_name, refuse_equal_names
 from fedproto.core.federation import Federation, Member
 from fedproto.core.server import Progress
@@ -283,27 +283,13 @@ def _find_architecture(
     groups: list[list[Member]], member: Member, algorithm: Algorithm
 ) -> list[Member]:
     """Return the clients of a client's architecture; if there are none, append a new group."""
+    wanted = describe_shared(member.module, member.initial, algorithm.shared)
     for group in groups:
-        if _describe_shared(member, algorithm) == _describe_shared(group[0], algorithm):
+        first = group[0]
+        if describe_shared(first.module, first.initial, algorithm.shared) == wanted:
             return group
     groups.append([])
     return groups[-1]
-
-
-def _describe_shared(
-    member: Member, algorithm: Algorithm
-) -> tuple[dict[str, str], dict[str, torch.Size]]:
-    """Return what the models of two clients must have in common so that the server can share.
-
-    It is the layers and shapes of the model's parts (`body`, `head`) of which anything travels.
-    """
-    parts = {name.partition(".")[0] for name in member.initial if algorithm.shared(name)}
-    layers = {name: repr(part) for name, part in member.module.named_children() if name in parts}
-    shapes = {}
-    for name, value in member.initial.items():
-        if name.partition(".")[0] in parts:
-            shapes[name] = value.shape
-    return layers, shapes
 
 
 def _refuse_own_start(start: str, federation: Federation, algorithm: Algorithm) -> None:

@@ -73,21 +73,22 @@ class RunSettings(TypedDict, total=False):
 class AlgorithmOptions(TypedDict, total=False):
     """Options of the algorithms."""
 
-    absent: Literal["remember", "drop"]  # remember
+    absent: Literal["remember", "drop"]  # one per plug-in
     beta1: float  # 0.9
     beta2: float  # 0.99
     body_epochs: int  # 1
     clusters: int  # 3
     collect: Literal["after", "during"]  # after
-    contrast: float  # 0.0
+    contrast: float  # 1.0 (fedblend), 0.0 (fedproto), 0.0 (fedproto-mh)
     distil: Literal["mse", "cross-entropy"]  # mse
     distance: Literal["mse", "l2", "sql2", "l1", "emd", "cosine"]  # mse
     fixed: bool  # False
     gamma: float  # 1.0
     head_epochs: int  # 1
     lam: float  # 1.0
+    m: float  # 0.1
     mu: float  # 0.1 (feddyn), 0.1 (fedprox), 1.0 (moon)
-    personal: str  # head (fedper), head (fedrep), body (lg-fedavg)
+    personal: str  # one per plug-in
     regularise: Literal["sample", "class"]  # sample
     rho: float  # 0.9
     scale: float  # 10.0
@@ -96,7 +97,7 @@ class AlgorithmOptions(TypedDict, total=False):
     server_lr: float  # one per plug-in
     server_momentum: float  # 0.9
     server_steps: int  # 500
-    tau: float  # 0.001 (fedadam), 0.3 (fedproto), 0.3 (fedproto-mh)
+    tau: float  # one per plug-in
     tau_unit: Literal["relative", "absolute"]  # relative
     temperature: float  # 0.5
     threshold: float  # 100.0

@@ -213,6 +213,21 @@ def test_weights_travel_as_in_the_simulator(setup: Setup, algorithm: str) -> Non
 
 
 @pytest.mark.slow
+def test_members_of_two_architectures_share_as_in_the_simulator(setup: Setup) -> None:
+    """Prototypes go across both architectures, bodies within each."""
+    algorithm, sends = "fedblend(m=0.5)", "weights,prototypes,counts"
+    models = {name: ("mlp", "mlp(hidden=30)")[place % 2] for place, name in enumerate(setup.files)}
+    own = {name: {"model": model, "sends": sends} for name, model in models.items()}
+    config = {"algorithm": algorithm, "model": "mlp,mlp(hidden=30)", "shape": "1,8,8"}
+    run = setup.federation.run(**config, quorum=3, rounds=2, **setup.fresh("fedblend", **own))
+    assert run.status == "finished:completed", run.log
+    result = assert_servers_like_the_simulators(run, setup, algorithm, models, rounds=2)
+    assert {"@mlp/model/body.fc1.weight", "prototypes"} <= server_of(run.rounds[2][0]).keys()
+    for place, name in enumerate(setup.files):
+        assert same(state_of(setup, "fedblend", name), result.states[place]), name
+
+
+@pytest.mark.slow
 def test_transformed_uploads_travel_as_in_the_simulator(setup: Setup) -> None:
     transform = "clip(norm=3),top_k(fraction=0.4),quantise(bits=4)"
     config = {"transform": transform, "quorum": 3, "rounds": 2}

@@ -42,6 +42,8 @@ METHODS = [
     "fedproto(contrast=1)",
     "feddistill",
     "lg-fedavg",
+    "fedproto(contrast=1)",
+    "fedblend(m=0.5)",
 ]
 
 

@@ -44,7 +44,7 @@ def as_keyword(kind: Any) -> Any:
     return kind
 
 
-LONGEST_COMMENT = 80  # letters that fit behind a key
+LONGEST_COMMENT = 59  # letters that fit behind every key
 
 
 def stated_defaults(typed_dict: type) -> dict[str, str]:
