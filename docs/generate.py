@@ -29,6 +29,9 @@ RUN_MEANINGS = {
     "metric": "metrics beside those that every run has, separated by commas",
     "transform": "what is done to uploads before they travel, in this order: see "
     "[transforms](transforms.md)",
+    "teacher": "a classifier that the server solves from sums beside the algorithm, if any: see "
+    "[closed forms](closed-form.md)",
+    "feature_map": "the features that a closed form is solved over; empty: `auto`",
     "combiner": "what the server makes of the uploads of a round: see [combiners](combiners.md)",
     "partition": "how the data set is divided among clients; `auto`: `nway` for the data sets that "
     "come with the package, all rows of [data of your own](data.md)",
@@ -107,6 +110,9 @@ _IMAGE_OPTIONS = {
 #: Options of plug-ins: what each means. Within a kind, a name has one meaning.
 OPTION_MEANINGS = {
     "algorithm": {
+        "solve": "what the server solves from the sums: see [closed forms](closed-form.md)",
+        "shrinkage": "of `lda`: how far the covariance moves towards its mean diagonal",
+        "strength": "of `ridge`'s penalty, in units of the mean diagonal of the Gram matrix",
         "lam": "λ, the weight of the distance to the prototypes (`ditto`: to the global model)",
         "distance": "distance between an embedding and its prototype in the loss",
         "weighting": "weight of a client in a class: its samples, equal, or Eq. 6 as printed",
@@ -195,6 +201,22 @@ OPTION_MEANINGS = {
         "norm": "largest L2 norm of a row",
         "bits": "of a code: 8 or 4",
         "fraction": "of the values of a tensor that travel",
+    },
+    "teacher": {
+        "shrinkage": "how far the covariance moves towards its mean diagonal",
+        "strength": "of the penalty, in units of the mean diagonal of the centred Gram matrix",
+        "scale": "what scores are divided by before they count as log-probabilities",
+    },
+    "feature_map": {
+        "filters": "number of random filters",
+        "kernel": "pixels per side of a filter",
+        "threshold": "what is subtracted from a response, in standard deviations of an image",
+        "pool": "fields per side over which responses are averaged",
+        "seed": "of the map's own draws; all members must use the same",
+        "values": "number of random features",
+        "bandwidth": "width of the kernel, for columns of variance 1",
+        "n": "the most words of an n-gram",
+        "weights": "a file with the weights of a ResNet18, the same for all members",
     },
     "combiner": {
         "fraction": "fraction of the uploads that is cut at each end of a coordinate",

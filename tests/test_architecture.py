@@ -23,7 +23,9 @@ LAYERS = [
     {"errors"},
     {"core"},
     {"config"},
+    {"teachers"},
     {"algorithms", "combiners", "data", "metrics", "models", "partitions", "transforms"},
+    {"feature_maps"},
     {"engines"},
     {"runs"},
     {"membership"},
@@ -50,6 +52,8 @@ CONTEXT = {
     "metric": ["probabilities", "y", "classes"],
     "combiner": [],
     "transform": [],
+    "teacher": [],
+    "feature_map": [],
 }
 
 

@@ -21,6 +21,8 @@ LISTS = {
     "metrics": "metric",
     "combiners": "combiner",
     "transforms": "transform",
+    "teachers": "teacher",
+    "feature-maps": "feature_map",
 }
 
 
@@ -28,7 +30,10 @@ def list_plugins(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="algorithms, datasets, models, partitions, metrics, combiners, transforms [all]"
+            help=(
+                "algorithms, datasets, models, partitions, metrics, combiners, transforms, "
+                "teachers, feature-maps [all]"
+            )
         ),
     ] = None,
 ) -> None:
@@ -88,7 +93,7 @@ def _describe_groups(algorithm: Algorithm) -> list[str]:
     from fedproto.models import Fit
 
     model = plugins.build("model", Part("mlp"), Fit(shape=(2,), classes=2, dim=2))
-    layouts = algorithm.declare(model.state_dict(), Task(classes=2, dim=2, clients=2, seed=0))
+    layouts = algorithm.declare(model.state_dict(), Task(2, 2, 2, 0, fixed=2))
     groups = []
     for name, layout in layouts.items():
         once = " once" if name in algorithm.once else ""

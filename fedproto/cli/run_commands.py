@@ -153,6 +153,14 @@ def run(
         str | None,
         _flag("combiner", "NAME", "sum, median, trimmed-mean, krum or geometric-median [sum]"),
     ] = None,
+    teacher: Annotated[
+        str | None,
+        _flag("teacher", "NAME", "solved from sums beside the algorithm: lda, ridge, ncm [none]"),
+    ] = None,
+    feature_map: Annotated[
+        str | None,
+        _flag("feature-map", "NAME", "of a closed form: random-conv, flat, ... [auto]"),
+    ] = None,
     baselines: Annotated[
         bool, typer.Option("--baselines", help="also train locally, and on the pooled rows")
     ] = False,
@@ -212,6 +220,8 @@ def run(
         "metric": metric,
         "combiner": combiner,
         "transform": transform,
+        "teacher": teacher,
+        "feature_map": feature_map,
         "baselines": "true" if baselines else None,
         "checkpoint_every": checkpoint_every,
         "data_dir": data_dir,

@@ -18,7 +18,7 @@ from fedproto.errors import ConfigError, shown, unknown
 #: Stands for the model, or the partition, that suits the data.
 AUTO = "auto"
 #: The kinds of which nothing need be chosen.
-MAY_BE_NONE = ("metric", "transform")
+MAY_BE_NONE = ("metric", "transform", "teacher", "feature_map")
 #: Stands for data that is passed from Python, and that no file can name.
 PYTHON = "python"
 

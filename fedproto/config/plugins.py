@@ -28,6 +28,8 @@ FOLDERS = {
     "metric": "metrics",
     "combiner": "combiners",
     "transform": "transforms",
+    "teacher": "teachers",
+    "feature_map": "feature_maps",
 }
 
 #: kind -> module and class of what its plug-ins return
@@ -39,6 +41,8 @@ RETURNS = {
     "metric": ("numbers", "Real"),
     "combiner": ("fedproto.core.combination", "Combiner"),
     "transform": ("fedproto.core.transforms", "Transform"),
+    "teacher": ("fedproto.core.closed_form", "Teacher"),
+    "feature_map": ("fedproto.feature_maps", "FeatureMap"),
 }
 
 
@@ -186,6 +190,7 @@ _ALGORITHM_ARGUMENTS = {
     "client_start": ("kept", "received"),
     "client_update": ("step",),
     "client_validate": ("step",),
+    "upload_once": ("step",),
     "notes": ("server",),
     "metrics": ("server",),
 }
@@ -247,7 +252,7 @@ def _check_algorithm(name: str, algorithm: Any) -> None:
     """Refuse an algorithm whose fields cannot be used as they will be."""
     for field, arguments in _ALGORITHM_ARGUMENTS.items():
         function = getattr(algorithm, field)
-        if function is None and field == "client_validate":
+        if function is None and field in ("client_validate", "upload_once"):
             continue
         _check_function(f"algorithm {name!r}: {field}", function, arguments)
     if not isinstance(algorithm.name, str) or not algorithm.name.strip():

@@ -44,7 +44,7 @@ ValidationFraction = Annotated[float, Bounds(0, 0.9)]
 class Config:
     """The complete configuration of a run.
 
-    The first seven fields are choices of plug-ins with their options.
+    The first nine fields are choices of plug-ins with their options.
     """
 
     dataset: tuple[Part, ...]
@@ -57,6 +57,10 @@ class Config:
     combiner: Part = SUM
     #: What is done to uploads before they travel, in this order: see core/transforms.py.
     transform: tuple[Part, ...] = ()
+    #: A classifier that is solved from sums beside the algorithm, if any: see core/closed_form.py.
+    teacher: tuple[Part, ...] = ()
+    #: The features that it is solved over; none named: auto.
+    feature_map: tuple[Part, ...] = ()
     #: Which reading of FedProto: see config/profiles.py.
     profile: ProfileName = "paper"
     #: None: DEFAULT_CLIENTS for nway and the package's data sets, else see runs/own_data.py.
@@ -183,6 +187,8 @@ DEFAULTS: dict[str, Any] = {
     "model": AUTO,
     "metric": "",
     "transform": "",
+    "teacher": "",
+    "feature_map": "",
     "partition": AUTO,
     "combiner": SUM.name,
 }
@@ -214,7 +220,7 @@ def configure(
         wanted.pop(key, None)
         wanted[key] = value
     chosen = {kind: parse_choices(kind, wanted.pop(kind)) for kind in plugins.FOLDERS}
-    for kind in ("partition", "combiner"):
+    for kind in ("partition", "combiner", "teacher", "feature_map"):
         if len(chosen[kind]) > 1:
             raise ConfigError(f"{kind} takes one choice, not a list")
     if chosen["partition"][0].name == AUTO:
@@ -245,6 +251,8 @@ def configure(
             metric=tuple(completed["metric"]),
             combiner=completed["combiner"][0],
             transform=tuple(completed["transform"]),
+            teacher=tuple(completed["teacher"]),
+            feature_map=tuple(completed["feature_map"]),
             **run_values,
         )
         refuse_contradictions(config.rounds, config.warmup, config.class_weights, config.sampling)

@@ -5,8 +5,9 @@
 It is made of the algorithm that each architecture would have if it were alone. The server keeps the
 state of each as a tree `@NAME`, and what a client receives is such a tree, too. Groups with one
 weight per client (or cluster) are called `GROUP@NAME`, and only clients of that architecture send
-them. Groups with one weight per class have one name, and every architecture's server sees those of
-all clients. What an algorithm declares `common` is kept once: all architectures agree on it.
+them. Groups with one weight per class, or marked `across`, have one name, and every architecture's
+server sees those of all clients. What an algorithm declares `common` is kept once: all
+architectures agree on it.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def within_architectures(
         loss=lambda step: mixed.call("loss", step),
         phases=tuple(mixed.open_phase(number) for number in range(len(first.phases))),
         upload=mixed.upload,
+        upload_once=mixed.open_upload_once(),
         aggregate=mixed.aggregate,
         predict=lambda step: mixed.call("predict", step),
         client_start=mixed.client_start,
@@ -153,7 +155,7 @@ class _Mixed:
     def name_group(self, group: str, architecture: str) -> str:
         """Return what a group of an architecture's algorithm is called among those of all."""
         layout = self.layouts[architecture].get(group)
-        if layout is None or layout.per == "class":
+        if layout is None or layout.per == "class" or layout.across:
             return group
         return f"{group}{SEPARATOR}{architecture}"
 
@@ -273,6 +275,18 @@ class _Mixed:
     def upload(self, step: Step) -> Upload:
         architecture, own_step = self.open_step(step)
         return self.name_groups(self.methods[architecture].upload(own_step), architecture)
+
+    def open_upload_once(self) -> Callable[[Step], Upload] | None:
+        """Return `upload_once`, if there are groups that it computes."""
+        if next(iter(self.methods.values())).upload_once is None:
+            return None
+        return self._upload_once
+
+    def _upload_once(self, step: Step) -> Upload:
+        architecture, own_step = self.open_step(step)
+        compute = self.methods[architecture].upload_once
+        assert compute is not None
+        return self.name_groups(compute(own_step), architecture)
 
     def encode(self, upload: Upload, step: Step) -> Upload:
         architecture, own_step = self.open_step(step)

@@ -26,10 +26,14 @@ class Cohort(NamedTuple):
     sampled: Tensor
     lost: Tensor  # the sampled clients whose upload does not arrive
     slow: Tensor  # the sampled clients that do half their steps
+    missed: Tensor | None = None  # (clients,) see `types.Recipient`; None: nobody has heard
+    #: Whether the groups of `upload_once` are due from one of the sampled clients.
+    once_due: bool = True
 
 
 #: The cohort of a federation that is over.
-NOBODY = Cohort(*[torch.zeros(0, dtype=torch.int64)] * 3)
+_NO_CLIENTS = torch.zeros(0, dtype=torch.int64)
+NOBODY = Cohort(_NO_CLIENTS, _NO_CLIENTS, _NO_CLIENTS, once_due=False)
 
 
 class Chunk(NamedTuple):

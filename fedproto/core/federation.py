@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedproto.core.dropout import Dropped
 from fedproto.core.measurement import MeasuredClient, Metric, measure_scores
 from fedproto.core.tensors import move_index
-from fedproto.core.types import Recipient, State, Task, Tree
+from fedproto.core.types import NEVER, Recipient, State, Task, Tree
 
 if TYPE_CHECKING:
     from fedproto.data.shared.preprocessing import Preprocessing
@@ -37,6 +37,8 @@ class Examples(NamedTuple):
     x: Tensor  # all inputs of the pool, normalised, on the device
     y: Tensor  # the classes of all of them, numbered as in the federation
     rows: Tensor  # the numbers of the rows that are meant
+    #: (n, D) the features of all inputs of the pool by the run's feature map, if it has one.
+    fixed: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -141,12 +143,16 @@ class Federation:
             own[member.id, list(member.classes)] = 1
         return own
 
-    def recipient(self, client: int, all_classes: bool = False) -> Recipient:
+    def recipient(
+        self, client: int, all_classes: bool = False, missed: int | Tensor = NEVER
+    ) -> Recipient:
         """Return one client as a recipient, of its own classes or, to be evaluated, of all."""
         own_classes = self.own_classes[client]
         classes = torch.ones_like(own_classes) if all_classes else own_classes
+        number = torch.tensor(client, device=self.device)
         architecture = self.members[client].architecture
-        return Recipient(torch.tensor(client, device=self.device), classes, architecture)
+        rounds_missed = torch.as_tensor(missed, device=self.device)
+        return Recipient(number, classes, architecture, rounds_missed)
 
     @cached_property
     def architectures(self) -> dict[str, list[Member]]:
@@ -166,19 +172,27 @@ class Federation:
     @cached_property
     def _recipients(self) -> Recipient:
         """All clients, each with its own classes."""
-        return Recipient(torch.arange(len(self.members), device=self.device), self.own_classes)
+        numbers = torch.arange(len(self.members), device=self.device)
+        return Recipient(numbers, self.own_classes, "", torch.full_like(numbers, NEVER))
 
-    def recipients(self, clients: Tensor, architecture: str = "") -> Recipient:
+    def recipients(
+        self, clients: Tensor, architecture: str = "", missed: Tensor | None = None
+    ) -> Recipient:
         """Return some clients, each with its own classes, with a leading axis over them.
 
         They are recipients of an architecture, whether it is theirs or not.
+
+        missed  (members,) of all clients; see `Recipient`
         """
-        number, classes, _ = self._recipients
+        number, classes, _, rounds_missed = self._recipients
+        if missed is not None:
+            rounds_missed = missed.to(self.device)
         if len(clients) < len(self.members):
             rows = move_index(clients, self.device)
             number = number[rows]
             classes = classes[rows]
-        return Recipient(number, classes, architecture)
+            rounds_missed = rounds_missed[rows]
+        return Recipient(number, classes, architecture, rounds_missed)
 
     def measure_client(
         self, client: int, scores: Tree, y: Tensor, part: EvaluatedPart

@@ -6,7 +6,7 @@ They take the client's parameters and what the server sent, and return new param
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from fedproto.core.batches import (
     list_trained_names,
     steps_per_epoch,
 )
+from fedproto.core.closed_form import TEACHER
 from fedproto.core.contract import check_kept, check_phases, check_same_kept, check_upload
 from fedproto.core.federation import EvaluatedPart, Examples, Member
 from fedproto.core.metrics import mark_correct
@@ -80,11 +81,13 @@ def train(
     training: Training,
     round: int,
     slow: bool = False,
+    once_due: bool = True,
 ) -> Outcome:
     """Return the client's new state, its upload and its loss after a round of local training.
 
     The client adopts what it received, then runs the algorithm's phases. A slow client does half
-    its steps. `own` is its whole state, as `start_client` returns it.
+    its steps. `own` is its whole state, as `start_client` returns it. `once_due` says whether the
+    groups of `upload_once` are wanted.
     """
     own_params, kept = split_client(own)
     params = algorithm.adopt(own_params, received)
@@ -141,7 +144,15 @@ def train(
         number=context.number,
         momentum=context.momentum,
     )
-    upload, wire = make_upload(algorithm, closing_step)
+    upload, wire = make_upload(algorithm, algorithm.upload, closing_step)
+    if algorithm.upload_once is not None and once_due:
+        batch = _batch_of_rows(member.train, like)
+        once_step = closing_step._replace(
+            features=like.new_empty(0), logits=like.new_empty(0), batch=batch
+        )
+        once_upload, once_wire = make_upload(algorithm, algorithm.upload_once, once_step)
+        upload = upload | once_upload
+        wire = wire | once_wire
     sizes = codec.upload_sizes(map_upload(wire, lambda value: value[None]), clients=1)[0]
     kept = check_same_kept(kept, algorithm.client_update(closing_step), "client_update")
     kept = _validate(member, algorithm, closing_step._replace(state=kept))
@@ -149,9 +160,14 @@ def train(
     return Outcome(state, upload, sizes, _mean_loss(trained), wire)
 
 
-def make_upload(algorithm: Algorithm, step: Step) -> tuple[Upload, Upload]:
-    """Return a client's upload as the server will decode it, and what travels of it."""
-    upload = check_upload(algorithm.upload(step))
+def make_upload(
+    algorithm: Algorithm, compute: Callable[[Step], Upload], step: Step
+) -> tuple[Upload, Upload]:
+    """Return a client's upload as the server will decode it, and what travels of it.
+
+    compute  the algorithm's `upload` or `upload_once`
+    """
+    upload = check_upload(compute(step))
     if algorithm.encode is None or algorithm.decode is None:
         return upload, upload
     wire = algorithm.encode(upload, step)
@@ -347,6 +363,14 @@ def _batch_without_inputs(y: Tensor, like: Tensor) -> Batch:
     return Batch(like.new_empty(0), y, like.new_ones(len(y)))
 
 
+def _batch_of_rows(examples: Examples, like: Tensor) -> Batch:
+    """Return a batch of all examples without their inputs, but with their fixed features."""
+    batch = _batch_without_inputs(examples.y[examples.rows], like)
+    if examples.fixed is None:
+        return batch
+    return batch._replace(fixed={TEACHER: examples.fixed[examples.rows]})
+
+
 def _validate(member: Member, algorithm: Algorithm, closing_step: Step) -> State:
     """Return what the client keeps after `client_validate`; without validation rows, as before."""
     examples = member.validation
@@ -358,8 +382,7 @@ def _validate(member: Member, algorithm: Algorithm, closing_step: Step) -> State
         return _run_in_eval_mode(member.module, closing_step.params | others, examples)
 
     features, logits = run_other({})
-    batch = _batch_without_inputs(examples.y[examples.rows], features)
-    batch = batch._replace(x=examples.x[examples.rows])
+    batch = _batch_of_rows(examples, features)._replace(x=examples.x[examples.rows])
     step = closing_step._replace(features=features, logits=logits, batch=batch, forward=run_other)
     return check_same_kept(kept, algorithm.client_validate(step), "client_validate")
 
@@ -367,7 +390,7 @@ def _validate(member: Member, algorithm: Algorithm, closing_step: Step) -> State
 def _evaluation_step(module: nn.Module, state: Tree, examples: Examples, received: State) -> Step:
     """Return one step over all examples in eval mode."""
     features, logits = _run_in_eval_mode(module, state, examples)
-    batch = _batch_without_inputs(examples.y[examples.rows], features)
+    batch = _batch_of_rows(examples, features)
     return Step(state, features, logits, batch, received)
 
 
@@ -392,7 +415,9 @@ def embed(module: nn.Module, state: Tree, examples: Examples) -> tuple[Tensor, T
 
 
 def _mean_loss(trained: list[TrainedStep]) -> Tree:
-    """Return each term's mean over the samples of all steps."""
+    """Return each term's mean over the samples of all steps; nothing without any step."""
+    if not trained:
+        return {}
     sizes = torch.stack([each.step.batch.mask.sum() for each in trained])
     means = {}
     zero = torch.zeros_like(sizes[0])

@@ -218,7 +218,10 @@ class RoundAccumulator:
         self.federation = federation_run.federation
         self.progress = federation_run.progress
         self.round = round
-        self.cohort = cohort
+        self.cohort = cohort._replace(
+            missed=self.progress.count_missed() if version is None else None,
+            once_due=version is not None or self.progress.is_once_due(cohort.sampled),
+        )
         self.chunks: list[Chunk] = []  # without their uploads
         self.is_declared = False  # whether uploads were found to be what the algorithm declares
         self.uploads = RoundUploads(
@@ -271,13 +274,13 @@ class RoundAccumulator:
     def _send_architecture(self, clients: Tensor, architecture: str) -> State:
         """Return what the server sends clients of an architecture."""
         send_to_all = vmap(self.algorithm.send, in_dims=(None, OVER_RECIPIENTS))
-        recipients = self.federation.recipients(clients, architecture)
+        recipients = self.federation.recipients(clients, architecture, self.cohort.missed)
         return send_to_all(self.progress.server, recipients)
 
     def add(self, chunk: Chunk) -> None:
         """Take what a chunk's clients did, and those of their uploads that arrive in this round."""
         uploads = chunk.uploads
-        chunk = chunk._replace(uploads={}, sizes=self._leave_out_delivered(chunk))
+        chunk = chunk._replace(uploads={}, sizes=self._leave_out_delivered(chunk, list(uploads)))
         self.chunks.append(chunk)
         if not len(chunk.speakers) or not uploads:
             return
@@ -305,14 +308,14 @@ class RoundAccumulator:
             if mismatch is not None:
                 raise TrainingError(f"{where}: {mismatch}")
 
-    def _leave_out_delivered(self, chunk: Chunk) -> Tensor:
+    def _leave_out_delivered(self, chunk: Chunk, groups: list[str]) -> Tensor:
         """Return the sizes of what the clients send: (clients, 2).
 
         A group that is sent once is left out for clients whose group has arrived before.
         """
         sizes = chunk.sizes
         once = _list_groups(self.algorithm.once)
-        for place, name in enumerate(_list_groups(self.progress.layouts)):
+        for place, name in enumerate(_list_groups(groups)):
             if name in once and sizes.shape[1]:
                 is_due = self.progress.once_uploads.last_round[chunk.clients] == 0
                 sizes = sizes.clone()
@@ -327,6 +330,8 @@ class RoundAccumulator:
         if uploads:
             self.progress.server = self.uploads.aggregate(self.progress.server, uploads)
         self.progress.round = self.round
+        if self.version is None:
+            self.progress.last_heard[self._list_participants()] = self.round
 
     def result(
         self, accuracies: Tree | None, seconds: float, part: EvaluatedPart = "test"

@@ -23,13 +23,15 @@ from fedproto.core.tensors import (
     unflatten_state,
 )
 from fedproto.core.traffic import Ledger
-from fedproto.core.types import Algorithm, GroupLayout, State, Tree, Upload
+from fedproto.core.types import NEVER, Algorithm, GroupLayout, State, Tree, Upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.errors import shown
 
 #: The groups of exported tensors of what clients send once, and of uploads on their way.
 ONCE = "once"
 _IN_FLIGHT = "flight"
+#: The exported tensor of `Progress.last_heard`; only where something is sent once.
+_HEARD = "heard"
 
 
 @dataclass
@@ -45,6 +47,8 @@ class Progress:
     once_uploads: LatestUploads = field(default_factory=lambda: LatestUploads(0))
     #: The uploads of asynchronous rounds that have not arrived yet; see core/delivery.py.
     in_flight: LatestUploads = field(default_factory=lambda: LatestUploads(0))
+    #: (clients,) the last round in which a client's upload arrived; 0: none has.
+    last_heard: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     #: The smallest mean of each term over the rounds so far.
     smallest_loss: dict[str, float] = field(default_factory=dict)
     #: Clients whose loss exploded, and the round in which it first did.
@@ -62,7 +66,17 @@ class Progress:
         progress = cls(server, Ledger(clients), LatestUploads(clients), layouts)
         progress.once_uploads = LatestUploads(clients)
         progress.in_flight = LatestUploads(clients)
+        progress.last_heard = torch.zeros(clients, dtype=torch.int64)
         return progress
+
+    def count_missed(self) -> Tensor:
+        """Return how many rounds were completed since each client's upload arrived: (clients,)."""
+        missed = self.round - self.last_heard
+        return torch.where(self.last_heard > 0, missed, NEVER)
+
+    def is_once_due(self, clients: Tensor) -> bool:
+        """Return whether one of these clients has not sent the groups that it sends once."""
+        return bool((self.once_uploads.last_round[clients] == 0).any())
 
     def look_back(self, lines: Sequence[dict[str, Any]]) -> None:
         """Read from the lines of earlier rounds how small the losses were, and whose exploded."""
@@ -86,6 +100,7 @@ class Progress:
         tree |= self.latest_uploads.export()
         if self.once_uploads.uploads is not None:
             tree |= flatten_groups({ONCE: self.once_uploads.export()})
+            tree[_HEARD] = self.last_heard
         if self.in_flight.uploads is not None:
             tree |= flatten_groups({_IN_FLIGHT: self.in_flight.export()})
         return tree
@@ -106,6 +121,10 @@ class Progress:
         in_flight = LatestUploads(clients)
         if _IN_FLIGHT in groups:
             in_flight = LatestUploads.restore(groups[_IN_FLIGHT], clients, self.layouts, device)
+        last_heard = groups.get(_HEARD, {}).get("", torch.zeros(clients, dtype=torch.int64))
+        if last_heard.shape != (clients,) or last_heard.dtype != torch.int64:
+            raise ValueError(f"{_HEARD} is {tuple(last_heard.shape)} of {last_heard.dtype}")
+        self.last_heard = last_heard
         self.latest_uploads = latest_uploads
         self.once_uploads = once_uploads
         self.in_flight = in_flight
@@ -123,6 +142,7 @@ class Progress:
             "uploads",
             ONCE,
             _IN_FLIGHT,
+            _HEARD,
         }
         if unexpected:
             raise ValueError(f"it has no {shown(min(unexpected), 80)}")

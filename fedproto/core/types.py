@@ -21,6 +21,8 @@ Tree = dict[str, Tensor]
 #: keeps, what it sends, and what a client keeps beside its model have this form.
 State = dict[str, Any]
 _EMPTY: State = {}  # never changed
+#: More rounds than any run has.
+NEVER = 2**31
 
 
 class Batch(NamedTuple):
@@ -31,6 +33,9 @@ class Batch(NamedTuple):
     #: (b,) 1 = a sample, 0 = padding that must change nothing. With `class_weights` a loss sees the
     #: samples' weights instead of ones; their sum is still the number of samples.
     mask: Tensor
+    #: (b, D) each: features of the samples that never change, by who uses them; see
+    #: core/closed_form.py. In `upload_once`, `client_validate` and `predict`, if there are any.
+    fixed: Tree = _EMPTY
 
 
 def refuse_forward(params: Tree) -> tuple[Tensor, Tensor]:
@@ -92,6 +97,8 @@ class GroupLayout:
     #: under these names in a tree that is called as the group. Then transforms work on the change,
     #: and so do asynchronous rounds.
     relative: bool = False
+    #: Whether clients of all architectures send the group alike, although it is not per class.
+    across: bool = False
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -134,10 +141,13 @@ class Recipient(NamedTuple):
     classes: Tensor  # (C,) 1 for the classes it is sent something of
     #: The name of its architecture; empty if weights are shared by all clients or by none.
     architecture: str = ""
+    #: () how many rounds were completed since one in which the client's upload arrived, and so
+    #: since it surely received something; NEVER if there was none, and for an evaluation.
+    missed: Tensor = torch.tensor(NEVER)
 
 
 #: `in_dims` of `vmap` for recipients of one architecture, with a leading axis over them.
-OVER_RECIPIENTS: Any = Recipient(0, 0, None)  # type: ignore[arg-type]
+OVER_RECIPIENTS: Any = Recipient(0, 0, None, 0)  # type: ignore[arg-type]
 
 
 class Task(NamedTuple):
@@ -147,6 +157,7 @@ class Task(NamedTuple):
     dim: int  # values of a prototype
     clients: int
     seed: int
+    fixed: int = 0  # values of the fixed features of an input; 0: there are none
 
 
 def everything(name: str) -> bool:
@@ -208,6 +219,10 @@ class Algorithm:
     collects   which features `upload` sees, over all the client's samples: none, those of an
                eval-mode pass after training, or those that passed during the last epoch
     upload     step -> the groups of sums this client sends
+    upload_once
+               step -> the groups of `once` that are costly, so that they are computed only while
+               somebody's have not arrived. The step is over all training samples, without features
+               and logits
     aggregate  (server's state, uploads) -> its new state. The groups have a leading axis over the
                clients of the round that sent one, with `remembers` over all that ever did
     predict    step -> named scores (b, C), larger is likelier
@@ -235,6 +250,7 @@ class Algorithm:
                may replace the sum
     sends_all  clients train with the rows of all classes, not only with those of their own
     mixed      the default models are the data set's mix of architectures
+    uses_fixed whether batches need the features of the run's feature map, in `fixed`
     common     where clients of several architectures share weights, each architecture has a server
                state of its own, but for these entries: what is made of class-level groups, which
                all architectures share
@@ -258,12 +274,14 @@ class Algorithm:
     client_start: Callable[[State, State], State] = keep_state
     client_update: Callable[[Step], State] = same_state
     client_validate: Callable[[Step], State] | None = None
+    upload_once: Callable[[Step], Upload] | None = None
     additive: bool = True
     remembers: bool = False
     once: tuple[str, ...] = ()
     combinable: bool = True
     sends_all: bool = False
     mixed: bool = False
+    uses_fixed: bool = False
     common: tuple[str, ...] = ()
     notes: Callable[[State], list[str]] = lambda server: []
     metrics: Callable[[State], dict[str, float]] = lambda server: {}

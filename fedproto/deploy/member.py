@@ -220,8 +220,16 @@ def _train(
         received = keep_classes(received, participant.federation.own_classes[0])
         for name in ("prototype", "both", "both_own"):  # these need the prototypes of all classes
             accuracies.pop(f"accuracy.{name}", None)
+            accuracies.pop(f"accuracy.{name}+teacher", None)
+    delivered = request.header.get("delivered", [])
     outcome = train(
-        participant.client, algorithm, participant.state, received, terms.training(), round
+        participant.client,
+        algorithm,
+        participant.state,
+        received,
+        terms.training(),
+        round,
+        once_due=not set(algorithm.once) <= set(delivered),
     )
     finite = outcome.state | flatten_upload(outcome.upload)
     for name, value in finite.items():
@@ -230,7 +238,6 @@ def _train(
                 f"{own.name}'s training broke down in round {round}: {name} is not finite; "
                 "the lr may be too high"
             )
-    delivered = request.header.get("delivered", [])
     wire = {name: group for name, group in outcome.wire.items() if name not in delivered}
     upload = pack_upload(wire, classes, participant.layouts)
     header = {
@@ -257,7 +264,7 @@ def _prepare(
     client = federation.members[0]
     architecture = _find_architecture(request.header, client.model)
     client = replace(client, id=request.header["number"], architecture=architecture)
-    task = Task(len(federation.classes), federation.task.dim, 1, terms.seed)
+    task = federation.task._replace(clients=1, seed=terms.seed)
     algorithm, layouts = _build_algorithm(terms, client, task)
     refuse_what_is_not_sent(terms, own, layouts)
     recipient = federation.recipient(0, all_classes=True)._replace(architecture=architecture)
@@ -354,10 +361,11 @@ def _read_terms(header: dict[str, Any]) -> TrainingTerms:
         raise RefusedByMember(
             "the server names an algorithm of its own module, which a member never imports"
         )
-    if ":" in str(header.get("transform")):
-        raise RefusedByMember(
-            "the server names a transform of its own module, which a member never imports"
-        )
+    for kind in ("transform", "teacher", "feature_map"):
+        if ":" in str(header.get(kind)):
+            raise RefusedByMember(
+                f"the server names a {kind} of its own module, which a member never imports"
+            )
     stated = {}
     for field in fields(TrainingTerms):
         if field.name not in header:

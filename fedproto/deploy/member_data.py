@@ -22,6 +22,7 @@ from fedproto.partitions import PartitionRequest
 from fedproto.partitions.classes import classes as select_classes
 from fedproto.runs.assemble import assemble
 from fedproto.runs.devices import device_of
+from fedproto.runs.fixed_features import add_fixed_features, build_map
 
 
 def build_federation(
@@ -41,7 +42,7 @@ def build_federation(
     classes = tuple(name for name in source.classes if name in held)
     if not words(own.classes):
         _refuse_unlisted(classes, known)
-    return assemble(
+    federation = assemble(
         [_restrict_classes(source, classes)],
         [rows._replace(name=own.title)],
         [_choose_model(own, source)],
@@ -52,6 +53,9 @@ def build_federation(
         known=known,
         weights=Path(own.weights) if own.weights else None,
     )
+    if not terms.feature_map:
+        return federation
+    return add_fixed_features(federation, build_map([terms.map_part()]))
 
 
 def _choose_model(own: MemberSettings, source: Source) -> Part:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedproto.core import codec
+from fedproto.core.closed_form import TEACHER
 from fedproto.core.tensors import flatten_state, scatter_rows, split_groups, unflatten_state
 from fedproto.core.types import Group, GroupLayout, State, Tree, Upload
 from fedproto.errors import TrainingError
@@ -134,10 +135,14 @@ def _read_array(arrays: Mapping[str, np.ndarray], name: str, like: Tensor) -> Te
 
 
 def keep_classes(received: State, own_classes: Tensor) -> State:
-    """Return what a member receives for some classes only: `known` is 0 for the others."""
+    """Return what a member receives for some classes only: `known` is 0 for the others.
+
+    A teacher's solution is for all classes.
+    """
     flat = flatten_state(received)
     for path, value in flat.items():
-        if path.rpartition("/")[2] == "known":
+        tree, _, name = path.rpartition("/")
+        if name == "known" and tree != TEACHER:
             flat[path] = value * own_classes.to(value)
     return unflatten_state(flat)
 

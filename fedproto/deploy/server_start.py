@@ -165,7 +165,7 @@ def start_server(
     Raises ConfigError if the settings say too little, or if the algorithm sends nothing.
     """
     members = len(words(settings.members)) or settings.quorum
-    task = Task(0, terms.dim, members, terms.seed)
+    task = Task(0, terms.dim, members, terms.seed, terms.count_fixed(algorithm))
     models: dict[str, str] = {}
     params: State
     if algorithm.shared is not nothing:

@@ -36,7 +36,7 @@ from fedproto.core.tensors import (
     split_groups,
     unflatten_state,
 )
-from fedproto.core.types import Recipient, State, Tree, Upload
+from fedproto.core.types import NEVER, Recipient, State, Tree, Upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.deploy.member_record import MemberRecord
 from fedproto.deploy.messages import Message, pack_download, place_rows, unpack_upload
@@ -134,7 +134,12 @@ class ServerState:
         member = self.members.setdefault(name, MemberRecord(len(self.members)))
         send_all = all_classes or not member.spoken
         own = [float(send_all or each in member.spoken) for each in self.classes]
-        received = self._send(self.server, member.number, torch.tensor(own), member.architecture)
+        missed = NEVER
+        if member.last_round and not all_classes and not self.settings.buffer:
+            missed = self.round - member.last_round
+        received = self._send(
+            self.server, member.number, torch.tensor(own), member.architecture, missed
+        )
         download = pack_download(received, self.classes)
         round = self.round + 1
         if not all_classes:
@@ -158,14 +163,21 @@ class ServerState:
             header["delivered"] = sorted(self.algorithm.once)
         return Message(header, download.arrays)
 
-    def _send(self, server: State, number: int, classes: Tensor, architecture: str) -> State:
+    def _send(
+        self,
+        server: State,
+        number: int,
+        classes: Tensor,
+        architecture: str,
+        missed: int = NEVER,
+    ) -> State:
         """Return what a member of an architecture is sent of a state.
 
         If its architecture is not known yet, it is sent the weights of all of them.
         """
         received: State = {}
         for name in (architecture,) if architecture else self.start.architectures:
-            recipient = Recipient(torch.tensor(number), classes, name)
+            recipient = Recipient(torch.tensor(number), classes, name, torch.tensor(missed))
             received |= self.algorithm.send(server, recipient)
         return received
 
@@ -509,6 +521,8 @@ class ServerState:
         """Return the algorithm with its options, and with the transforms if there are some."""
         algorithm = str(self.terms.part())
         transforms = ",".join(str(part) for part in self.terms.transform_parts())
+        if self.terms.teacher or self.terms.feature_map:
+            algorithm += f" and teacher {self.terms.teacher} over {self.terms.feature_map}"
         return f"{algorithm} with {transforms}" if transforms else algorithm
 
     def load(self) -> None:

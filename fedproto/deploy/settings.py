@@ -43,6 +43,8 @@ from fedproto.core.optimisers import Optimiser, OptimiserName, RateSchedule, Sch
 from fedproto.core.transform_chains import with_transforms
 from fedproto.core.types import Algorithm, GroupLayout
 from fedproto.errors import ConfigError, shown, unknown
+from fedproto.feature_maps import Inputs
+from fedproto.runs.composition import add_teacher
 
 #: Ends the sentence that refuses a member's name or site.
 NAMES_ACCEPTED = f"a line of at most {MAX_NAME_CHARACTERS} characters is accepted"
@@ -60,6 +62,8 @@ class TrainingTerms:
 
     algorithm: str = "fedproto"
     transform: str = ""  # what is done to uploads before they travel; see docs/transforms.md
+    teacher: str = ""  # solved from sums beside the algorithm; see docs/closed-form.md
+    feature_map: str = ""  # the features of a closed form; it must be named
     dim: Annotated[int, Bounds(0, 10**6)] = 50  # values of a prototype; 0: that of the models
     batch: Samples = 8
     lr: PositiveFloat = 0.01
@@ -100,7 +104,34 @@ class TrainingTerms:
                 "the option fixed is for newcomers in the simulator: "
                 "a deployed server makes its own prototypes"
             )
-        return plugins.build("algorithm", self.part())
+        algorithm = plugins.build("algorithm", self.part())
+        if self.teacher:
+            teacher = complete("teacher", parse_choice("teacher", self.teacher), {}, {})
+            algorithm = add_teacher(algorithm, teacher)
+        return algorithm
+
+    def count_fixed(self, algorithm: Algorithm) -> int:
+        """Return the number of features of a closed form; 0 if the algorithm has none.
+
+        All members must compute the same features, so the map is named, and it is one that needs
+        neither a file nor the shape of an input.
+        """
+        if not algorithm.uses_fixed:
+            return 0
+        accepted = "random-conv or hashed-ngrams"
+        if not self.feature_map:
+            raise ConfigError(
+                f"{algorithm.name} with a closed form needs `feature_map` in a deployment, such as "
+                f"{accepted}: all members must compute the same features"
+            )
+        part = self.map_part()
+        if part.name not in ("random-conv", "hashed-ngrams"):
+            raise ConfigError(f"feature_map {part.name} cannot be deployed: {accepted} is accepted")
+        return plugins.build("feature_map", part).count(Inputs(()))
+
+    def map_part(self) -> Part:
+        """Return the feature map's name with all its options."""
+        return complete("feature_map", parse_choice("feature_map", self.feature_map), {}, {})
 
     def transform_parts(self) -> list[Part]:
         """Return the names of the transforms with all their options, in order."""
@@ -355,6 +386,8 @@ def split_run_config(config: Mapping[str, Any], where: str) -> tuple[ServerSetti
         "model": settings.model,
         "combiner": settings.combiner,
         "transform": terms.transform,
+        "teacher": terms.teacher,
+        "feature_map": terms.feature_map,
     }
     _trust_if_allowed(chosen, settings.trust_plugins, where)
     return settings, terms

@@ -13,7 +13,7 @@ from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
 from fedproto.core.federation import EvaluatedPart, Federation
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.tensors import flatten_upload, stack_uploads
-from fedproto.core.types import Algorithm, State, Tree
+from fedproto.core.types import NEVER, Algorithm, State, Tree
 
 
 class ReferenceEngine:
@@ -60,7 +60,9 @@ class ReferenceEngine:
         federation = self.federations[number]
         member = federation.members[client]
         with errors_named(f"round {round}, client {member.name} ({member.model}), training"):
-            received = self.algorithm.send(server, federation.recipient(client))
+            missed = NEVER if cohort.missed is None else cohort.missed[client]
+            recipient = federation.recipient(client, missed=missed)
+            received = self.algorithm.send(server, recipient)
             outcome = local_training.train(
                 member,
                 self.algorithm,
@@ -69,6 +71,7 @@ class ReferenceEngine:
                 self.trainings[number],
                 round,
                 slow,
+                once_due=cohort.once_due,
             )
         self.states[number][client] = outcome.state
         uploads = stack_uploads([outcome.upload])

@@ -1,4 +1,4 @@
-"""An algorithm with what the settings put around it: transforms of uploads, and a combiner."""
+"""An algorithm with what the settings put around it: a teacher, transforms, and a combiner."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fedproto.config import plugins
+from fedproto.config.options import Part
 from fedproto.config.settings import Config
 from fedproto.core.architectures import within_architectures
+from fedproto.core.closed_form import with_teacher
 from fedproto.core.combination import Combiner, with_combiner
 from fedproto.core.federation import Federation
 from fedproto.core.transform_chains import with_transforms
 from fedproto.core.transforms import Transform
 from fedproto.core.types import Algorithm, GroupLayout
+from fedproto.errors import ConfigError
 
 
 class Method(NamedTuple):
     """What the settings choose, before the federation is known."""
 
-    algorithm: Algorithm
+    algorithm: Algorithm  # with its teacher
     transforms: list[Transform]  # in the order in which a client applies them
     combiner: Combiner
 
@@ -26,6 +29,9 @@ class Method(NamedTuple):
     def build(cls, config: Config) -> Method:
         """Return what the settings choose; ConfigError if it cannot be meant together."""
         algorithm = plugins.build("algorithm", config.algorithm)
+        if config.teacher:
+            algorithm = add_teacher(algorithm, config.teacher[0])
+        _refuse_idle_map(config, algorithm)
         transforms = [plugins.build("transform", part) for part in config.transform]
         combiner = plugins.build("combiner", config.combiner)
         with_combiner(algorithm, combiner)  # refuses before data is read what does not fit
@@ -54,3 +60,22 @@ class Method(NamedTuple):
         """Return the algorithm of one architecture, whose uploads are transformed and combined."""
         transformed = with_transforms(self.algorithm, self.transforms, layouts)
         return with_combiner(transformed, self.combiner)
+
+
+def add_teacher(algorithm: Algorithm, teacher: Part) -> Algorithm:
+    """Return the algorithm with a teacher beside it; ConfigError if it is one itself."""
+    if algorithm.uses_fixed:
+        raise ConfigError(
+            f"algorithm {algorithm.name} is a closed form itself, so it takes no teacher: leave "
+            "teacher out"
+        )
+    return with_teacher(algorithm, plugins.build("teacher", teacher))
+
+
+def _refuse_idle_map(config: Config, algorithm: Algorithm) -> None:
+    """Refuse a feature map that nothing uses."""
+    if config.feature_map and not algorithm.uses_fixed:
+        raise ConfigError(
+            f"feature_map is {config.feature_map[0].name}, but {algorithm.name} has no use for "
+            "it: name a teacher, such as lda, or leave feature_map out"
+        )

@@ -18,6 +18,7 @@ from fedproto.config.options import Part, options_of
 from fedproto.config.settings import Config
 from fedproto.core.architectures import describe_shared, name_architectures
 from fedproto.core.client_names import client_name, refuse_equal_names
+from fedproto.core.closed_form import TEACHER
 from fedproto.core.federation import Federation, Member
 from fedproto.core.server import Progress
 from fedproto.core.types import Algorithm
@@ -30,6 +31,7 @@ from fedproto.runs.assemble import assemble, deal, divide, options_from_data
 from fedproto.runs.chosen_metrics import choose_metrics
 from fedproto.runs.data_notices import describe_single_rows
 from fedproto.runs.devices import device_of, torch_settings
+from fedproto.runs.fixed_features import add_fixed_features, build_map
 from fedproto.runs.frozen_bodies import freeze_bodies
 from fedproto.runs.own_data import load_source, settle_clients, settle_partition
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
@@ -110,6 +112,10 @@ def build_federation(
     )
     federation = _tell_architectures_apart(federation, algorithm)
     _refuse_own_start(config.start, federation, algorithm)
+    if algorithm.uses_fixed:
+        feature_map = build_map(config.feature_map)
+        with torch_settings(config.threads, config.precision):
+            federation = add_fixed_features(federation, feature_map)
     if config.freeze == "body":
         with torch_settings(config.threads, config.precision):
             federation = freeze_bodies(federation)
@@ -269,7 +275,7 @@ def _tell_architectures_apart(federation: Federation, algorithm: Algorithm) -> F
         for member in group:
             members[member.id] = replace(member, architecture=name)
     federation = replace(federation, members=members)
-    if algorithm.common:  # it is made for several architectures
+    if set(algorithm.common) - {TEACHER}:  # it is made for several architectures
         return federation
     counts = [f"{len(group)} of {name}" for name, group in zip(names, groups, strict=True)]
     notice = (

@@ -82,7 +82,7 @@ class _FeaturePools:
         key = (id(examples.x), id(state))
         if key not in self._features:
             self._features[key] = _compute_features(body, state, examples.x)
-        return Examples(self._features[key], examples.y, examples.rows)
+        return Examples(self._features[key], examples.y, examples.rows, examples.fixed)
 
 
 def _refuse_augmentation(member: Member) -> None:

@@ -19,6 +19,8 @@ class RunSettings(TypedDict, total=False):
 
     metric: str  # ''
     transform: str  # ''
+    teacher: str  # ''
+    feature_map: str  # ''
     partition: str  # auto
     combiner: str  # sum
     profile: Literal[  # paper
@@ -97,6 +99,9 @@ class AlgorithmOptions(TypedDict, total=False):
     server_lr: float  # one per plug-in
     server_momentum: float  # 0.9
     server_steps: int  # 500
+    shrinkage: float  # 0.1
+    solve: Literal["lda", "ridge", "ncm"]  # lda
+    strength: float  # 0.1
     tau: float  # one per plug-in
     tau_unit: Literal["relative", "absolute"]  # relative
     temperature: float  # 0.5
@@ -196,6 +201,28 @@ class CombinerOptions(TypedDict, total=False):
     weighted: bool  # True
 
 
+class TeacherOptions(TypedDict, total=False):
+    """Options of the teachers."""
+
+    scale: float  # 5.0 (lda), 0.05 (ncm), 0.1 (ridge)
+    shrinkage: float  # 0.1
+    strength: float  # 0.1
+
+
+class FeatureMapOptions(TypedDict, total=False):
+    """Options of the feature maps."""
+
+    bandwidth: float  # 1.0
+    filters: int  # 128
+    kernel: int  # 5
+    n: int  # 2
+    pool: int  # 4
+    seed: int  # 0
+    threshold: float  # 0.25
+    values: int  # 1024 (hashed-ngrams), 512 (random-fourier)
+    weights: FileName | None  # None
+
+
 class RunKeywords(
     RunSettings,
     AlgorithmOptions,
@@ -204,6 +231,8 @@ class RunKeywords(
     PartitionOptions,
     CombinerOptions,
     TransformOptions,
+    TeacherOptions,
+    FeatureMapOptions,
     total=False,
 ):
     """Every keyword of `fedproto.run` beside its named parameters."""

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers.tiny import ALGORITHMS, build, experiment, send, step
+from helpers.tiny import TRAINED, build, experiment, send, step
 
 from fedproto.core import rng
 from fedproto.core.local_training import train
@@ -448,7 +448,7 @@ def test_a_personal_layer_that_the_model_lacks_is_refused(name):
         build(name, personal="tail").init(deep, TASK)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_an_algorithm_has_the_name_by_which_it_is_chosen(name):
     assert build(name).name == name
 
@@ -464,7 +464,7 @@ def first_step(name, extra=0, **options):
     return algorithm, received, x, y
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_the_gradient_of_the_loss_is_its_finite_difference(name):
     algorithm, received, x, y = first_step(name)
 
@@ -489,7 +489,7 @@ def test_the_gradient_of_every_fedproto_loss_is_its_finite_difference(distance, 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [(name, {}) for name in ALGORITHMS] + [("fedproto", {"regularise": "class"})],
+    [(name, {}) for name in TRAINED] + [("fedproto", {"regularise": "class"})],
 )
 def test_padding_changes_no_loss_no_upload(name, options):
     algorithm, received, x, y = first_step(name, extra=2, **options)
@@ -504,7 +504,7 @@ def test_padding_changes_no_loss_no_upload(name, options):
     assert all(torch.allclose(ours[key].double(), theirs[key].double()) for key in ours)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_an_additive_server_needs_only_the_sum(name):
     algorithm, server = start(name, **({"absent": "drop"} if name.startswith("fedproto") else {}))
     if not algorithm.additive or not server:
@@ -520,7 +520,7 @@ def test_an_additive_server_needs_only_the_sum(name):
     assert all(torch.allclose(one_by_one[key], at_once[key]) for key in one_by_one)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_what_is_uploaded_is_what_is_shared(name):
     run = experiment(name)
     member = run.federation.members[0]
@@ -538,7 +538,7 @@ def test_what_is_uploaded_is_what_is_shared(name):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [(name, {}) for name in ALGORITHMS]
+    [(name, {}) for name in TRAINED]
     + [
         ("fedproto", {"distance": distance, "regularise": "class"})
         for distance in [*BY_HAND, "cosine"]

@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from helpers.tiny import ALGORITHMS, experiment, finished, largest_difference, scored_states
+from helpers.tiny import (
+    ALGORITHMS,
+    TRAINED,
+    experiment,
+    finished,
+    largest_difference,
+    scored_states,
+)
 from torch import nn
 
 from fedproto.core import rng
@@ -146,7 +153,7 @@ def test_everyone_speaking_is_nobody_absent():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_every_method_learns(name):
     """The accuracy among own classes is well above 1/ways after a few rounds of a tiny model."""
     settings = {"clients": 8, "rounds": 25, "shots": 20, "test_shots": 20, "precision": "float32"}

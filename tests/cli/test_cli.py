@@ -771,7 +771,7 @@ def test_a_value_out_of_bounds_gets_one_clear_line_and_nothing_is_written(
         ("resume {inputs}/used", ("used", "not a run")),
         ("resume {inputs}/used/thesis.tex", ("not a run",)),
         ("list algorithm", ("'algorithm'", "did you mean 'algorithms'")),
-        ("list xyz", ("accepted: algorithms, ", "datasets, metrics, models, partitions")),
+        ("list xyz", ("accepted: algorithms, ", "metrics, models, partitions")),
     ],
 )
 def test_other_commands_refuse_bad_input_in_one_line_too(

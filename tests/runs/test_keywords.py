@@ -28,6 +28,8 @@ CLASSES = {
     "partition": keywords.PartitionOptions,
     "combiner": keywords.CombinerOptions,
     "transform": keywords.TransformOptions,
+    "teacher": keywords.TeacherOptions,
+    "feature_map": keywords.FeatureMapOptions,
 }
 
 
@@ -66,9 +68,10 @@ def test_the_settings_of_a_run_have_their_keys_types_and_defaults():
     hints = typing.get_type_hints(Config, include_extras=True)
     expected = {name: as_keyword(hints[name]) for name in RUN_FIELDS}
     expected |= {"partition": str, "metric": str, "transform": str, "combiner": str}
+    expected |= {"teacher": str, "feature_map": str}
     assert typing.get_type_hints(keywords.RunSettings) == expected
     defaults = {field.name: str(field.default) for field in fields(Config)} | DEFAULTS
-    defaults |= {"metric": "''", "transform": "''"}
+    defaults |= {"metric": "''", "transform": "''", "teacher": "''", "feature_map": "''"}
     assert stated_defaults(keywords.RunSettings) == {name: defaults[name] for name in expected}
 
 

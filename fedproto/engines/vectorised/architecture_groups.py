@@ -38,6 +38,7 @@ class Data(NamedTuple):
     y: Tensor
     rows: Tensor  # (clients, longest), padded with zeros
     lengths: Tensor  # (clients,)
+    fixed: Tensor | None = None  # the pool's features by the run's feature map, if it has one
 
 
 @dataclass
@@ -258,7 +259,8 @@ def _pool(examples: Sequence[Examples]) -> Data:
     padded_rows = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     if len(sources) == 1:
         (only,) = sources.values()
-        return Data(only.x, only.y, padded_rows, lengths)
+        return Data(only.x, only.y, padded_rows, lengths, only.fixed)
     x = torch.cat([source.x for source in sources.values()])
     y = torch.cat([source.y for source in sources.values()])
-    return Data(x, y, padded_rows, lengths)
+    fixed = [source.fixed for source in sources.values() if source.fixed is not None]
+    return Data(x, y, padded_rows, lengths, torch.cat(fixed) if fixed else None)

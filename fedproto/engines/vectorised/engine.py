@@ -12,7 +12,7 @@ from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
 from fedproto.core.federation import EvaluatedPart, Federation
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.tensors import map_upload, move_index
-from fedproto.core.types import Algorithm, State, Tree
+from fedproto.core.types import NEVER, Algorithm, State, Tree
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, build_groups
 from fedproto.engines.vectorised.plan import Plan
 from fedproto.engines.vectorised.receiving import send_all_classes, send_own_classes
@@ -47,6 +47,8 @@ class VectorisedEngine:
         """Train the sampled clients, stack by stack, in chunks that fit; keep their new states."""
         is_sampled = _mark_clients(self.sizes, [cohort.sampled for cohort in cohorts])
         is_slow = _mark_clients(self.sizes, [cohort.slow for cohort in cohorts])
+        missed = _tabulate_missed(self.sizes, cohorts)
+        once_due = any(cohort.once_due for cohort in cohorts)
         for stack in self.stacks:
             group = stack.group
             sampled = is_sampled[group.federation, group.number].nonzero().flatten()
@@ -54,8 +56,11 @@ class VectorisedEngine:
             for positions in stack.split_into_chunks(sampled, slow):
                 where = f"round {round}, {len(positions)} clients of {group.model}, training"
                 with errors_named(where):
-                    received = send_own_classes(self.algorithm, servers, group, positions)
-                    trained = stack.train(round, positions, received, slow[positions])
+                    rounds_missed = missed[group.federation[positions], group.number[positions]]
+                    received = send_own_classes(
+                        self.algorithm, servers, group, positions, rounds_missed
+                    )
+                    trained = stack.train(round, positions, received, slow[positions], once_due)
                 yield from _split_by_federation(group, positions, cohorts, trained)
 
     def evaluate(self, servers: Sequence[State], part: EvaluatedPart = "test") -> list[Tree]:
@@ -143,6 +148,15 @@ def _mark_clients(sizes: Sequence[int], clients: Sequence[Tensor]) -> Tensor:
     for row, numbers in zip(marks, clients, strict=True):
         row[numbers] = True
     return marks
+
+
+def _tabulate_missed(sizes: Sequence[int], cohorts: Sequence[Cohort]) -> Tensor:
+    """Return how many rounds each client has missed, (federations, clients); see `Recipient`."""
+    table = torch.full((len(sizes), max(sizes)), NEVER)
+    for row, cohort in zip(table, cohorts, strict=True):
+        if cohort.missed is not None:
+            row[: len(cohort.missed)] = cohort.missed
+    return table
 
 
 def _split_by_federation(

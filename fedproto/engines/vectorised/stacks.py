@@ -11,6 +11,7 @@ from torch.func import vmap
 
 from fedproto.core import codec
 from fedproto.core.batches import Training, count_passes, list_trained_names
+from fedproto.core.closed_form import TEACHER
 from fedproto.core.contract import check_same_kept
 from fedproto.core.engine import even_size
 from fedproto.core.federation import EvaluatedPart
@@ -29,7 +30,7 @@ from fedproto.core.tensors import (
     unflatten_state,
 )
 from fedproto.core.types import Algorithm, Batch, Phase, State, Step, Tree, Upload, refuse_forward
-from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
+from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, Data
 from fedproto.engines.vectorised.forward_passes import ForwardPasses
 from fedproto.engines.vectorised.layers import make_stackable
 from fedproto.engines.vectorised.memory import free_memory, training_memory, values_per_pass
@@ -41,6 +42,8 @@ from fedproto.engines.vectorised.timetable import Timetable
 CPU_CLIENTS_AT_ONCE = 20
 #: Scores (rows times classes) of clients that are measured together: 80 MB for each named score.
 MAX_SCORES_AT_ONCE = 20_000_000
+#: Fixed features (rows times values) of clients whose `upload_once` is computed together: 64 MB.
+MAX_FIXED_AT_ONCE = 16_000_000
 
 
 class TrainedClients(NamedTuple):
@@ -108,17 +111,28 @@ class Stack:
         """
         if not len(positions):
             return
+        if not self.phases:
+            yield from positions.split(self.capacity)
+            return
         steps = self.timetable.count_steps(positions, self.phases[0], slow[positions])
         most_first = steps.argsort(descending=True, stable=True)
         yield from positions[most_first].split(self.capacity)
 
     # --- training
 
-    def train(self, round: int, positions: Tensor, received: State, slow: Tensor) -> TrainedClients:
+    def train(
+        self,
+        round: int,
+        positions: Tensor,
+        received: State,
+        slow: Tensor,
+        once_due: bool = True,
+    ) -> TrainedClients:
         """Do a round of local training of some clients, and keep their new states.
 
         received  what the server sent, with a leading axis over these clients
         slow      (m,) whether a client does half its steps
+        once_due  whether the groups of `upload_once` are wanted
         """
         params, kept = self._start_round(positions, received)
         tables = self._make_or_take_tables(round, positions, slow)
@@ -138,20 +152,26 @@ class Stack:
                 phase_results.append(results)
         self._prepare_next_round(round, positions, slow)
         closing_step = self._closing_step(positions, params, received, phase_results)
-        key, client_number, steps_before = tables[-1]["client"].unbind(1)
-        has_batch = tables[-1]["mask"].amax(2)
+        facts = tables[-1] if tables else self.timetable.describe_idle_clients(round, positions)
+        key, client_number, steps_before = facts["client"].unbind(1)
+        has_batch = facts["mask"].amax(2)
         closing_step = closing_step._replace(
             state=kept,
-            lr=tables[-1]["lr"],
+            lr=facts["lr"],
             steps=steps_before + has_batch.sum(1).long(),
             key=key,
             number=client_number,
-            momentum=tables[-1]["momentum"],
+            momentum=facts["momentum"],
         )
         uploads, wire, updated = _finish(self.algorithm, closing_step)
         kept = check_same_kept(kept, updated, "client_update")
         kept = self._validate(positions, closing_step._replace(state=kept))
         sizes = codec.upload_sizes(wire, len(positions))
+        if self.algorithm.upload_once is not None and once_due:
+            once_uploads, once_wire = self._upload_once(positions, closing_step)
+            once_sizes = codec.upload_sizes(once_wire, len(positions)).to(sizes.device)
+            sizes = torch.cat([sizes, once_sizes], 1)
+            uploads = uploads | once_uploads
         state = join_client(params, kept)
         self.group.states.put(positions, state)
         loss = _mean_loss(phase_results)
@@ -222,6 +242,30 @@ class Stack:
         batch = Batch(self.group.lr.new_empty(len(y), 0), y, mask)
         return Step(state, features, logits, batch, received)
 
+    def _upload_once(self, positions: Tensor, closing_step: Step) -> tuple[Upload, Upload]:
+        """Return the groups that are sent once, and what travels of them.
+
+        They are computed for as many clients at a time as fit.
+        """
+        data = self.group.train
+        on_device = move_index(positions, data.x.device)
+        rows = data.rows[on_device]
+        inside = torch.arange(rows.shape[1], device=rows.device) < data.lengths[on_device, None]
+
+        def upload_one(rows: Tensor, inside: Tensor, *fields: Any) -> tuple[Upload, Upload]:
+            params, _, _, _, received, kept, *rest = fields
+            empty = self.group.lr.new_empty(0)
+            batch = Batch(empty, data.y[rows], inside.to(self.group.lr.dtype))
+            batch = batch._replace(fixed=_take_fixed(data, rows))
+            step = Step(params, empty, empty, batch, received, kept, refuse_forward, *rest)
+            assert self.algorithm.upload_once is not None
+            return make_upload(self.algorithm, self.algorithm.upload_once, step)
+
+        width = 1 if data.fixed is None else data.fixed.shape[1]
+        clients_at_once = max(1, MAX_FIXED_AT_ONCE // max(1, rows.shape[1] * width))
+        upload_all = vmap(upload_one, chunk_size=clients_at_once)
+        return upload_all(rows, inside, *_fields_of(closing_step))
+
     def _validate(self, positions: Tensor, closing_step: Step) -> State:
         """Return what the clients keep after `client_validate`, as many of them at a time as fit.
 
@@ -241,6 +285,7 @@ class Stack:
             params, _, _, _, received, kept, *rest = fields
             x = data.x[rows]
             batch = Batch(x, data.y[rows], inside.to(self.group.lr.dtype))
+            batch = batch._replace(fixed=_take_fixed(data, rows))
 
             def run_other(others: Tree) -> tuple[Tensor, Tensor]:
                 return self.forward_passes.run_client(params | others, x)
@@ -317,6 +362,7 @@ class Stack:
             inside = column_numbers < lengths[:, None]
             empty = features.new_empty(len(positions), 0)
             batch = Batch(empty, y[:, columns], inside.to(features.dtype))
+            batch = batch._replace(fixed=_take_fixed(data, data.rows[on_device][:, columns]))
             scores = _predict(self.algorithm, state, features, logits, batch, received, kept)
             yield _ScoredColumns(scores, batch.y, inside)
 
@@ -330,12 +376,17 @@ def _finish(algorithm: Algorithm, step: Step) -> tuple[Upload, Upload, State]:
     def finish_one(*fields: Any) -> tuple[Upload, Upload, State]:
         params, features, logits, batch, received, kept, *rest = fields
         one_step = Step(params, features, logits, batch, received, kept, refuse_forward, *rest)
-        upload, wire = make_upload(algorithm, one_step)
+        upload, wire = make_upload(algorithm, algorithm.upload, one_step)
         return upload, wire if has_wire else {}, algorithm.client_update(one_step)
 
     has_wire = algorithm.encode is not None
     uploads, wire, kept = vmap(finish_one)(*_fields_of(step))
     return uploads, wire if has_wire else uploads, kept
+
+
+def _take_fixed(data: Data, rows: Tensor) -> Tree:
+    """Return the fixed features of some rows of the pool, if there are any, for a batch."""
+    return {} if data.fixed is None else {TEACHER: data.fixed[rows]}
 
 
 def _fields_of(step: Step) -> list[Any]:
@@ -390,7 +441,9 @@ def _choose_capacity(group: ArchitectureGroup, training: Training) -> int:
 
 
 def _mean_loss(phase_results: Sequence[Tree]) -> Tree:
-    """Return each term's mean over the samples of all phases: (m,) each."""
+    """Return each term's mean over the samples of all phases: (m,) each; nothing without any."""
+    if not phase_results:
+        return {}
     count = torch.stack([results["count"] for results in phase_results]).sum(0)
     means = {}
     zero = torch.zeros_like(count)

@@ -76,6 +76,8 @@ class Timetable:
         positions  (m,) the clients' positions in the architecture group
         slow       (m,) whether a client does only half its steps
         """
+        if not self.phases:
+            return []
         counts = [self.count_steps(positions, phase, slow) for phase in self.phases]
         step_counts = torch.stack(counts)
         per_epoch = self.group.per_epoch[positions]
@@ -98,6 +100,20 @@ class Timetable:
             all_steps = count_steps(phase, self.training, per_epoch)
             first_epoch = first_epoch + count_passes(all_steps, per_epoch)
         return trees
+
+    def describe_idle_clients(self, round: int, positions: Tensor) -> Tree:
+        """Return what a tree of tables says of clients that take no step, as without phases."""
+        group = self.group
+        on_device = move_index(positions, group.device)
+        own_key = algorithm_key(group.seed[positions], round, group.number[positions])
+        number = group.number_on_device[on_device]
+        key = move_index(own_key, group.device)
+        return {
+            "lr": group.lr[on_device] * self.training.schedule.factor(round),
+            "momentum": group.momentum[on_device],
+            "client": torch.stack([key, number, torch.zeros_like(number)], 1),
+            "mask": group.lr.new_zeros(len(positions), 1, 1),
+        }
 
     def _draw_order(self, round: int, positions: Tensor, epochs: Tensor) -> Tree:
         """Return the samples in the order of the epochs, and what is drawn for each of them.

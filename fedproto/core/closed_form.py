@@ -1,0 +1,410 @@
+"""Closed-form teachers: linear classifiers that a server solves from sums, without any training.
+
+Every client sends, once, sums over a feature map φ that all clients share: for each of its classes
+Σ φ(x) and the number of rows, and, where the teacher needs it, Σ φ(x) φ(x)ᵀ over all its rows. The
+server adds them and solves for one vector and one bias per class, w_j·φ + b_j. Sums add and
+subtract, so the solution is that of the pooled rows, whoever holds them, and exact when a client
+joins or leaves.
+
+Shapes in comments: n rows, D values of φ, C classes, m clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedproto.core.tensors import align_axes
+from fedproto.core.types import (
+    Algorithm,
+    Group,
+    GroupLayout,
+    Phase,
+    Recipient,
+    State,
+    Step,
+    Task,
+    Tree,
+    Upload,
+)
+from fedproto.errors import ConfigError
+
+#: The name of a batch's fixed features, of the teacher's trees and of its scores.
+TEACHER = "teacher"
+#: The groups of an upload, which are sent once.
+CLASS_SUMS = "class_features"
+GRAM = "gram"
+#: How much a client may trust the teacher, beside its own scores. Of equally good ones it takes the
+#: first, so that 1 is what holds before the teacher is known.
+WEIGHTS = (1.0, 0.5, 2.0, 0.25, 0.0)
+
+
+class Sums(NamedTuple):
+    """The sums over the rows of some clients, in float64."""
+
+    classes: Tensor  # (C, D) Σ φ of each class
+    counts: Tensor  # (C,) rows of each class
+    gram: Tensor | None  # (D, D) Σ φ φᵀ over all rows; None: not sent
+
+
+class Solution(NamedTuple):
+    """A linear classifier: the score of class j is vectors[j]·φ + bias[j]."""
+
+    vectors: Tensor  # (C, D)
+    bias: Tensor  # (C,)
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """How a server makes a classifier of sums.
+
+    name        as in `--teacher`
+    solve       sums, of classes that all have rows -> solution, in float64
+    needs_gram  whether the clients send Σ φ φᵀ, too
+    scale       scores are divided by it before they count as log-probabilities
+    """
+
+    name: str
+    solve: Callable[[Sums], Solution]
+    needs_gram: bool
+    scale: float
+
+
+# --- sums
+
+
+def sum_classes(features: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return Σ φ (C, D) and the number of rows (C,) of each class; `mask` is 0 for padding."""
+    membership = F.one_hot(y, classes).to(features) * mask[:, None]
+    return membership.T @ features, membership.sum(0)
+
+
+def pack_triangle(matrix: Tensor) -> Tensor:
+    """Return the upper triangle of a symmetric matrix (D, D), row by row: D (D + 1) / 2 values.
+
+    >>> pack_triangle(torch.tensor([[1, 2], [2, 3]])).tolist()
+    [1, 2, 3]
+    """
+    rows, columns = torch.triu_indices(*matrix.shape, device=matrix.device)
+    return matrix[rows, columns]
+
+
+def unpack_triangle(packed: Tensor, size: int) -> Tensor:
+    """Return the symmetric matrix (size, size) that `pack_triangle` was given."""
+    rows, columns = torch.triu_indices(size, size, device=packed.device)
+    matrix = packed.new_zeros(size, size)
+    matrix[rows, columns] = packed
+    matrix[columns, rows] = packed
+    return matrix
+
+
+def add_rows(values: Tensor) -> Tensor:
+    """Return the sum over the clients, (m, ...) -> (...), in float64, one after the other.
+
+    In this order a client that left changes no bit of the sum of those that stay.
+    """
+    total = torch.zeros(values.shape[1:], dtype=torch.float64, device=values.device)
+    for value in values:
+        total += value
+    return total
+
+
+# --- solving
+
+
+def solve_shifted(matrix: Tensor, added: Tensor, right: Tensor, advice: str) -> Tensor:
+    """Return (matrix + added · I)⁻¹ right for a matrix without negative eigenvalues.
+
+    Quantised or noisy sums may have some; they then count as 0. ConfigError, which ends with
+    advice, if the sum is singular.
+    """
+    factor = _factorise(matrix, added)
+    if factor is None and added > 0:
+        values, vectors = torch.linalg.eigh(matrix)
+        factor = _factorise((vectors * values.clamp(min=0)) @ vectors.T, added)
+    if factor is None:
+        raise ConfigError(
+            f"the closed form cannot be solved: the matrix of {len(matrix)} features is singular; "
+            f"{advice}"
+        )
+    return torch.cholesky_solve(right, factor)
+
+
+def _factorise(matrix: Tensor, added: Tensor) -> Tensor | None:
+    """Return the Cholesky factor of matrix + added · I, or None if there is none."""
+    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    factor, failed = torch.linalg.cholesky_ex(matrix + added * identity)
+    return None if int(failed) or not factor.isfinite().all() else factor
+
+
+def solve_known(teacher: Teacher, sums: Sums) -> Solution:
+    """Return the solution over all classes; those without rows have zeros."""
+    known = (sums.counts > 0).nonzero().flatten()
+    vectors = torch.zeros_like(sums.classes)
+    bias = torch.zeros_like(sums.counts)
+    if len(known):
+        solution = teacher.solve(Sums(sums.classes[known], sums.counts[known], sums.gram))
+        vectors[known] = solution.vectors
+        bias[known] = solution.bias
+    return Solution(vectors, bias)
+
+
+# --- predicting
+
+
+def score_rows(features: Tensor, tree: Tree) -> Tensor:
+    """Return the scores (n, C) of rows with these features (n, D); −∞ for unknown classes."""
+    scores = features @ tree["vectors"].T + tree["bias"]
+    return scores.masked_fill(tree["known"] == 0, -torch.inf)
+
+
+def to_log_probabilities(scores: Tensor) -> Tensor:
+    """Return log-softmax over the classes, (n, C); a row without any finite score stays −∞."""
+    has_score = scores.isfinite().any(1, keepdim=True)
+    shown = torch.where(has_score, scores, 0.0)
+    return torch.where(has_score, F.log_softmax(shown, 1), -torch.inf)
+
+
+def judge(scores: Tensor, scale: float) -> Tensor:
+    """Return the teacher's log-probabilities (n, C), to be added to those of others.
+
+    A class that the teacher does not know counts as the least likely one that it knows, and
+    without any the teacher favours no class.
+    """
+    is_known = scores.isfinite()
+    least = torch.where(is_known, scores, torch.inf).amin(1, keepdim=True)
+    filled = torch.where(is_known, scores, least)
+    filled = torch.where(filled.isfinite(), filled, 0.0)
+    return F.log_softmax(filled / scale, 1)
+
+
+# --- the teacher beside an algorithm
+
+
+def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
+    """Return the algorithm with a teacher beside it.
+
+    Clients send the teacher's groups once. The solution travels to a client when it has changed
+    since the client last took part, and the client keeps it. Every score NAME of the algorithm is
+    still there; beside it are `teacher` and NAME+teacher, the sum of their log-probabilities with a
+    weight for the teacher's. A client with validation rows chooses that weight among WEIGHTS by the
+    cross-entropy of the algorithm's first score, over the classes of these rows; without, it is 1.
+    """
+    groups = (CLASS_SUMS, GRAM) if teacher.needs_gram else (CLASS_SUMS,)
+
+    def init(params: Tree, task: Task) -> State:
+        return algorithm.init(params, task) | {TEACHER: _start_server(params, task)}
+
+    def declare(params: Tree, task: Task) -> dict[str, GroupLayout]:
+        width = _width_of(task)
+        layouts = algorithm.declare(params, task)
+        layouts = layouts | {CLASS_SUMS: GroupLayout({"features": (width,)}, "class", task.classes)}
+        if teacher.needs_gram:
+            layouts[GRAM] = GroupLayout({"gram": (width * (width + 1) // 2,)}, across=True)
+        return layouts
+
+    def send(server: State, recipient: Recipient) -> State:
+        own = server[TEACHER]
+        has_it = recipient.missed < own["age"]
+        known = (own["counts"] > 0) & ~has_it
+        sent = {"known": known.to(own["vectors"]), "vectors": own["vectors"], "bias": own["bias"]}
+        return algorithm.send(_without(server), recipient) | {TEACHER: sent}
+
+    def upload_once(step: Step) -> Upload:
+        features = step.batch.fixed[TEACHER]
+        mask = (step.batch.mask > 0).to(features)
+        classes = step.received[TEACHER]["known"].shape[-1]
+        sums, counts = sum_classes(features, step.batch.y, mask, classes)
+        found = {} if algorithm.upload_once is None else algorithm.upload_once(_hide(step))
+        found = found | {CLASS_SUMS: Group({"features": sums}, counts)}
+        if teacher.needs_gram:
+            kept_rows = features * mask[:, None]
+            found[GRAM] = Group({"gram": pack_triangle(kept_rows.T @ features)}, mask.sum())
+        return found
+
+    def aggregate(server: State, uploads: Upload) -> State:
+        others = {name: group for name, group in uploads.items() if name not in groups}
+        inner = _without(server)
+        if others:
+            inner = algorithm.aggregate(inner, others)
+        own = server[TEACHER]
+        if CLASS_SUMS in uploads:
+            own = _solve_if_new(teacher, own, uploads)
+        return inner | {TEACHER: own}
+
+    def client_init(params: Tree, task: Task) -> State:
+        return algorithm.client_init(params, task) | {TEACHER: _start_client(params, task)}
+
+    def client_start(kept: State, received: State) -> State:
+        inner = algorithm.client_start(_without(kept), _without(received))
+        newest = _newest(kept, received)
+        named = {f"head.{name}": value for name, value in newest.items()}
+        return inner | {TEACHER: named | {"weight": kept[TEACHER]["weight"]}}
+
+    def client_update(step: Step) -> State:
+        return algorithm.client_update(_hide(step)) | {TEACHER: step.state[TEACHER]}
+
+    def client_validate(step: Step) -> State:
+        inner = _without(step.state)
+        if algorithm.client_validate is not None:
+            inner = algorithm.client_validate(_hide(step))
+        own = step.state[TEACHER]
+        scores = list(algorithm.predict(_hide(step)._replace(state=inner)).values())
+        if not scores:
+            return inner | {TEACHER: own}
+        opinion = judge(score_rows(step.batch.fixed[TEACHER], _newest(step.state, {})), scale)
+        weight = choose_weight(scores[0], opinion, step)
+        return inner | {TEACHER: own | {"weight": weight.to(own["weight"])}}
+
+    def predict(step: Step) -> Tree:
+        scores = score_rows(step.batch.fixed[TEACHER], _newest(step.state, step.received))
+        opinion = judge(scores, scale)
+        weight = step.state[TEACHER]["weight"]
+        found = dict(algorithm.predict(_hide(step)))
+        names = list(found)
+        found[TEACHER] = scores
+        for name in names:
+            found[f"{name}+{TEACHER}"] = to_log_probabilities(found[name]) + weight * opinion
+        return found
+
+    scale = teacher.scale
+    return replace(
+        algorithm,
+        init=init,
+        declare=declare,
+        send=send,
+        adopt=lambda params, received: algorithm.adopt(params, _without(received)),
+        loss=lambda step: algorithm.loss(_hide(step)),
+        phases=tuple(_hide_in_loss(phase) for phase in algorithm.phases),
+        upload=lambda step: algorithm.upload(_hide(step)),
+        upload_once=upload_once,
+        aggregate=aggregate,
+        predict=predict,
+        client_init=client_init,
+        client_start=client_start,
+        client_update=client_update,
+        client_validate=client_validate,
+        notes=lambda server: algorithm.notes(_without(server)),
+        metrics=lambda server: algorithm.metrics(_without(server)),
+        once=(*algorithm.once, *groups),
+        additive=False,
+        combinable=False,
+        common=(*algorithm.common, TEACHER),
+        uses_fixed=True,
+    )
+
+
+def choose_weight(scores: Tensor, opinion: Tensor, step: Step) -> Tensor:
+    """Return the weight () of WEIGHTS with the least cross-entropy over the classes of the rows.
+
+    scores   (n, C) the algorithm's
+    opinion  (n, C) the teacher's log-probabilities
+    """
+    batch = step.batch
+    classes = scores.shape[1]
+    is_there = (F.one_hot(batch.y, classes) * (batch.mask > 0)[:, None]).any(0)
+    weights = opinion.new_tensor(WEIGHTS)
+    own_scores = to_log_probabilities(scores.masked_fill(~is_there, -torch.inf))
+    combined = own_scores + weights[:, None, None] * opinion  # (weights, n, C)
+    chances = F.log_softmax(torch.where(is_there, combined, -torch.inf), 2)
+    rows = torch.arange(len(batch.y), device=batch.y.device)
+    losses = -chances[:, rows, batch.y].clamp(min=-100.0)
+    losses = torch.where(batch.mask > 0, losses, 0.0).sum(1)
+    return weights[losses.argmin()]
+
+
+def _width_of(task: Task) -> int:
+    """Return the number of features; ConfigError if nobody said which map makes them."""
+    if not task.fixed:
+        raise ConfigError("a closed form needs the features of a feature map, and there is none")
+    return task.fixed
+
+
+def _like(params: Tree) -> Tensor:
+    """Return a parameter, whose type and device the teacher has."""
+    return next(value for value in params.values() if value.is_floating_point())
+
+
+def _start_server(params: Tree, task: Task) -> Tree:
+    """Return what the server keeps: the sums so far, the solution, and how old that is."""
+    like = _like(params)
+    width = _width_of(task)
+    return {
+        "classes": like.new_zeros(task.classes, width, dtype=torch.float64),
+        "counts": like.new_zeros(task.classes, dtype=torch.float64),
+        "vectors": like.new_zeros(task.classes, width),
+        "bias": like.new_zeros(task.classes),
+        "age": torch.zeros((), dtype=torch.int64, device=like.device),  # rounds since it changed
+    }
+
+
+def _start_client(params: Tree, task: Task) -> Tree:
+    """Return what a client keeps: the newest solution that it received, and its weight.
+
+    The tensors with a row per class are named as those of a head, so that a deployed member
+    rearranges them as such when the list of classes changes.
+    """
+    like = _like(params)
+    return {
+        "head.vectors": like.new_zeros(task.classes, _width_of(task)),
+        "head.bias": like.new_zeros(task.classes),
+        "head.known": like.new_zeros(task.classes),
+        "weight": like.new_ones(()),
+    }
+
+
+def _solve_if_new(teacher: Teacher, own: Tree, uploads: Upload) -> Tree:
+    """Return the server's part with the solution of all uploads; nothing is solved if none is new.
+
+    Sums that are equal, bit for bit, are those of the same uploads.
+    """
+    group = uploads[CLASS_SUMS]
+    classes = add_rows(group.sums["features"])
+    counts = add_rows(group.weight)
+    if torch.equal(classes, own["classes"]) and torch.equal(counts, own["counts"]):
+        return own | {"age": own["age"] + 1}
+    gram = None
+    if teacher.needs_gram:
+        gram = unpack_triangle(add_rows(uploads[GRAM].sums["gram"]), classes.shape[1])
+    solution = solve_known(teacher, Sums(classes, counts, gram))
+    return {
+        "classes": classes,
+        "counts": counts,
+        "vectors": solution.vectors.to(own["vectors"]),
+        "bias": solution.bias.to(own["bias"]),
+        "age": torch.zeros_like(own["age"]),
+    }
+
+
+def _newest(kept: State, received: State) -> Tree:
+    """Return the newest solution that a client has: what it received, else what it kept."""
+    names = ("known", "vectors", "bias")
+    own = {name: kept[TEACHER][f"head.{name}"] for name in names}
+    if TEACHER not in received:
+        return own
+    sent = received[TEACHER]
+    is_new = sent["known"] > 0
+    return {name: torch.where(align_axes(is_new, own[name]), sent[name], own[name]) for name in own}
+
+
+def _without(state: State) -> State:
+    """Return a state as the algorithm knows it, without the teacher's part."""
+    return {name: value for name, value in state.items() if name != TEACHER}
+
+
+def _hide(step: Step) -> Step:
+    """Return a step as the algorithm knows it."""
+    return step._replace(received=_without(step.received), state=_without(step.state))
+
+
+def _hide_in_loss(phase: Phase) -> Phase:
+    """Return a phase whose loss, if it has one of its own, sees steps as the algorithm does."""
+    loss = phase.loss
+    if loss is None:
+        return phase
+    return replace(phase, loss=lambda step: loss(_hide(step)))
