@@ -66,6 +66,7 @@ class RunSettings(TypedDict, total=False):
     validation: float | None  # None
     select_by: str  # accuracy
     patience: int | None  # None
+    report_last: bool  # False
     baselines: bool  # False
     checkpoint_every: int  # 10
     data_dir: FileName | None  # None
@@ -170,6 +171,7 @@ class PartitionOptions(TypedDict, total=False):
     noise: Literal["uniform", "normal"]  # uniform
     num_classes_per_partition: int | None  # None
     num_shards_per_partition: int | None  # None
+    rows: int | None  # None
     self_balancing: bool | None  # None
     shard_size: int | None  # None
     shots: int | None  # None
