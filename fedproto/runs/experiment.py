@@ -63,6 +63,7 @@ class Experiment:
     progress: Progress
     notices: list[str] = field(default_factory=list)  # what the user should know before it runs
     best_state: BestState | None = None  # None: the federation has no validation rows
+    keeps_best: bool = True  # whether the state after the best round will be needed
 
     @property
     def best_round(self) -> int:
@@ -210,6 +211,8 @@ class Experiment:
 
     def keep_best(self, folder: RunFolder | None) -> None:
         """Keep the present state if the last completed round is the best so far."""
+        if not self.keeps_best:
+            return
         if self.best_state is not None and self.best_state.best.round == self.progress.round:
             self.best_state.keep(self._export(), self._folder_of_states(folder))
 
@@ -284,13 +287,17 @@ class Experiment:
         accuracies: Tree,
         measured: dict[int, MeasuredClient],
         baselines: dict[str, dict[str, Any]],
+        last_round: dict[str, Any] | None = None,
     ) -> Result:
         """Return the result of the finished run, and write it to its folder.
 
         `lines` are those of metrics.jsonl; `accuracies` holds one value per client, and `measured`
-        all metrics of each. `baselines` are those that were trained.
+        all metrics of each. `baselines` are those that were trained, and `last_round` is what was
+        measured of it beside the best round, if anything was.
         """
         data = describe_run(self, lines, accuracies, measured)
+        if last_round is not None:
+            data["last_round"] = last_round
         data["baselines"] |= baselines
         prototypes = take_prototypes(self.progress.server)
         states = []
@@ -315,6 +322,7 @@ class Experiment:
         write_client_models(folder, self, result.states, client_accuracies)
         folder.write_json(RESULT, result.data)
         folder.drop_best()
+        folder.drop_last()
         return result
 
     # --- the clients' states
