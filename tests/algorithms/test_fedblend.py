@@ -197,3 +197,12 @@ def test_shares_are_chosen_on_validation_rows_only():
         TrainingTerms(algorithm="fedblend(m=auto)").build()
     with pytest.raises(ConfigError, match="or auto"):
         experiment("fedblend(m=some)")
+
+
+def test_shares_are_chosen_beside_a_teacher():
+    run = run_mixed("fedblend(m=auto)", **VALIDATED, teacher="lda")
+    assert set(chosen_shares(run)) <= set(SHARES)
+    other = run_mixed("fedblend(m=auto)", **VALIDATED, teacher="lda", engine="vectorised")
+    exported = other.engine.export(0)
+    found = [float(exported[f"{client}.client/blend/m"]) for client in range(4)]
+    assert found == chosen_shares(run)
