@@ -202,7 +202,7 @@ class CombinerOptions(TypedDict, total=False):
 class TeacherOptions(TypedDict, total=False):
     """Options of the teachers."""
 
-    scale: float  # 5.0 (lda), 0.05 (ncm), 0.1 (ridge)
+    scale: float  # 3.0 (lda), 0.05 (ncm), 0.1 (ridge)
     shrinkage: float  # 0.1
     strength: float  # 0.1
 
