@@ -87,6 +87,8 @@ RUN_MEANINGS = {
     "select_by": "what the best round is chosen by: `accuracy` (by the nearest prototype where "
     "the algorithm has prototypes, else by the head), one accuracy by its name, "
     "`balanced_accuracy`, `macro_f1` or `auroc`",
+    "report_last": "measure the last round of a run with validation on test rows, too: "
+    "`last_round` of result.json",
     "patience": "end a run with validation after so many evaluations without improvement",
     "baselines": "also train the same model locally and on the rows of all clients together",
     "checkpoint_every": "write a checkpoint every so many rounds; 0: never",
@@ -143,6 +145,7 @@ OPTION_MEANINGS = {
         "which keeps the server's step small where the squares are)",
         "tau_unit": "whether τ is in units of the mean squared distance between the prototypes",
         "m": "how much of the mean body of its architecture a client mixes into its own",
+        "calibration": "κ, the weight of the head's cross-entropy on the anchors",
         "contrast": "β, the weight of the contrast between the prototypes of all classes",
     },
     "dataset": {
@@ -193,6 +196,7 @@ OPTION_MEANINGS = {
         "names": "classes to use, separated by commas; empty: all",
         "alpha": "concentration of the Dirichlet distribution; small: few classes per client",
         "smallest": "samples that every client has at least",
+        "rows": "training rows per client (mean); none: all rows are used",
     },
     "transform": {
         "norm": "largest L2 norm of a row",
@@ -333,8 +337,8 @@ def describe_type(kind: Any) -> str:
         assert isinstance(mark, Bounds)
         return describe_type(base) + str(mark)
     if origin in (Union, types.UnionType):
-        (inner,) = [argument for argument in arguments if argument is not type(None)]
-        return describe_type(inner) + ", or none"
+        inner, *words = [argument for argument in arguments if argument is not type(None)]
+        return f"{describe_type(inner)}, or {describe_type(words[0]) if words else 'none'}"
     if origin is Literal:
         return ", ".join(f"`{word}`" for word in arguments)
     if origin is tuple:

@@ -19,6 +19,7 @@
 | fedtgp | class means | own | CE + λ d(f(x), P_y) | class means | trained prototypes | both |
 | fedre | one mixed embedding, head | own body, global head | CE | mixture | trained head | head |
 | fedorgp | class means | own | CE + λ (1 − cos(f(x), P_y)) | class means | trained axes | both |
+| fedsa | class means, anchors | own | CE + pull and push by anchors | class means | both | both |
 | protonorm | class means | own | CE + λ d(f(x), P_y) | class means | spread-out means | both |
 | fedblend | body, class means | mixed body, own head | as fedproto | both | means | all three |
 | lg-fedavg | head | own body, global head | CE | head | mean by samples | head |

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 RUN_EPILOG = (
     "Keys that only --set and TOML know: dim, start, freeze, epochs, momentum, weight_decay, "
-    "clip_norm, warmup, last_batch, precision, threads, workers, stack, states, compile, and the "
+    "clip_norm, warmup, last_batch, report_last, precision, threads, workers, stack, states, "
+    "compile, and the "
     "options that `fedproto list` shows."
 )
 PROFILE_HELP = f"reading of FedProto: {', '.join(PROFILES)} [paper]"

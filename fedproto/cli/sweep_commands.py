@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,7 +15,7 @@ from fedproto.cli.flags import PluginDir, TrustPlugins
 from fedproto.cli.output import say, warn_of_divergence, wide_console
 
 if TYPE_CHECKING:
-    from fedproto.cli.progress import SweepProgress
+    from fedproto.cli.progress import SearchProgress, SweepProgress
     from fedproto.runs.sweep import Cell
 
 
@@ -68,7 +69,7 @@ def reproduce(
         str,
         typer.Argument(
             help="table-mnist, table-femnist, table-cifar10, fig-tsne, fig-shots, fig-lambda, "
-            "..., verdicts or all"
+            "..., verdicts, all (the paper's), or table-methods"
         ),
     ],
     quick: Annotated[
@@ -100,11 +101,28 @@ def reproduce(
         Path | None,
         typer.Option(help="file that keeps finished cells between runs", show_default=False),
     ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="table-methods: choose the methods' settings first")
+    ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXIS=VALUE",
+            help="table-methods: a part, such as 'dataset=mnist|cifar10,k=20,architecture=equal'",
+            show_default=False,
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="table-methods: begin nothing after so long", show_default=False),
+    ] = None,
 ) -> None:
     """Make the paper's tables and figures, and further studies; run again, it continues."""
-    from fedproto.cli.progress import sweep_bar
+    from fedproto.cli.progress import search_bar, sweep_bar
     from fedproto.engines.distributed.torchrun import refuse_torchrun
     from fedproto.reproduce.make import make
+    from fedproto.reproduce.methods.benchmark import TARGET, read_only
+    from fedproto.reproduce.methods.training import make_methods, tune_all
     from fedproto.reproduce.plan import Request
 
     refuse_torchrun("reproduce")
@@ -121,11 +139,32 @@ def reproduce(
     def bar(cells: Sequence[Cell], folder: Path) -> AbstractContextManager[SweepProgress]:
         return sweep_bar(Console(), cells, folder, broken)
 
+    def search() -> AbstractContextManager[SearchProgress]:
+        return search_bar(Console())
+
+    flags = {"--tune": tune, "--only": only, "--minutes": minutes}
     try:
-        for path in make(target, request, target_folder, archive, None if finished else bar):
+        if target == TARGET and tune:
+            for sentence in tune_all(request, read_only(only), target_folder, minutes, search):
+                say(sentence)
+            return
+        if target == TARGET:
+            paths = make_methods(
+                request,
+                read_only(only),
+                target_folder,
+                archive,
+                minutes,
+                None if finished else bar,
+                say,
+            )
+        else:
+            _refuse_flags_of_methods(target, flags)
+            paths = make(target, request, target_folder, archive, None if finished else bar)
+        for path in paths:
             say(f"written to {path}")
     except KeyboardInterrupt:
-        narrowing = {"--seeds": seeds, "--rounds": rounds, "--methods": methods}
+        narrowing = {"--seeds": seeds, "--rounds": rounds, "--methods": methods} | flags
         _say_stopped(_describe_reproduce(target, quick, narrowing), out)
         raise typer.Exit(130) from None
     if broken:
@@ -138,9 +177,20 @@ def _describe_reproduce(target: str, quick: bool, narrowing: dict[str, Any]) -> 
     if quick:
         command += " --quick"
     for flag, value in narrowing.items():
-        if value is not None:
-            command += f" {flag} {value}"
+        if value is True:
+            command += f" {flag}"
+        elif value not in (None, False):
+            command += f" {flag} {shlex.quote(str(value))}"
     return command
+
+
+def _refuse_flags_of_methods(target: str, flags: dict[str, Any]) -> None:
+    """Refuse flags that only the table of methods has."""
+    from fedproto.errors import ConfigError
+
+    for flag, value in flags.items():
+        if value not in (None, False):
+            raise ConfigError(f"{flag} is for table-methods, not for {target}")
 
 
 def _say_stopped(command: str, out: Path | None) -> None:

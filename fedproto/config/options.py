@@ -128,13 +128,32 @@ def _convert_bounded(name: str, value: Any, kind: Any) -> float:
 
 
 def _convert_optional(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
-    """Convert a value of the type `kind | None`; the text `none` is None, too."""
-    if value is None:
+    """Convert a value of the type `kind | None`; the text `none` is None, too.
+
+    The type may also be `kind | Literal[...]`, whose words are accepted beside it.
+    """
+    accepted = words_beside(kinds)
+    if accepted and value in accepted:
+        return value
+    is_none = value is None or (isinstance(value, str) and value.lower() == "none")
+    if is_none and type(None) in kinds:
         return None
-    if isinstance(value, str) and value.lower() == "none":
-        return None
-    kind = next(kind for kind in kinds if kind is not type(None))
-    return convert(name, value, kind)
+    others = [each for each in kinds if typing.get_origin(each) is not Literal]
+    kind = next(each for each in others if each is not type(None))
+    if not accepted:
+        return convert(name, value, kind)
+    try:
+        return convert(name, value, kind)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or {' or '.join(accepted)}") from error
+
+
+def words_beside(kinds: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the words that a union such as `float | Literal["auto"]` accepts; none in most."""
+    for kind in kinds:
+        if typing.get_origin(kind) is Literal:
+            return typing.get_args(kind)
+    return ()
 
 
 def _convert_tuple(name: str, value: Any, kind: Any) -> tuple[Any, ...]:

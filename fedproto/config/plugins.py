@@ -188,6 +188,7 @@ _ALGORITHM_ARGUMENTS = {
     "predict": ("step",),
     "client_init": ("parameters", "task"),
     "client_start": ("kept", "received"),
+    "client_adopt": ("parameters", "received", "kept"),
     "client_update": ("step",),
     "client_validate": ("step",),
     "upload_once": ("step",),
@@ -252,7 +253,7 @@ def _check_algorithm(name: str, algorithm: Any) -> None:
     """Refuse an algorithm whose fields cannot be used as they will be."""
     for field, arguments in _ALGORITHM_ARGUMENTS.items():
         function = getattr(algorithm, field)
-        if function is None and field in ("client_validate", "upload_once"):
+        if function is None and field in ("client_adopt", "client_validate", "upload_once"):
             continue
         _check_function(f"algorithm {name!r}: {field}", function, arguments)
     if not isinstance(algorithm.name, str) or not algorithm.name.strip():

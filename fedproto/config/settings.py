@@ -124,6 +124,8 @@ class Config:
     select_by: str = "accuracy"
     #: Evaluations without improvement after which a run with validation ends; None: never early.
     patience: PositiveInt | None = None
+    #: Whether a run with validation also measures its last round on test rows.
+    report_last: bool = False
     #: Whether to train the same model locally and on the pooled rows, too: see runs/baselines.py.
     baselines: bool = False
     checkpoint_every: NonNegativeInt = 10

@@ -107,6 +107,7 @@ def within_architectures(
         predict=lambda step: mixed.call("predict", step),
         client_start=mixed.client_start,
         client_update=lambda step: mixed.call("client_update", step),
+        client_adopt=None if first.client_adopt is None else mixed.client_adopt,
         client_validate=mixed.open_validation(),
         once=tuple(dict.fromkeys(once)),
         notes=mixed.notes,
@@ -267,6 +268,10 @@ class _Mixed:
     def adopt(self, own: Tree, received: State) -> Tree:
         architecture, inner = self.open(received)
         return self.methods[architecture].adopt(own, inner)
+
+    def client_adopt(self, own: Tree, received: State, kept: State) -> Tree:
+        architecture, inner = self.open(received)
+        return self.methods[architecture].start_from(own, inner, kept)
 
     def client_start(self, state: State, received: State) -> State:
         architecture, inner = self.open(received)

@@ -246,6 +246,9 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
         named = {f"head.{name}": value for name, value in newest.items()}
         return inner | {TEACHER: named | {"weight": kept[TEACHER]["weight"]}}
 
+    def client_adopt(params: Tree, received: State, kept: State) -> Tree:
+        return algorithm.start_from(params, _without(received), _without(kept))
+
     def client_update(step: Step) -> State:
         return algorithm.client_update(_hide(step)) | {TEACHER: step.state[TEACHER]}
 
@@ -287,6 +290,7 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
         predict=predict,
         client_init=client_init,
         client_start=client_start,
+        client_adopt=None if algorithm.client_adopt is None else client_adopt,
         client_update=client_update,
         client_validate=client_validate,
         notes=lambda server: algorithm.notes(_without(server)),

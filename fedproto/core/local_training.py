@@ -90,7 +90,7 @@ def train(
     groups of `upload_once` are wanted.
     """
     own_params, kept = split_client(own)
-    params = algorithm.adopt(own_params, received)
+    params = algorithm.start_from(own_params, received, kept)
     kept = check_same_kept(kept, algorithm.client_start(kept, received), "client_start")
     like = next(value for value in own_params.values() if value.is_floating_point())
     context = RoundContext(
@@ -459,6 +459,6 @@ def score(
     The classes of the rows are (n,), numbered as in the federation.
     """
     own_params, kept = split_client(own)
-    state = algorithm.adopt(own_params, received)
+    state = algorithm.start_from(own_params, received, kept)
     step = _evaluation_step(member.module, state, member.examples_of(part), received)
     return algorithm.predict(step._replace(state=kept)), step.batch.y

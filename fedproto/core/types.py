@@ -232,6 +232,8 @@ class Algorithm:
 
     client_init    (initial parameters, task) -> what it keeps
     client_start   (what it keeps, received) -> the same, at the start of a round
+    client_adopt   (own parameters, received, what it keeps) -> the parameters, in place of `adopt`,
+                   for clients that adopt by what they keep; None: `adopt` does
     client_update  step, after local training -> what it keeps from now on; `step.state` is as
                    local training left it, also for `upload`
     client_validate
@@ -272,6 +274,7 @@ class Algorithm:
     collects: Literal["nothing", "after", "during"] = "nothing"
     client_init: Callable[[Tree, Task], State] = keep_nothing
     client_start: Callable[[State, State], State] = keep_state
+    client_adopt: Callable[[Tree, State, State], Tree] | None = None
     client_update: Callable[[Step], State] = same_state
     client_validate: Callable[[Step], State] | None = None
     upload_once: Callable[[Step], Upload] | None = None
@@ -302,3 +305,9 @@ class Algorithm:
     def keeps_state(self) -> bool:
         """Whether a client keeps anything beside its model."""
         return self.client_init is not keep_nothing
+
+    def start_from(self, own: Tree, received: State, kept: State) -> Tree:
+        """Return the parameters that a client trains from, and is evaluated with."""
+        if self.client_adopt is None:
+            return self.adopt(own, received)
+        return self.client_adopt(own, received, kept)

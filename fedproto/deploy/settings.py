@@ -104,6 +104,11 @@ class TrainingTerms:
                 "the option fixed is for newcomers in the simulator: "
                 "a deployed server makes its own prototypes"
             )
+        if self.part().options.get("m") == "auto":
+            raise ConfigError(
+                "m=auto is chosen on validation rows, which deployed members do not set apart: "
+                "name a number from 0 to 1"
+            )
         algorithm = plugins.build("algorithm", self.part())
         if self.teacher:
             teacher = complete("teacher", parse_choice("teacher", self.teacher), {}, {})

@@ -70,7 +70,7 @@ def make(
     specs = [read_spec(name, request) for name in names]
     plans = [plan(spec, finished_only) for spec in specs]
     for name in names:
-        _refuse_foreign_files(out, name)
+        refuse_foreign_files(out, name)
     if has_verdicts:
         _refuse_foreign_verdicts(out)
 
@@ -101,7 +101,7 @@ def _list_specs(target: str) -> list[str]:
 # --- files that somebody else wrote
 
 
-def _refuse_foreign_files(out: Path, name: str) -> None:
+def refuse_foreign_files(out: Path, name: str) -> None:
     """Raise RunFolderError if there are files named like a target's that `reproduce` did not write.
 
     Its own are known by the target's JSON file, which names the command that made it.

@@ -233,7 +233,7 @@ def _plan_cell(spec: Spec, row: Row, column: str, seed: int, finished: bool) -> 
     """
     settings = row.settings | spec.columns[column] | {"seed": seed}
     if not finished:
-        settings = _find_data_files(settings)
+        settings = find_data_files(settings)
     try:
         (config,) = configure(settings)
     except ConfigError as error:
@@ -242,7 +242,7 @@ def _plan_cell(spec: Spec, row: Row, column: str, seed: int, finished: bool) -> 
     return Cell(cell_name(row.name, column, seed), chosen, config)
 
 
-def _find_data_files(settings: Settings) -> Settings:
+def find_data_files(settings: Settings) -> Settings:
     """Return settings in which `data:PATH` is replaced by where the file is.
 
     Raises DataError if it is in none of the data folders.

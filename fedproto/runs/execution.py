@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedproto.config.settings import Config
+from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation
 from fedproto.core.interrupts import finish_round_on_interrupt
 from fedproto.core.measurement import MeasuredClient
@@ -17,8 +18,9 @@ from fedproto.core.types import Algorithm, Tree
 from fedproto.errors import DivergedError, LostProcessError
 from fedproto.runs.baselines import RunFederation, train_baselines
 from fedproto.runs.devices import torch_settings
-from fedproto.runs.folder import DIVERGED, RunFolder
+from fedproto.runs.folder import DIVERGED, LAST, RunFolder
 from fedproto.runs.result import Result
+from fedproto.runs.result_contents import describe_last_round
 
 if TYPE_CHECKING:
     from fedproto.runs.experiment import Experiment
@@ -101,6 +103,8 @@ def proceed(
                 yield results
                 if interrupted.is_set():
                     raise Interrupted
+        if experiments[0].config.report_last and experiments[0].best_state is not None:
+            _measure_last_round(records, engine)
         for record in records:
             record.experiment.restore_best(record.folder)
         if records[0].accuracies is None:
@@ -129,6 +133,7 @@ class _RunRecord:
     folder: RunFolder | None
     lines: list[dict[str, Any]] = field(default_factory=list)
     accuracies: Tree | None = None  # one value per client; None if the last round has none
+    last_round: dict[str, Any] | None = None  # what it is worth on test rows, if that is asked for
 
     def read_earlier_rounds(self) -> None:
         progress = self.experiment.progress
@@ -150,7 +155,31 @@ class _RunRecord:
         self, measured: dict[int, MeasuredClient], baselines: dict[str, dict[str, Any]]
     ) -> Result:
         assert self.accuracies is not None
-        return self.experiment.finish(self.folder, self.lines, self.accuracies, measured, baselines)
+        return self.experiment.finish(
+            self.folder, self.lines, self.accuracies, measured, baselines, self.last_round
+        )
+
+
+def _measure_last_round(records: Sequence[_RunRecord], engine: Engine) -> None:
+    """Measure all federations on test rows before they go back to their best rounds.
+
+    What is found lies in the run folder until the run has its result: a run that is killed after
+    it went back cannot measure its last round again.
+    """
+    if all(record.folder is not None and record.folder.has_last() for record in records):
+        for record in records:
+            assert record.folder is not None
+            record.last_round = record.folder.read_json(LAST)
+        return
+    servers = [record.experiment.progress.server for record in records]
+    accuracies = engine.evaluate(servers)
+    measured = engine.measure(servers)
+    for number, record in enumerate(records):
+        federation = record.experiment.federation
+        found = describe_last_round(federation, accuracies[number], measured[number])
+        record.last_round = found
+        if record.folder is not None:
+            record.folder.write_json(LAST, found)
 
 
 def _alone_in_process(first: Experiment, interrupted: threading.Event) -> RunFederation:

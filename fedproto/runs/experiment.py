@@ -25,7 +25,7 @@ from fedproto.core.prototypes import Tau
 from fedproto.core.rounds import FederationRun, RoundResult
 from fedproto.core.server import Progress
 from fedproto.core.tensors import find_mismatch, flatten_groups, split_client, split_groups
-from fedproto.core.types import Algorithm, Tree
+from fedproto.core.types import Algorithm, State, Tree
 from fedproto.data import Source
 from fedproto.engines.selection import build_engine, resolve
 from fedproto.errors import RunFolderError
@@ -63,6 +63,7 @@ class Experiment:
     progress: Progress
     notices: list[str] = field(default_factory=list)  # what the user should know before it runs
     best_state: BestState | None = None  # None: the federation has no validation rows
+    keeps_best: bool = True  # whether the state after the best round will be needed
 
     @property
     def best_round(self) -> int:
@@ -210,6 +211,8 @@ class Experiment:
 
     def keep_best(self, folder: RunFolder | None) -> None:
         """Keep the present state if the last completed round is the best so far."""
+        if not self.keeps_best:
+            return
         if self.best_state is not None and self.best_state.best.round == self.progress.round:
             self.best_state.keep(self._export(), self._folder_of_states(folder))
 
@@ -284,13 +287,17 @@ class Experiment:
         accuracies: Tree,
         measured: dict[int, MeasuredClient],
         baselines: dict[str, dict[str, Any]],
+        last_round: dict[str, Any] | None = None,
     ) -> Result:
         """Return the result of the finished run, and write it to its folder.
 
         `lines` are those of metrics.jsonl; `accuracies` holds one value per client, and `measured`
-        all metrics of each. `baselines` are those that were trained.
+        all metrics of each. `baselines` are those that were trained, and `last_round` is what was
+        measured of it beside the best round, if anything was.
         """
         data = describe_run(self, lines, accuracies, measured)
+        if last_round is not None:
+            data["last_round"] = last_round
         data["baselines"] |= baselines
         prototypes = take_prototypes(self.progress.server)
         states = []
@@ -315,6 +322,7 @@ class Experiment:
         write_client_models(folder, self, result.states, client_accuracies)
         folder.write_json(RESULT, result.data)
         folder.drop_best()
+        folder.drop_last()
         return result
 
     # --- the clients' states
@@ -339,8 +347,15 @@ class Experiment:
             algorithm=self.algorithm,
             server=self.progress.server,
             has_own_modules=self.config.model == (FROM_PYTHON,),
+            kept=[] if self.algorithm.client_adopt is None else self._kept_states(),
             tau=Tau.of(self.config.algorithm.options),
         )
+
+    def _kept_states(self) -> list[State]:
+        """Return what each client keeps beside its model."""
+        whole_states = split_groups(self.engine.export(self.place))
+        members = self.federation.members
+        return [split_client(whole_states[str(member.id)])[1] for member in members]
 
     def _drawn_states(self) -> list[Tree]:
         return [member.initial for member in self.federation.members]

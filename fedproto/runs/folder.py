@@ -56,6 +56,7 @@ CHECKPOINTS = "checkpoint"
 BEST = "best"
 CLIENT_MODELS = "models"
 DIVERGED = "diverged.json"
+LAST = "last-round.json"
 VERSION = 1  # of the JSON files, and of each line of metrics.jsonl
 CHECKPOINT_FORMAT = TensorFormat("checkpoint", 2)
 MAX_NAMED_RUNS = 10  # in one sentence
@@ -351,6 +352,14 @@ class RunFolder:
                 path.unlink()
         if not any(folder.iterdir()):
             folder.rmdir()
+
+    def has_last(self) -> bool:
+        """Return whether the last round was measured already, before the run has its result."""
+        return (self.path / LAST).exists()
+
+    def drop_last(self) -> None:
+        """Delete what was measured of the last round, which the result holds from now on."""
+        (self.path / LAST).unlink(missing_ok=True)
 
     def _best_path(self, round: int) -> Path:
         return self.path / BEST / _checkpoint_name(round)

@@ -112,6 +112,7 @@ def build_federation(
     )
     federation = _tell_architectures_apart(federation, algorithm)
     _refuse_own_start(config.start, federation, algorithm)
+    _refuse_no_validation(federation, algorithm)
     if algorithm.uses_fixed:
         feature_map = build_map(config.feature_map)
         with torch_settings(config.threads, config.precision):
@@ -309,4 +310,14 @@ def _refuse_own_start(start: str, federation: Federation, algorithm: Algorithm) 
         raise ConfigError(
             f"start=own has no meaning for {algorithm.name}: every client begins with the "
             "server's weights; leave start out, or use fedproto or local"
+        )
+
+
+def _refuse_no_validation(federation: Federation, algorithm: Algorithm) -> None:
+    """Refuse an algorithm whose clients adopt as they choose on validation rows, without any."""
+    chooses = algorithm.client_adopt is not None and algorithm.client_validate is not None
+    if chooses and not federation.has_validation:
+        raise ConfigError(
+            f"the clients of {algorithm.name} choose on validation rows how to adopt what they "
+            "receive, but there are none: set validation, such as 0.2"
         )

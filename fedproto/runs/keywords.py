@@ -66,6 +66,7 @@ class RunSettings(TypedDict, total=False):
     validation: float | None  # None
     select_by: str  # accuracy
     patience: int | None  # None
+    report_last: bool  # False
     baselines: bool  # False
     checkpoint_every: int  # 10
     data_dir: FileName | None  # None
@@ -78,9 +79,10 @@ class AlgorithmOptions(TypedDict, total=False):
     beta1: float  # 0.9
     beta2: float  # 0.99
     body_epochs: int  # 1
+    calibration: float  # 1.0
     clusters: int  # 3
     collect: Literal["after", "during"]  # after
-    contrast: float  # 1.0 (fedblend), 0.0 (fedproto), 0.0 (fedproto-mh)
+    contrast: float  # one per plug-in
     distil: Literal["mse", "cross-entropy"]  # mse
     distance: Literal["mse", "l2", "sql2", "l1", "emd", "cosine"]  # mse
     fixed: bool  # False
@@ -91,7 +93,7 @@ class AlgorithmOptions(TypedDict, total=False):
     mu: float  # 0.1 (feddyn), 0.1 (fedprox), 1.0 (moon)
     personal: str  # one per plug-in
     regularise: Literal["sample", "class"]  # sample
-    rho: float  # 0.9
+    rho: float  # 0.9 (fednh), 0.9999 (fedsa)
     scale: float  # 10.0
     server_batch: int  # 10
     server_epochs: int  # 1 (fedgh), 1 (fedorgp), 1 (fedre), 100 (fedtgp)
@@ -169,6 +171,7 @@ class PartitionOptions(TypedDict, total=False):
     noise: Literal["uniform", "normal"]  # uniform
     num_classes_per_partition: int | None  # None
     num_shards_per_partition: int | None  # None
+    rows: int | None  # None
     self_balancing: bool | None  # None
     shard_size: int | None  # None
     shots: int | None  # None

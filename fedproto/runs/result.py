@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 
 from fedproto.core.federation import Federation, Member
 from fedproto.core.prototypes import DEFAULT_TAU, Tau
+from fedproto.core.tensors import flatten_state, unflatten_state
 from fedproto.core.types import Algorithm, State, Tree
 from fedproto.errors import RunFolderError
 
@@ -24,6 +26,8 @@ class TrainedFederation:
     server: State
     #: Whether its modules were passed from Python, so that no file can name them.
     has_own_modules: bool
+    #: What each client keeps beside its model, if clients adopt by it.
+    kept: Sequence[State] = ()
     tau: Tau = DEFAULT_TAU  # of the prediction by both prototypes and head
 
     def as_evaluated(self, member: Member, own: Tree) -> Tree:
@@ -35,7 +39,11 @@ class TrainedFederation:
         received = self.algorithm.send(self.server, recipient)
         device = self.federation.device
         own_on_device = {name: value.to(device) for name, value in own.items()}
-        return self.algorithm.adopt(own_on_device, received)
+        if not self.kept:
+            return self.algorithm.adopt(own_on_device, received)
+        flat = flatten_state(self.kept[member.id])
+        kept = unflatten_state({name: value.to(device) for name, value in flat.items()})
+        return self.algorithm.start_from(own_on_device, received, kept)
 
     def __repr__(self) -> str:
         return f"<{self.algorithm.name}: {self.federation!r}>"

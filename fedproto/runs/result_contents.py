@@ -72,6 +72,21 @@ def describe_run(
     }
 
 
+def describe_last_round(
+    federation: Federation, accuracies: Tree, measured: dict[int, MeasuredClient]
+) -> dict[str, Any]:
+    """Return `last_round` of result.json: the last round on test rows, beside the best one.
+
+    `accuracies` and `measured` are those of `describe_run`.
+    """
+    clients = []
+    for number in range(len(federation.members)):
+        accuracy = {name: float(values[number]) for name, values in accuracies.items()}
+        metrics = describe_client_metrics(measured[number])
+        clients.append({"accuracy": accuracy, "metrics": metrics})
+    return {"accuracy": summarise(accuracies), "clients": clients}
+
+
 def _describe_asynchrony(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the simulated time and the mean staleness of all uploads that arrived.
 

@@ -280,6 +280,7 @@ def run_sweep(
     on_batch: OnBatch,
     on_broken: OnBroken | None = None,
     beside: Sequence[Cell] = (),
+    loaded: SweepData | None = None,
 ) -> list[dict[str, Any] | None]:
     """Run what is not finished; return the content of each cell's result.json, in order.
 
@@ -292,8 +293,10 @@ def run_sweep(
         on_broken: is called with a cell whose training failed; without it, the error ends the
             sweep.
         beside: cells of the same folder that are run at another time; all need the same data.
+        loaded: what an earlier call has read, and what this one reads.
     """
-    data = _read_data_of(cells, beside, out)
+    data = loaded or SweepData()
+    data.label_hashes |= _read_data_of(cells, beside, out).label_hashes
     for batch in batches(cells, out):
         _run_or_halve(batch, out, data, on_batch, on_broken)
     results = []
@@ -426,6 +429,8 @@ def _train_together(
     experiments = Experiment.prepare_together(configs, data.loaded)
     with hold_all([run.folder for run in batch]):
         completed = _restore_all(experiments, batch, out)
+        for experiment in experiments:
+            experiment.keeps_best = until is None
         for experiment, cell in zip(experiments, cells, strict=True):
             data.refuse_other_labels(cell.config, experiment.federation.partition, out)
         folders = []

@@ -382,6 +382,7 @@ def test_options_that_are_not_given_have_the_values_of_the_documentation():
     defaults = {}
     names = ("fedprox", "fesem", "fedper", "fedrep", "fedproto", "lg_fedavg", "feddistill")
     names += ("moon", "feddyn", "fednh", "fedgh", "fedtgp", "fedorgp", "protonorm", "fedre")
+    names += ("fedsa",)
     for name in (*names, "fedavgm", "fedadam", "scaffold", "ditto"):
         module = importlib.import_module(f"fedproto.algorithms.{name}")
         parameters = inspect.signature(getattr(module, name)).parameters.values()
@@ -428,6 +429,7 @@ def test_options_that_are_not_given_have_the_values_of_the_documentation():
             "server_lr": 0.1,
             "server_momentum": 0.9,
         },
+        "fedsa": {"lam": 1.0, "contrast": 1.0, "calibration": 1.0, "rho": 0.9999},
         "fedre": {"server_epochs": 1, "server_lr": 0.01, "server_batch": 10},
         "scaffold": {"server_lr": 1.0},
         "ditto": {"lam": 1.0},

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from helpers.tiny import build, experiment, send
+from helpers.tiny import build, experiment, send, step
 
+from fedproto.algorithms.fedblend import SHARES
 from fedproto.core.tensors import flatten_state, map_upload
 from fedproto.core.types import Group, Task
+from fedproto.deploy.settings import TrainingTerms
 from fedproto.errors import ConfigError
 from fedproto.runs.experiment import Experiment
 
@@ -129,3 +131,78 @@ def test_an_architecture_whose_clients_are_absent_keeps_its_body():
         assert has_moved == (name == member.architecture)
     known = run.progress.server["known"].nonzero().flatten().tolist()
     assert known == sorted(member.classes)
+
+
+# --- m=auto
+
+VALIDATED = {"validation": 0.4, "shots": 8, "rounds": 3}
+
+
+def chosen_shares(run: Experiment) -> list[float]:
+    return [float(state["client/blend/m"]) for state in run.engine.states[0]]
+
+
+def test_a_client_chooses_the_share_with_the_smallest_validation_loss():
+    """The mean body maps both samples to their classes; the own one to nothing."""
+    algorithm = build("fedblend", m="auto")
+    own = {"body.w": torch.zeros(2, 2), "head.v": torch.eye(2)}
+    received = {"model": {"body.w": torch.eye(2) * 5}, "known": torch.zeros(2)}
+    x, y = torch.eye(2), torch.arange(2)
+    kept = algorithm.client_init(own, TASK)
+    assert float(kept["blend"]["m"]) == pytest.approx(0.1)
+    of_step = step(own, received, x, y, state=kept)
+    chosen = algorithm.client_validate(of_step)
+    assert float(chosen["blend"]["m"]) == 1
+    assert torch.equal(chosen["before"]["body.w"], own["body.w"])
+    moved = algorithm.client_adopt(own, received, chosen)
+    assert torch.equal(moved["body.w"], received["model"]["body.w"])
+    worse = algorithm.client_validate(step(own, received, x, 1 - y, state=kept))
+    assert float(worse["blend"]["m"]) == 0
+    assert torch.equal(algorithm.client_adopt(own, received, worse)["body.w"], own["body.w"])
+    same = {"model": {"body.w": own["body.w"]}, "known": torch.zeros(2)}
+    unsure = algorithm.client_validate(step(own, same, x, y, state=kept))
+    assert float(unsure["blend"]["m"]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "processes"])
+def test_engines_agree_in_what_clients_choose(engine):
+    reference = run_mixed("fedblend(m=auto)", **VALIDATED)
+    shares = chosen_shares(reference)
+    assert set(shares) <= set(SHARES)
+    assert shares != [0.1] * 4
+    other = run_mixed("fedblend(m=auto)", engine=engine, **VALIDATED)
+    exported = other.engine.export(0)
+    assert [float(exported[f"{client}.client/blend/m"]) for client in range(4)] == shares
+    wanted = flatten_state(reference.progress.server)
+    found = flatten_state(other.progress.server)
+    for name, value in wanted.items():
+        assert torch.allclose(found[name], value, rtol=0, atol=ALMOST), name
+
+
+def test_a_chosen_model_is_evaluated_and_stored_as_chosen():
+    run = run_mixed("fedblend(m=auto)", **VALIDATED)
+    for member, own, share in zip(
+        run.federation.members, run.client_states(), chosen_shares(run), strict=True
+    ):
+        mean = run.progress.server[f"@{member.architecture}"]["model"]["body.fc1.weight"]
+        expected = (1 - share) * own["body.fc1.weight"] + share * mean
+        found = run.as_evaluated(member, own)["body.fc1.weight"]
+        assert torch.allclose(found, expected, rtol=0, atol=ALMOST)
+
+
+def test_shares_are_chosen_on_validation_rows_only():
+    with pytest.raises(ConfigError, match=r"fedblend choose on validation rows.*set validation"):
+        experiment("fedblend(m=auto)")
+    with pytest.raises(ConfigError, match="m=auto is chosen on validation rows"):
+        TrainingTerms(algorithm="fedblend(m=auto)").build()
+    with pytest.raises(ConfigError, match="or auto"):
+        experiment("fedblend(m=some)")
+
+
+def test_shares_are_chosen_beside_a_teacher():
+    run = run_mixed("fedblend(m=auto)", **VALIDATED, teacher="lda")
+    assert set(chosen_shares(run)) <= set(SHARES)
+    other = run_mixed("fedblend(m=auto)", **VALIDATED, teacher="lda", engine="vectorised")
+    exported = other.engine.export(0)
+    found = [float(exported[f"{client}.client/blend/m"]) for client in range(4)]
+    assert found == chosen_shares(run)

@@ -38,6 +38,7 @@ METHODS = [
     "fedorgp",
     "protonorm(server_steps=20)",
     "fedre",
+    "fedsa",
     "fedproto",
     "fedproto(contrast=1)",
     "feddistill",

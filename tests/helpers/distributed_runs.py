@@ -54,6 +54,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedtgp": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8, "server_epochs": 5},
     "fedorgp": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8},
     "protonorm": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8},
+    "fedsa": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8},
     "fedre": {"model": "mlp(hidden=5),mlp(hidden=9)", "dim": 8},
 }
 

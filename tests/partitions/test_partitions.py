@@ -398,6 +398,19 @@ def test_dirichlet_loses_and_doubles_no_row_at_any_alpha(alpha, seed):
     assert np.sort(rows).tolist() == list(range(600))
 
 
+@given(rows=st.integers(30, 400), seed=seeds)
+@quickly
+def test_dirichlet_takes_as_many_rows_of_each_class_as_give_the_mean(rows, seed):
+    request = a_request(4, seed)
+    portions = divide("dirichlet", request, alpha=1.0, smallest=1, rows=rows)
+    taken = np.concatenate([portion.train for portion in portions])
+    wanted = -(-4 * rows // CLASSES)
+    available = np.bincount(request.train, minlength=CLASSES)
+    counts = np.bincount(request.train[taken], minlength=CLASSES)
+    assert counts.tolist() == np.minimum(wanted, available).tolist()
+    assert len(np.unique(taken)) == len(taken)
+
+
 def test_dirichlet_is_the_more_uneven_the_smaller_alpha_is():
     def classes_held(alpha):
         request = a_request(6)

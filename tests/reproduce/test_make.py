@@ -197,5 +197,5 @@ def test_the_committed_results_are_recognised_as_our_own():
     results = Path(__file__).parents[2] / "results"
     for name in plan.targets():
         if (results / f"{name}.json").exists():
-            make._refuse_foreign_files(results, name)
+            make.refuse_foreign_files(results, name)
     make._refuse_foreign_verdicts(results)

@@ -69,6 +69,7 @@ SETUPS: dict[str, dict[str, Any]] = {
     "fedtgp": DIGITS | {"algorithm": "fedtgp(server_epochs=5)", "participation": 0.5, "rounds": 4},
     "fedorgp": DIGITS | {"algorithm": "fedorgp", "participation": 0.5, "rounds": 4},
     "protonorm": DIGITS | {"algorithm": "protonorm", "participation": 0.5, "rounds": 4},
+    "fedsa": DIGITS | {"algorithm": "fedsa", "participation": 0.5, "rounds": 4},
     "fedre": DIGITS | {"algorithm": "fedre", "participation": 0.5, "rounds": 4},
     "mixed": DIGITS
     | {"algorithm": "fedproto-mh", "dataset": "digits*4,mnist5k*2", "dim": 20, "rounds": 4},
@@ -88,7 +89,7 @@ SETUPS: dict[str, dict[str, Any]] = {
 
 
 #: Methods whose server works on what clients send.
-NEWER = ("fedorgp", "protonorm", "fedre")
+NEWER = ("fedorgp", "protonorm", "fedsa", "fedre")
 
 
 class FinishedRun(NamedTuple):

@@ -109,6 +109,38 @@ def test_test_rows_are_looked_at_once():
     assert all(line["accuracy"] is None for line in result.metrics)
 
 
+@pytest.mark.parametrize("engine", ["reference", "vectorised"])
+def test_the_last_round_is_reported_beside_the_best_one(engine):
+    """It is what the same run without validation in its rounds ends with, on the same rows."""
+    settings = VALIDATED | {"engine": engine, "report_last": True}
+    _, result = finished("fedproto", **settings)
+    assert result.data["best_round"] < result.data["rounds"]
+    last = result.data["last_round"]
+    at_the_end = VALIDATED | {"engine": engine, "eval_every": result.data["rounds"]}
+    _, expected = finished("fedproto", **at_the_end)
+    assert last["accuracy"] == expected.data["accuracy"]
+    for mine, theirs in zip(last["clients"], expected.clients, strict=True):
+        assert mine["accuracy"] == theirs["accuracy"]
+        assert mine["metrics"] == theirs["metrics"]
+    _, plain = finished("fedproto", **VALIDATED | {"engine": engine})
+    assert plain.data["accuracy"] == result.data["accuracy"]
+    assert "last_round" not in plain.data
+
+
+@pytest.mark.parametrize("step", [*range(40, 64, 2)])
+def test_a_run_killed_at_its_end_still_reports_its_last_round(tmp_path, step):
+    settings = STORED | {"report_last": True}
+    folder, run = begin(tmp_path / "whole", settings)
+    expected = run.execute(folder).data["last_round"]
+    folder, run = begin(tmp_path / "run", settings)
+    with pytest.MonkeyPatch.context() as patch:
+        die_at_step(patch, step)
+        with contextlib.suppress(Killed):
+            run.execute(folder)
+    assert resume(tmp_path / "run")["result.json"]["last_round"] == expected
+    assert not (tmp_path / "run/last-round.json").exists()
+
+
 def test_other_accuracies_may_choose():
     by_head = finished("fedproto", **VALIDATED, select_by="head_own")[1]
     scores = [line["validation"]["head_own"]["mean"] for line in by_head.metrics]

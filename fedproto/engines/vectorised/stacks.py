@@ -181,7 +181,7 @@ class Stack:
     def _start_round(self, positions: Tensor, received: State) -> tuple[Tree, State]:
         """Return what the clients train from, and what they keep beside their models."""
         own, kept = split_client(self.group.states.take(positions))
-        params = vmap(self.algorithm.adopt)(own, received)
+        params = vmap(self.algorithm.start_from)(own, received, kept)
         if kept:
             started = vmap(self.algorithm.client_start)(kept, received)
             kept = check_same_kept(kept, started, "client_start")
@@ -352,7 +352,7 @@ class Stack:
     ) -> Iterator[_ScoredColumns]:
         """Yield the scores of some clients' rows, some columns of them at a time."""
         own, kept = split_client(self.group.states.take(positions))
-        state = vmap(self.algorithm.adopt)(own, received)
+        state = vmap(self.algorithm.start_from)(own, received, kept)
         data = self.group.data_of(part)
         on_device = move_index(positions, self.group.device)
         lengths = data.lengths[on_device]

@@ -16,10 +16,12 @@ OPTIONS = {
     "ditto": "lam=0.01..10:log",
     "fedadam": "server_lr=0.001..0.1:log",
     "fedavgm": "server_momentum=0.3|0.5|0.7|0.9",
+    "fedblend": "m=0.03|0.1|0.3|0.5|0.8,tau=0.1|0.3|1",
     "feddistill": "gamma=0.01..10:log",
     "feddyn": "mu=0.001..1:log",
     "fedgh": "server_lr=0.001..0.1:log",
     "fednh": "rho=0.5|0.9|0.99,scale=3..30:log",
+    "fedorgp": "lam=0.1..10:log,gamma=0.1..10:log",
     "fedproto": "lam=0.1..10:log",
     "fedproto-mh": "lam=0.1..10:log",
     "fedprox": "mu=0.001..1:log",
@@ -27,6 +29,7 @@ OPTIONS = {
     "fedtgp": "lam=0.1..10:log",
     "fesem": "clusters=2|3|5",
     "moon": "mu=0.1..10:log",
+    "protonorm": "lam=0.1..10:log,scale=3..30:log",
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedproto.config.options import PositiveInt, convert
+from fedproto.config.options import Part, PositiveInt, convert
 from fedproto.config.settings import Config
 from fedproto.core.best_round import BestRound
 from fedproto.errors import ConfigError, FedProtoError, TrainingError, unknown
@@ -99,14 +99,20 @@ class Search:
     validation: float | None
     trials: list[Trial]
     data: SweepData
+    partitions: Sequence[Part]
 
     @classmethod
     def prepare(
-        cls, settings: Mapping[str, Any], assigned: Mapping[str, Any], options: SearchOptions
+        cls,
+        settings: Mapping[str, Any],
+        assigned: Mapping[str, Any],
+        options: SearchOptions,
+        partitions: Sequence[Part] = (),
     ) -> Search:
         """Draw the candidates and refuse whatever can be refused before anything is trained.
 
-        `settings` and `assigned` are those of `configure`.
+        `settings` and `assigned` are those of `configure`. With `partitions`, a candidate is
+        trained and judged on all of these instead of on that of the settings.
         """
         options.check()
         rungs = plan_rungs(options.strategy, options.rounds, options.halve_after)
@@ -125,6 +131,7 @@ class Search:
             validation=validation,
             trials=[Trial(candidate) for candidate in candidates],
             data=data,
+            partitions=partitions or [default.partition],
         )
         for candidate in candidates:
             search.cells_of(candidate)  # refuses what these rounds do not fit
@@ -146,15 +153,21 @@ class Search:
             "budget": self.options.budget,
             "rungs": self.rungs,
             "seeds": self.seeds,
+            "partitions": [str(partition) for partition in self.partitions],
             "validation_fraction": self.validation,
             "select_by": self.config.select_by,
         }
 
     def cells_of(self, candidate: Candidate) -> list[Cell]:
-        """Return the federations of a candidate, one per seed."""
-        last = self.rungs[-1]
-        first = self.rungs[0]
-        return [candidate.cell(seed, last, first, self.validation) for seed in self.seeds]
+        """Return the federations of a candidate, one per partition and seed."""
+        cells = []
+        for number, partition in enumerate(self.partitions):
+            for seed in self.seeds:
+                cell = candidate.cell(seed, self.rungs[-1], self.rungs[0], self.validation)
+                config = replace(cell.config, partition=partition)
+                name = cell.name if number == 0 else f"{cell.name}-partition={number}"
+                cells.append(cell._replace(name=name, config=config))
+        return cells
 
     def run(self, folder: Path, open_reporter: OpenReporter) -> dict[str, Any]:
         """Train what is not trained yet; return the content of tune.json.
@@ -201,7 +214,8 @@ class Search:
         if not waiting:
             return
         later_rungs = [each for each in self.rungs if each >= rung]
-        rounds_left += len(self.seeds) * count_rounds(len(trials), later_rungs)
+        federations = len(self.seeds) * len(self.partitions)
+        rounds_left += federations * count_rounds(len(trials), later_rungs)
         reporter.rung(len(trials), rung, rounds_left)
         train_until(waiting, runs, rung, reporter.batch, reporter.broken, self.data)
 

@@ -1,0 +1,128 @@
+"""Makes the table of methods: tunes, or runs what is missing until the time is up, then writes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from fedproto.core.files import write_atomically
+from fedproto.errors import RunFolderError
+from fedproto.reproduce.make import OpenReporter, refuse_foreign_files
+from fedproto.reproduce.methods.benchmark import (
+    TARGET,
+    BenchmarkRun,
+    plan_groups,
+    read_benchmark,
+)
+from fedproto.reproduce.methods.gathering import gather
+from fedproto.reproduce.methods.page import render_page
+from fedproto.reproduce.methods.records import Records
+from fedproto.reproduce.methods.tuning import count_trials, read_tuned, tune_methods
+from fedproto.reproduce.plan import Request
+from fedproto.runs.sweep import run_sweep
+from fedproto.runs.sweep_data import SweepData
+from fedproto.runs.tune.search import OpenReporter as OpenSearchReporter
+
+Only = Mapping[str, Sequence[str]]
+#: Is told a sentence on how far the table is.
+Say = Callable[[str], None]
+
+
+def deadline_after(minutes: float | None) -> Callable[[], bool]:
+    """Return what says whether so many minutes have passed since now; None: they never have."""
+    started = time.monotonic()
+    return lambda: minutes is not None and time.monotonic() - started >= 60 * minutes
+
+
+def tune_all(
+    request: Request,
+    only: Only,
+    out: Path,
+    minutes: float | None,
+    open_reporter: OpenSearchReporter,
+) -> Iterator[str]:
+    """Choose the settings of the methods asked for; yield a sentence after each search."""
+    benchmark = read_benchmark(request, only)
+    for dataset, method in tune_methods(benchmark, out, open_reporter, deadline_after(minutes)):
+        yield f"{method} is tuned on {dataset}"
+
+
+def make_methods(
+    request: Request,
+    only: Only,
+    out: Path,
+    archive: Path | None,
+    minutes: float | None,
+    open_reporter: OpenReporter | None,
+    say: Say,
+) -> Iterator[Path]:
+    """Run what is missing of the part that is asked for; write all that is finished.
+
+    Without a reporter nothing is run. No group is begun once the minutes have passed.
+    """
+    benchmark = read_benchmark(request, only)
+    tuned = {} if request.quick else read_tuned(out)
+    groups = plan_groups(benchmark, tuned, finished=open_reporter is None)
+    refuse_foreign_files(out, TARGET)
+    records = Records(out / "runs")
+    if archive is not None and archive.exists():
+        records.unpack(archive)
+    if open_reporter is not None:
+        _run_groups(groups, records, archive, deadline_after(minutes), open_reporter)
+        runs = [run for group in groups for run in group]
+        finished = [run for run in runs if records.find(run) is not None]
+        if len(finished) < len(runs):
+            say(f"{len(finished):,} of {len(runs):,} federations are finished; run it again")
+    # The page shows all finished runs, also those that were not asked for this time.
+    whole = read_benchmark(replace(request, methods=(), seeds=None))
+    planned = []
+    for group in plan_groups(whole, tuned, finished=True):
+        planned += group
+    content = gather(whole, planned, records, 0 if request.quick else count_trials(out))
+    if not content["cells"]:
+        raise RunFolderError(f"{records.folder} holds no finished run of {TARGET}")
+    texts = {
+        f"{TARGET}.json": json.dumps(content) + "\n",
+        f"{TARGET}.md": render_page(content),
+    }
+    for name, text in texts.items():
+        write_atomically(out / name, text.encode())
+        yield out / name
+    if find_spec("matplotlib") is not None:
+        from fedproto.reproduce.pictures.methods import draw_datasets
+
+        yield from draw_datasets(content, out)
+
+
+def _run_groups(
+    groups: Sequence[Sequence[BenchmarkRun]],
+    records: Records,
+    archive: Path | None,
+    is_over: Callable[[], bool],
+    open_reporter: OpenReporter,
+) -> None:
+    """Run what has no record yet, group by group, and archive the records after each.
+
+    A federation that diverged before is not tried again.
+    """
+    data = SweepData()
+    waiting = []
+    for group in groups:
+        missing = [run for run in group if records.find(run) is None]
+        if missing:
+            waiting.append(missing)
+    cells = [run.cell for group in waiting for run in group]
+    with open_reporter(cells, records.runs) as reporter:
+        for group in waiting:
+            if is_over():
+                return
+            own = [run.cell for run in group]
+            run_sweep(own, records.runs, reporter.batch, reporter.broken, loaded=data)
+            for run in group:
+                records.keep(run)
+            if archive is not None:
+                records.pack(archive)
