@@ -89,7 +89,7 @@ class AlgorithmOptions(TypedDict, total=False):
     gamma: float  # 1.0
     head_epochs: int  # 1
     lam: float  # 1.0
-    m: float  # 0.1
+    m: float | Literal["auto"]  # 0.1
     mu: float  # 0.1 (feddyn), 0.1 (fedprox), 1.0 (moon)
     personal: str  # one per plug-in
     regularise: Literal["sample", "class"]  # sample
