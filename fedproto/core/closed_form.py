@@ -39,8 +39,8 @@ TEACHER = "teacher"
 #: The groups of an upload, which are sent once.
 CLASS_SUMS = "class_features"
 GRAM = "gram"
-#: How much a client may trust the teacher, beside its own scores. Of equally good ones it takes the
-#: first, so that 1 is what holds before the teacher is known.
+#: How much a client may trust the teacher, beside its own scores. The first holds unless another
+#: one is better.
 WEIGHTS = (1.0, 0.5, 2.0, 0.25, 0.0)
 
 
@@ -192,8 +192,8 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
     Clients send the teacher's groups once. The solution travels to a client when it has changed
     since the client last took part, and the client keeps it. Every score NAME of the algorithm is
     still there; beside it are `teacher` and NAME+teacher, the sum of their log-probabilities with a
-    weight for the teacher's. A client with validation rows chooses that weight among WEIGHTS by the
-    cross-entropy of the algorithm's first score, over the classes of these rows; without, it is 1.
+    weight for the teacher's. A client with validation rows chooses that weight by the cross-entropy
+    of the algorithm's first score, see `choose_weight`; without, it is 1.
     """
     groups = (CLASS_SUMS, GRAM) if teacher.needs_gram else (CLASS_SUMS,)
 
@@ -306,6 +306,9 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
 def choose_weight(scores: Tensor, opinion: Tensor, step: Step) -> Tensor:
     """Return the weight () of WEIGHTS with the least cross-entropy over the classes of the rows.
 
+    Another one than 1 is taken only if it is better by more than the standard error of the
+    difference: with few rows, chance would decide.
+
     scores   (n, C) the algorithm's
     opinion  (n, C) the teacher's log-probabilities
     """
@@ -318,8 +321,14 @@ def choose_weight(scores: Tensor, opinion: Tensor, step: Step) -> Tensor:
     chances = F.log_softmax(torch.where(is_there, combined, -torch.inf), 2)
     rows = torch.arange(len(batch.y), device=batch.y.device)
     losses = -chances[:, rows, batch.y].clamp(min=-100.0)
-    losses = torch.where(batch.mask > 0, losses, 0.0).sum(1)
-    return weights[losses.argmin()]
+    mask = (batch.mask > 0).to(losses)
+    rows_there = mask.sum().clamp(min=1)
+    gains = (losses[:1] - losses) * mask  # over the first weight, 1
+    mean_gains = gains.sum(1) / rows_there
+    deviations = (gains - mean_gains[:, None]).square() * mask
+    standard_errors = deviations.sum(1).sqrt() / rows_there
+    surely_better = mean_gains > standard_errors
+    return weights[torch.where(surely_better, mean_gains, 0.0).argmax()]
 
 
 def _width_of(task: Task) -> int:

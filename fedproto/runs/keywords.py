@@ -89,7 +89,7 @@ class AlgorithmOptions(TypedDict, total=False):
     gamma: float  # 1.0
     head_epochs: int  # 1
     lam: float  # 1.0
-    m: float  # 0.1
+    m: float | Literal["auto"]  # 0.1
     mu: float  # 0.1 (feddyn), 0.1 (fedprox), 1.0 (moon)
     personal: str  # one per plug-in
     regularise: Literal["sample", "class"]  # sample
@@ -205,7 +205,7 @@ class CombinerOptions(TypedDict, total=False):
 class TeacherOptions(TypedDict, total=False):
     """Options of the teachers."""
 
-    scale: float  # 5.0 (lda), 0.05 (ncm), 0.1 (ridge)
+    scale: float  # 3.0 (lda), 0.05 (ncm), 0.1 (ridge)
     shrinkage: float  # 0.1
     strength: float  # 0.1
 

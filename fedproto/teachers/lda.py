@@ -7,7 +7,7 @@ from fedproto.core.closed_form import Solution, Sums, Teacher, solve_shifted
 ROUNDING = 1e-6
 
 
-def lda(*, shrinkage: Fraction = 0.1, scale: PositiveFloat = 5.0) -> Teacher:
+def lda(*, shrinkage: Fraction = 0.1, scale: PositiveFloat = 3.0) -> Teacher:
     """A linear discriminant: Gaussian classes with one covariance, and equal prior chances.
 
     W is the covariance within the classes, (Σ φ φᵀ − Σ_j n_j μ_j μ_jᵀ) / n, and S = (1 −

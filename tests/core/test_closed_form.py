@@ -245,6 +245,15 @@ def test_log_probabilities_are_added_with_a_weight():
     assert to_log_probabilities(torch.full((1, 2), -torch.inf)).tolist() == [[-torch.inf] * 2]
 
 
+def test_a_weight_that_is_better_by_chance_is_not_chosen():
+    """The teacher is right in one row and wrong in another: 2 is not surely better."""
+    scores = torch.zeros(2, 2)
+    opinion = torch.log_softmax(torch.tensor([[1.5, 0], [0.5, 0]]), 1)
+    batch = Batch(torch.empty(0), torch.tensor([0, 1]), torch.ones(2))
+    step = Step({}, torch.empty(0), torch.empty(0), batch, {})
+    assert choose_weight(scores, opinion, step) == 1
+
+
 @pytest.mark.parametrize(
     ("scores", "opinion", "weight"),
     [
