@@ -123,7 +123,8 @@ def test_only_a_part_is_planned_on_request() -> None:
     part = read_benchmark(Request(methods=("fedproto",), seeds=2), only)
     assert {column.dataset for column in part.columns} == {"mnist", "cifar10"}
     assert {column.k for column in part.columns} == {20}
-    assert [method.name for method in part.methods] == ["FedProto", "Contrast"]
+    names = [method.name for method in part.methods]
+    assert names == ["FedProto", "Contrast", "Contrast + teacher"]
     assert {run.seed for group in plan_groups(part, TUNED, True) for run in group} == {0, 1}
 
 
