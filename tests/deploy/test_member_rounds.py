@@ -56,7 +56,7 @@ def test_evaluation_does_not_change_the_file(after_two_rounds: Any) -> None:
     told = evaluate_member(state.make_request("a", all_classes=True), deployment.members["a"])
     assert told.arrays == {} and {"accuracy.head", "accuracy.prototype"} <= set(told.header)
     metrics = read_told_metrics(told.header)
-    assert list(metrics) == ["head", "prototype"]
+    assert list(metrics) == ["head", "prototype", "both"]
     assert {"balanced_accuracy", "macro_f1", "brier", "ece"} <= set(metrics["head"])
     assert state_file_of(deployment).read_bytes() == before
 
