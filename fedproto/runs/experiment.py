@@ -15,6 +15,7 @@ from fedproto.config.settings import Config, configure
 from fedproto.core.batches import Training
 from fedproto.core.best_round import BestRound, refuse_idle_settings
 from fedproto.core.class_names import describe_similar_names
+from fedproto.core.closed_form import TEACHER
 from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation, Member
 from fedproto.core.local_training import start_client
@@ -149,7 +150,9 @@ class Experiment:
                 place=place,
                 progress=progresses[place],
                 notices=notices,
-                best_state=_choose_best_by(config, federations[place], progresses[place]),
+                best_state=_choose_best_by(
+                    config, federations[place], progresses[place], algorithm.uses_fixed
+                ),
             )
             experiments.append(experiment)
         return experiments
@@ -392,7 +395,9 @@ def _training_of(config: Config) -> Training:
     )
 
 
-def _choose_best_by(config: Config, federation: Federation, progress: Progress) -> BestState | None:
+def _choose_best_by(
+    config: Config, federation: Federation, progress: Progress, has_teacher: bool
+) -> BestState | None:
     """Return what chooses the best round; None without validation rows."""
     if not federation.has_validation:
         refuse_idle_settings(config.select_by, config.patience)
@@ -401,6 +406,10 @@ def _choose_best_by(config: Config, federation: Federation, progress: Progress) 
     if not plugins.is_outside("algorithm", config.algorithm.name):
         has_prototypes = "prototypes" in progress.server
         names = [name for name in ACCURACIES if has_prototypes or name.startswith("head")]
+        if has_teacher:  # it predicts alone, and beside each of the others
+            beside = [name.removesuffix("_own") for name in names if name.endswith("_own")]
+            for way in (TEACHER, *(f"{name}+{TEACHER}" for name in beside)):
+                names += [way, f"{way}_own"]
         best.find_name(names)  # refuses another name before anything is trained
     return BestState(best)
 

@@ -144,7 +144,7 @@ def test_what_is_picked_lies_in_the_range(
         ("lamb=1|2", r"unknown key 'lamb'.*lam"),
         ("lam=-1|2", r"lam must be a number of at least 0, not '-1'"),
         ("lam=-1..2", r"lam must be a number of at least 0, not -1"),
-        ("algorithm.tau=1|2", r"unknown option of algorithm fedproto 'tau'"),
+        ("algorithm.mu=1|2", r"unknown option of algorithm fedproto 'mu'"),
         ("ways=3|5", r"ways cannot be searched: tunable are batch, .*, and the options of the alg"),
         ("partition.ways=3|5", r"partition.ways cannot be searched"),
         ("seed=0|1", r"seed cannot be searched"),

@@ -29,7 +29,7 @@ _LEGEND = (
     "a client trains with, `all` among all classes; `last round` is the first of these after the "
     "last round, everything else is after the best round by validation. `macro-F1` is over own "
     "classes, and `worst client` is the lowest accuracy over own classes, mean over seeds. Bytes "
-    "are those of all clients per round. Seconds are a federation's share of those that were "
+    "are those of all clients over all rounds. Seconds are a federation's share of those that were "
     "trained together. Differences are of `own`, paired by seed, with 95% intervals (Student's "
     "t); *better*, *worse* and *equivalent* (within "
     f"{ACCURACY_MARGIN} points) are decided at 5% after Holm's correction over the methods of the "
@@ -152,7 +152,7 @@ def _mean(cell: Json, quantity: Quantity) -> float:
 
 
 def _format_bytes(cell: Json, name: str) -> str:
-    return format_bytes(_mean(cell, lambda run: run[name] / run["rounds"]))
+    return format_bytes(_mean(cell, lambda run: run[name]))
 
 
 # --- what is measured of a run, in percent

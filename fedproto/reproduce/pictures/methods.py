@@ -52,13 +52,13 @@ def make_rows(cells: Sequence[dict[str, Any]]) -> Rows:
             if {cell["partition"] for cell in own} != partitions:
                 continue  # its mean cannot be compared
             runs = [run for cell in own for run in cell["runs"]]
-            sent = [(run["bytes_up"] + run["bytes_down"]) / run["rounds"] for run in runs]
+            sent = [run["bytes_up"] + run["bytes_down"] for run in runs]
             rows.append(
                 {
                     "dataset": dataset,
                     "k": k,
                     "method": method,
-                    "bytes_per_round": round(statistics.fmean(sent)),
+                    "bytes": round(statistics.fmean(sent)),
                     "own": round(statistics.fmean(measure_own(run) for run in runs), 3),
                     "partitions": len(partitions),
                 }
@@ -67,14 +67,14 @@ def make_rows(cells: Sequence[dict[str, Any]]) -> Rows:
 
 
 def draw(rows: Rows, methods: Sequence[str]) -> Canvas:
-    """Return a panel per k: the accuracy over own classes against the bytes of a round."""
+    """Return a panel per k: the accuracy over own classes against the bytes of a run."""
     shots = list(dict.fromkeys(row["k"] for row in rows))
     canvas, panels = make_wide_panels(4.2, columns=len(shots))
     handles: dict[str, Any] = {}
     for axes, k in zip(panels, shots, strict=True):
         _draw_panel(axes, where(rows, k=k), methods, handles)
         axes.set_title(f"k = {k}")
-        axes.set_xlabel("bytes per round, up and down, all clients")
+        axes.set_xlabel("bytes, up and down, of all clients and rounds")
     panels[0].set_ylabel("accuracy over own classes, %")
     entries = [(handle, name) for name, handle in handles.items()]
     add_wide_legend(canvas, entries, max_columns=6)
@@ -84,7 +84,7 @@ def draw(rows: Rows, methods: Sequence[str]) -> Canvas:
 def _draw_panel(axes: Axes, rows: Rows, methods: Sequence[str], handles: dict[str, Any]) -> None:
     """Draw a mark per method, and the Pareto front."""
     axes.set_xscale("log")
-    points = [(max(NOTHING_SENT, row["bytes_per_round"]), row["own"]) for row in rows]
+    points = [(max(NOTHING_SENT, row["bytes"]), row["own"]) for row in rows]
     for row, (sent, own) in zip(rows, points, strict=True):
         number = methods.index(row["method"])
         (mark,) = axes.plot(

@@ -39,7 +39,7 @@ TUNABLE_SETTINGS = (
     "weight_decay",
 )
 #: Kinds of plug-ins whose options are searched.
-TUNABLE_KINDS = ("algorithm", "model", "combiner", "transform")
+TUNABLE_KINDS = ("algorithm", "model", "combiner", "transform", "teacher", "feature_map")
 FIXED_KINDS = ("dataset", "partition", "metric")
 #: Draws per candidate after which a space counts as exhausted.
 MAX_DRAWS_PER_CANDIDATE = 100
@@ -198,7 +198,7 @@ def _refuse_fixed(key: str, config: Config) -> None:
         listed = ", ".join(TUNABLE_SETTINGS)
         raise ConfigError(
             f"{key} cannot be searched: tunable are {listed}, and the options of the algorithm, "
-            "the model, the combiner and the transforms"
+            "the model, the combiner, the transforms, the teacher and the feature map"
         )
 
 

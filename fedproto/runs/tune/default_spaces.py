@@ -13,6 +13,7 @@ LEARNING_RATE = "lr=0.003..0.1:log"
 
 #: Further settings by algorithm; one that is not listed has none.
 OPTIONS = {
+    "closed-form": "shrinkage=0.01..0.5:log",
     "ditto": "lam=0.01..10:log",
     "fedadam": "server_lr=0.001..0.1:log",
     "fedavgm": "server_momentum=0.3|0.5|0.7|0.9",
@@ -26,6 +27,7 @@ OPTIONS = {
     "fedproto-mh": "lam=0.1..10:log",
     "fedprox": "mu=0.001..1:log",
     "fedrep": "head_epochs=1|2|5",
+    "fedsa": "lam=0.1..10:log,contrast=0.1..10:log",
     "fedtgp": "lam=0.1..10:log",
     "fesem": "clusters=2|3|5",
     "moon": "mu=0.1..10:log",
