@@ -65,4 +65,5 @@ def _idle() -> Algorithm:
         upload=upload,
         aggregate=lambda server, uploads: server,
         predict=lambda step: {},
+        combinable=False,
     )

@@ -11,7 +11,7 @@ Shapes in comments: n rows, D values of φ, C classes, m clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from fedproto.core.types import (
     GroupLayout,
     Phase,
     Recipient,
+    SentOnce,
     State,
     Step,
     Task,
@@ -195,6 +196,11 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
     weight for the teacher's. A client with validation rows chooses that weight by the cross-entropy
     of the algorithm's first score, see `choose_weight`; without, it is 1.
     """
+    if algorithm.once and algorithm.aggregate_once is None:
+        raise ConfigError(
+            f"algorithm {algorithm.name} sends {' and '.join(algorithm.once)} once, so beside a "
+            "teacher it needs aggregate_once"
+        )
     groups = (CLASS_SUMS, GRAM) if teacher.needs_gram else (CLASS_SUMS,)
 
     def init(params: Tree, task: Task) -> State:
@@ -210,7 +216,7 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
 
     def send(server: State, recipient: Recipient) -> State:
         own = server[TEACHER]
-        has_it = recipient.missed < own["age"]
+        has_it = recipient.heard > own["solved"]
         known = (own["counts"] > 0) & ~has_it
         sent = {"known": known.to(own["vectors"]), "vectors": own["vectors"], "bias": own["bias"]}
         return algorithm.send(_without(server), recipient) | {TEACHER: sent}
@@ -228,14 +234,13 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
         return found
 
     def aggregate(server: State, uploads: Upload) -> State:
-        others = {name: group for name, group in uploads.items() if name not in groups}
+        return algorithm.aggregate(_without(server), uploads) | {TEACHER: server[TEACHER]}
+
+    def aggregate_once(server: State, sent_once: SentOnce) -> State:
         inner = _without(server)
-        if others:
-            inner = algorithm.aggregate(inner, others)
-        own = server[TEACHER]
-        if CLASS_SUMS in uploads:
-            own = _solve_if_new(teacher, own, uploads)
-        return inner | {TEACHER: own}
+        if algorithm.aggregate_once is not None:
+            inner = algorithm.aggregate_once(inner, _pick(sent_once, algorithm.once))
+        return inner | {TEACHER: _solve(teacher, server[TEACHER], sent_once)}
 
     def client_init(params: Tree, task: Task) -> State:
         return algorithm.client_init(params, task) | {TEACHER: _start_client(params, task)}
@@ -287,6 +292,7 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
         upload=lambda step: algorithm.upload(_hide(step)),
         upload_once=upload_once,
         aggregate=aggregate,
+        aggregate_once=aggregate_once,
         predict=predict,
         client_init=client_init,
         client_start=client_start,
@@ -296,8 +302,6 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
         notes=lambda server: algorithm.notes(_without(server)),
         metrics=lambda server: algorithm.metrics(_without(server)),
         once=(*algorithm.once, *groups),
-        additive=False,
-        combinable=False,
         common=(*algorithm.common, TEACHER),
         uses_fixed=True,
     )
@@ -344,7 +348,7 @@ def _like(params: Tree) -> Tensor:
 
 
 def _start_server(params: Tree, task: Task) -> Tree:
-    """Return what the server keeps: the sums so far, the solution, and how old that is."""
+    """Return what the server keeps: the sums so far, the solution, and when it was solved."""
     like = _like(params)
     width = _width_of(task)
     return {
@@ -352,7 +356,7 @@ def _start_server(params: Tree, task: Task) -> Tree:
         "counts": like.new_zeros(task.classes, dtype=torch.float64),
         "vectors": like.new_zeros(task.classes, width),
         "bias": like.new_zeros(task.classes),
-        "age": torch.zeros((), dtype=torch.int64, device=like.device),  # rounds since it changed
+        "solved": torch.zeros((), dtype=torch.int64, device=like.device),  # the round; 0: never
     }
 
 
@@ -371,26 +375,26 @@ def _start_client(params: Tree, task: Task) -> Tree:
     }
 
 
-def _solve_if_new(teacher: Teacher, own: Tree, uploads: Upload) -> Tree:
-    """Return the server's part with the solution of all uploads; nothing is solved if none is new.
+def _pick(sent_once: SentOnce, names: Collection[str]) -> SentOnce:
+    """Return only the groups with these names."""
+    return sent_once._replace(groups={name: sent_once.groups[name] for name in names})
 
-    Sums that are equal, bit for bit, are those of the same uploads.
-    """
-    group = uploads[CLASS_SUMS]
+
+def _solve(teacher: Teacher, own: Tree, sent_once: SentOnce) -> Tree:
+    """Return the server's part with the solution of the sums of all clients."""
+    group = sent_once.groups[CLASS_SUMS]
     classes = add_rows(group.sums["features"])
     counts = add_rows(group.weight)
-    if torch.equal(classes, own["classes"]) and torch.equal(counts, own["counts"]):
-        return own | {"age": own["age"] + 1}
     gram = None
     if teacher.needs_gram:
-        gram = unpack_triangle(add_rows(uploads[GRAM].sums["gram"]), classes.shape[1])
+        gram = unpack_triangle(add_rows(sent_once.groups[GRAM].sums["gram"]), classes.shape[1])
     solution = solve_known(teacher, Sums(classes, counts, gram))
     return {
         "classes": classes,
         "counts": counts,
         "vectors": solution.vectors.to(own["vectors"]),
         "bias": solution.bias.to(own["bias"]),
-        "age": torch.zeros_like(own["age"]),
+        "solved": torch.full_like(own["solved"], sent_once.round),
     }
 
 

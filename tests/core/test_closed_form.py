@@ -1,5 +1,7 @@
 """What is solved from sums: by hand, against scikit-learn, and when clients come and go."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -27,8 +29,8 @@ from fedproto.core.closed_form import (
     unpack_triangle,
     with_teacher,
 )
-from fedproto.core.tensors import stack_uploads
-from fedproto.core.types import Batch, Recipient, Step, Task
+from fedproto.core.tensors import select_rows, stack_uploads
+from fedproto.core.types import Batch, Recipient, SentOnce, Step, Task
 from fedproto.errors import ConfigError
 from fedproto.teachers.lda import lda
 from fedproto.teachers.ncm import ncm
@@ -155,6 +157,12 @@ def uploads_of(algorithm, rows):
     return found
 
 
+def collect(uploads, numbers=None, round=1):
+    """Return what clients with these numbers, or 0, 1, ..., have sent once."""
+    clients = torch.tensor(range(len(uploads)) if numbers is None else numbers)
+    return SentOnce(stack_uploads(uploads), clients, round)
+
+
 def draw_clients(seed, count):
     generator = torch.Generator().manual_seed(seed)
     clients = []
@@ -173,9 +181,9 @@ def test_who_leaves_has_never_been_there(seed, count, data):
     leaver = data.draw(st.integers(0, count - 1))
     staying = [upload for number, upload in enumerate(uploads) if number != leaver]
     server = algorithm.init(PARAMS, TASK)
-    before = algorithm.aggregate(server, stack_uploads(uploads))
-    after = algorithm.aggregate(before, stack_uploads(staying))
-    never = algorithm.aggregate(server, stack_uploads(staying))
+    before = algorithm.aggregate_once(server, collect(uploads))
+    after = algorithm.aggregate_once(before, collect(staying))
+    never = algorithm.aggregate_once(server, collect(staying))
     for name in ("vectors", "bias", "classes", "counts"):
         assert torch.equal(after[TEACHER][name], never[TEACHER][name])
 
@@ -187,8 +195,8 @@ def test_clients_together_are_one_client_with_all_rows(seed):
     clients = draw_clients(seed, 3)
     pooled = (torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients]))
     server = algorithm.init(PARAMS, TASK)
-    several = algorithm.aggregate(server, stack_uploads(uploads_of(algorithm, clients)))
-    single = algorithm.aggregate(server, stack_uploads(uploads_of(algorithm, [pooled])))
+    several = algorithm.aggregate_once(server, collect(uploads_of(algorithm, clients)))
+    single = algorithm.aggregate_once(server, collect(uploads_of(algorithm, [pooled])))
     assert torch.allclose(several[TEACHER]["vectors"], single[TEACHER]["vectors"], atol=1e-4)
 
 
@@ -212,18 +220,30 @@ def test_padding_is_left_out():
 
 def test_a_solution_is_sent_to_who_has_missed_it():
     algorithm = with_teacher(local(), lda())
-    uploads = stack_uploads(uploads_of(algorithm, draw_clients(2, 3)))
-    server = algorithm.aggregate(algorithm.init(PARAMS, TASK), uploads)
+    sent_once = collect(uploads_of(algorithm, draw_clients(2, 3)), round=4)
+    server = algorithm.aggregate_once(algorithm.init(PARAMS, TASK), sent_once)
 
-    def is_sent(missed):
-        recipient = Recipient(torch.tensor(0), torch.ones(3), missed=torch.tensor(missed))
+    def is_sent(heard):
+        recipient = Recipient(torch.tensor(0), torch.ones(3), heard=torch.tensor(heard))
         return bool(algorithm.send(server, recipient)[TEACHER]["known"].any())
 
-    assert is_sent(0) and is_sent(5)  # it was solved after the last download
-    server = algorithm.aggregate(server, uploads)
-    assert not is_sent(0) and is_sent(1)
-    server = algorithm.aggregate(server, uploads)
-    assert not is_sent(0) and not is_sent(1) and is_sent(2)
+    assert is_sent(0) and is_sent(3) and is_sent(4)  # solved after the download of round 4
+    assert not is_sent(5) and not is_sent(6)
+
+
+def test_when_everybody_has_left_nothing_is_known():
+    algorithm = with_teacher(local(), lda())
+    sent_once = collect(uploads_of(algorithm, draw_clients(2, 3)))
+    server = algorithm.aggregate_once(algorithm.init(PARAMS, TASK), sent_once)
+    nobody = SentOnce(select_rows(sent_once.groups, torch.tensor([]).long()), torch.tensor([]), 2)
+    server = algorithm.aggregate_once(server, nobody)
+    assert not server[TEACHER]["vectors"].any() and not server[TEACHER]["counts"].any()
+
+
+def test_beside_an_algorithm_whose_server_needs_the_groups_in_every_round_is_refused():
+    algorithm = replace(local(), once=("mine",), additive=False)
+    with pytest.raises(ConfigError, match="local sends mine once, so beside a teacher it needs"):
+        with_teacher(algorithm, lda())
 
 
 # --- predictions

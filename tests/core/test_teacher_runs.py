@@ -115,7 +115,7 @@ def test_nothing_is_solved_again_while_the_sums_stay(monkeypatch):
     monkeypatch.setattr(closed_form, "solve_known", count)
     run, _ = finished("local", rounds=4, **WITH_TEACHER)
     assert solved == ["lda"]
-    assert run.progress.server[TEACHER]["age"] == 3
+    assert run.progress.server[TEACHER]["solved"] == 1
 
 
 def test_a_resumed_run_knows_who_has_the_solution():
@@ -160,7 +160,7 @@ def test_only_what_is_needed_is_declared():
         ({"teacher": "qda"}, "unknown teacher 'qda'"),
         ({"teacher": "lda(shrinkage=2)"}, "shrinkage"),
         ({"feature_map": "flat"}, "feature_map is flat, but local has no use for it"),
-        ({"teacher": "lda", "combiner": "median"}, "cannot be used with the combiner median"),
+        ({"algorithm": "closed-form", "combiner": "median"}, "cannot be used with the combiner"),
         ({"algorithm": "closed-form", "teacher": "lda"}, "is a closed form itself"),
         ({"teacher": "lda", "feature_map": "hashed-ngrams"}, "hashed-ngrams is for texts"),
         ({"teacher": "lda", "feature_map": "frozen"}, "frozen needs a file"),
@@ -179,6 +179,34 @@ def test_a_singular_matrix_is_refused_with_what_to_do():
     with pytest.raises(ConfigError, match="64 features is singular; raise shrinkage"):
         run.execute()
     assert flatten_state(run.progress.server)
+
+
+def test_beside_a_teacher_uploads_are_still_summed():
+    """Only what is sent once is kept singly."""
+    run, _ = finished("fedavg", rounds=2, **WITH_TEACHER)
+    assert run.algorithm.additive and run.algorithm.combinable
+    assert run.progress.latest_uploads.uploads is None
+    assert list(run.progress.once_uploads.uploads) == [CLASS_SUMS, GRAM]
+
+
+@pytest.mark.parametrize("engine", ["reference", "vectorised", "processes"])
+def test_beside_a_teacher_uploads_are_still_combined(engine):
+    """A median of the models, and the teacher of all sums."""
+    settings = {"rounds": 2, "combiner": "median", "clients": 4}
+    _, plain = finish(prepare("fedavg", engine, **settings))
+    run, taught = finish(prepare("fedavg", engine, **settings | WITH_TEACHER))
+    assert taught.data["accuracy"]["head"] == pytest.approx(plain.data["accuracy"]["head"])
+    expected = pooled_solution(run)
+    found = run.progress.server[TEACHER]["vectors"]
+    assert torch.allclose(found, expected.vectors, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedproto"])
+def test_processes_sum_and_gather(algorithm):
+    """Models are summed within a process; what is sent once comes singly."""
+    settings = WITH_TEACHER | {"clients": 5, "rounds": 3, "participation": 0.6}
+    first = finish(prepare(algorithm, "reference", **settings))
+    assert_equal(first, finish(prepare(algorithm, "processes", **settings)))
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedblend", "fedper"])
