@@ -171,7 +171,7 @@ class _Mixed:
     def init(self, params: Mapping[str, Any], task: Task) -> State:
         state: State = {}
         for architecture, method in self.methods.items():
-            own_task = task._replace(clients=self.clients[architecture])
+            own_task = task._replace(clients=self.clients[architecture], everybody=task.numbers)
             packed = self.pack(architecture, method.init(params[architecture], own_task))
             found = {name: packed[name] for name in self.common if name in packed}
             wanted = {name: state[name] for name in self.common if name in state}

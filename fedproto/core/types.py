@@ -164,6 +164,13 @@ class Task(NamedTuple):
     clients: int
     seed: int
     fixed: int = 0  # values of the fixed features of an input; 0: there are none
+    #: Clients of all architectures, where `clients` are those of one; 0: there is only one.
+    everybody: int = 0
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of clients there are: 0 .. numbers − 1."""
+        return self.everybody or self.clients
 
 
 def everything(name: str) -> bool:
