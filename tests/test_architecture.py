@@ -257,6 +257,19 @@ def test_importing_the_package_does_not_import_torch() -> None:
     assert not {"torch", "numpy", "sklearn"} & set(loaded)
 
 
+def test_a_run_does_not_import_scikit_learn() -> None:
+    """Its digits are read from its file: its import takes as long as torch's."""
+    code = (
+        "import sys, fedproto; fedproto.run(dataset='digits', clients=2, rounds=1, shots=2); "
+        "print(*sys.modules)"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "fedproto.data.digits" in loaded
+    assert not {"sklearn", "pandas", "pyarrow", "pydantic", "flwr", "pydicom"} & set(loaded)
+
+
 def test_the_version_is_that_of_the_project() -> None:
     import tomllib
 

@@ -87,7 +87,7 @@ def test_every_command_in_the_readme_is_accepted(command, monkeypatch, tmp_path)
     if words[0] != "run":
         # test_docs.py runs those for a trained federation, test_deploy.py those for machines.
         after = ("predict", "join", "members", "extend", "export", "deploy")
-        assert words[0] in ("list", "sweep", "bench", "report", "reproduce", *after)
+        assert words[0] in ("list", "sweep", "tune", "bench", "report", "reproduce", *after)
         return
     monkeypatch.chdir(tmp_path)
     bottles = [f"{number % 7},{'red' if number % 2 else 'white'}" for number in range(60)]

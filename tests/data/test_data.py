@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.sources import build, images, refusal
+from sklearn.datasets import load_digits
 
 from fedproto.config import plugins
 from fedproto.config.options import Part
@@ -40,6 +41,15 @@ def test_digits_hold_out_a_fifth_of_each_class():
     train, test = np.bincount(source.train.y), np.bincount(source.test.y)
     assert (train + test).sum() == 1797
     assert test.tolist() == [round(0.2 * count) for count in train + test]
+
+
+def test_digits_are_those_of_scikit_learn():
+    source = build("digits")
+    images = np.concatenate([source.train.x, source.test.x]).reshape(-1, 64)
+    labels = np.concatenate([source.train.y, source.test.y])
+    x, y = load_digits(return_X_y=True)
+    found = np.column_stack([images, labels]).tolist()
+    assert sorted(found) == sorted(np.column_stack([x, y]).tolist())
 
 
 def test_digits_are_the_same_every_time():

@@ -16,8 +16,8 @@ from torch import nn
 
 from fedproto.core.prototypes import class_means
 from fedproto.data import DIGITS, DataFolders, Source, Split
-from fedproto.runs.bench import contenders, federations, plain_loop
-from fedproto.runs.bench.federations import Work, draw_rows
+from fedproto.runs.bench import contenders, federations, plain_loop, scale
+from fedproto.runs.bench.federations import Work, build_federation, draw_rows
 from fedproto.runs.bench.scale import measure_crowd, measure_seeds
 from fedproto.runs.bench.timing import Row, measure
 
@@ -98,11 +98,21 @@ def test_a_fraction_of_a_crowd_is_measured(stack):
     assert row.contender == "vectorised, 10 a round, states on device"
 
 
-def test_several_seeds_are_measured_in_one_stack():
+def test_a_crowd_ends():
+    """Its members are made when they are looked at, so a loop without an end would fill memory."""
+    member = build_federation(Work("mlp", 1, "cpu"), source(), 1).members[0]
+    crowd = scale._Crowd(member, 3)
+    assert [found.id for found in crowd] == [0, 1, 2]
+
+
+def test_several_seeds_are_measured_in_one_stack(monkeypatch):
+    assert (scale.ROUNDS_OF_SEEDS, scale.EVAL_EVERY) == (100, 10)
+    monkeypatch.setattr(scale, "ROUNDS_OF_SEEDS", 6)
+    monkeypatch.setattr(scale, "EVAL_EVERY", 2)
     row = measure_seeds(Work("mlp", 2, "cpu"), source(), seeds=2)
     assert_measured(asdict(row))
-    assert row.contender.startswith("2 seeds, 100 rounds in ")
-    assert row.contender.endswith(" s with 10 evaluations")
+    assert row.contender.startswith("2 seeds, 6 rounds in ")
+    assert row.contender.endswith(" s with 3 evaluations")
 
 
 def test_each_client_draws_from_three_classes_and_always_the_same():

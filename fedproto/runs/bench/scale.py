@@ -134,15 +134,21 @@ class _Crowd(Sequence[Member]):
         return self.clients
 
     def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < self.clients:  # by which iteration ends
+            raise IndexError(number)
         return replace(self.first, id=number)
 
 
 class _CrowdFederation(Federation):
-    """A federation whose clients all have all classes, so that none is looked at."""
+    """A federation of equal clients that all have all classes, so that none is looked at."""
 
     @cached_property
     def own_classes(self) -> Tensor:
         return torch.ones(len(self.members), len(self.classes), device=self.device)
+
+    @cached_property
+    def architectures(self) -> dict[str, list[Member]]:
+        return {}
 
 
 class _CrowdEngine(VectorisedEngine):
