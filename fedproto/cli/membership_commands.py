@@ -170,12 +170,17 @@ def members(
     plugin_dir: PluginDir = None,
 ) -> None:
     """Show who contributed to a federation's prototypes; let members join and leave."""
-    from fedproto.membership.api import change_members, refuse_target, write_global_prototypes
+    from fedproto.membership.api import (
+        change_members,
+        list_notices,
+        refuse_target,
+        write_global_prototypes,
+    )
 
     if write is not None:
         refuse_target(write, run)
     membership = change_members(run, add or [], remove or [])
-    for notice in membership.notices():
+    for notice in list_notices(run, membership):
         say(notice, stderr=True)
     rows = [(name, ", ".join(membership.held_by(name))) for name in membership.members]
     print_table(("member", "classes"), rows)

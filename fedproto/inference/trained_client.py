@@ -359,19 +359,22 @@ def make_scorer(models: ClientModels, stored: StoredClient) -> ClassScorer:
         own=stored.own_classes,
         prototypes=shared,
         about=about,
-        teacher=_read_run_teacher(models),
+        teacher=_read_run_teacher(models, stored.id),
         teacher_weight=stored.teacher_weight,
     )
 
 
-def _read_run_teacher(models: ClientModels) -> SolvedTeacher | None:
-    """Return the teacher that the federation has now; None if it has none."""
+def _read_run_teacher(models: ClientModels, client: int) -> SolvedTeacher | None:
+    """Return the teacher that a client has now; None if the federation has none."""
     teacher = read_teacher(models.folder.path)
-    if teacher is not None and teacher.classes != models.classes:
+    if teacher is None:
+        return None
+    own = teacher.own_bias
+    if teacher.classes != models.classes or (own is not None and own.shape[1] != len(models)):
         raise RunFolderError(
-            f"{models.folder.path / TEACHER_FILE} has other classes than the run's models"
+            f"{models.folder.path / TEACHER_FILE} has other classes or clients than the run"
         )
-    return teacher
+    return teacher.of_client(client)
 
 
 def _restore_module(
@@ -429,10 +432,9 @@ def take_client(result: Result, client: int | str | None = None) -> TrainedClien
         known = result.prototypes["known"]
         shared = Prototypes(federation.classes, values, known, tau=trained.tau)
     state = trained.as_evaluated(member, result.states[member.id])
+    teacher = None if trained.teacher is None else trained.teacher.of_client(member.id)
     weight = trained.teacher_weights[member.id] if trained.teacher_weights else 1.0
-    calibrated = calibrate_client(
-        member, state, federation.classes, shared, about, trained.teacher, weight
-    )
+    calibrated = calibrate_client(member, state, federation.classes, shared, about, teacher, weight)
     return replace(calibrated, is_from_python=trained.has_own_modules)
 
 

@@ -12,11 +12,13 @@ from fedproto.errors import ConfigError
 from fedproto.membership import extend as extension
 from fedproto.membership.contribution import Contribution
 from fedproto.membership.membership import Membership
+from fedproto.membership.teachers import describe_newcomers, solve_without_leavers
 from fedproto.runs.announcements import announce_rounds
 from fedproto.runs.execution import OnRound
 from fedproto.runs.folder import RunFolder
 from fedproto.runs.prototype_files import read_prototypes, write_prototypes
 from fedproto.runs.result import Result
+from fedproto.runs.teacher_files import TEACHER_FILE, write_teacher
 
 
 def members(
@@ -39,7 +41,7 @@ def members(
     if write is not None:
         refuse_target(Path(write), Path(run))
     membership = change_members(Path(run), [Path(path) for path in add], remove)
-    for notice in membership.notices():
+    for notice in list_notices(Path(run), membership):
         warnings.warn(notice, stacklevel=2)
     if write is not None:
         write_global_prototypes(Path(run), Path(write))
@@ -57,8 +59,16 @@ def change_members(run: Path, add: Sequence[Path], remove: Sequence[str]) -> Mem
         for path in add:
             membership = membership.with_member(Contribution.load(path))
         if is_change:
+            teacher = solve_without_leavers(folder, membership)
+            if teacher is not None:
+                write_teacher(folder.path / TEACHER_FILE, teacher)
             membership.save(folder)
     return membership
+
+
+def list_notices(run: Path, membership: Membership) -> list[str]:
+    """Return what the user should know about the members of a run."""
+    return [*membership.notices(), *describe_newcomers(RunFolder.open(run), membership)]
 
 
 def refuse_target(path: Path, run: Path) -> None:

@@ -18,6 +18,7 @@ from fedproto.config.options import Part
 from fedproto.config.settings import Config
 from fedproto.core.best_round import ACCURACY
 from fedproto.core.federation import rearrange_head
+from fedproto.core.local_training import start_client
 from fedproto.core.tensors import flatten_groups
 from fedproto.core.types import Tree
 from fedproto.data import Source
@@ -187,5 +188,7 @@ def _align_states(members: list[_TrainedMember], experiment: Experiment) -> list
     states: list[Tree] = []
     for client, member in zip(experiment.federation.members, members, strict=True):
         own = {name: value.to(client.initial[name]) for name, value in member.state.items()}
-        states.append(rearrange_head(own, client.initial, member.classes, classes))
+        params = rearrange_head(own, client.initial, member.classes, classes)
+        # What a client keeps beside its model, such as a teacher's solution, starts anew.
+        states.append(start_client(experiment.algorithm, params, experiment.federation.task))
     return states

@@ -35,6 +35,7 @@ from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import JOIN, RunFolder
 from fedproto.runs.prototype_files import UPLOAD, read_prototypes
 from fedproto.runs.result import Result
+from fedproto.runs.teacher_files import TEACHER_FILE
 
 Accuracies = dict[str, float]
 
@@ -272,6 +273,11 @@ def new_classes(experiment: Experiment) -> list[str]:
 def notices(experiment: Experiment) -> list[str]:
     """Return what a newcomer should know before it trains: new classes may be misspelt."""
     sentences = describe_similar_names(experiment.federation.classes)
+    if (Path(str(experiment.config.prototypes)) / TEACHER_FILE).exists():
+        sentences.append(
+            "the federation has a teacher, which a newcomer does not use: it joins by prototypes "
+            "alone"
+        )
     new = new_classes(experiment)
     if len(new) == len(experiment.federation.members[0].classes):
         sentences.append(

@@ -81,13 +81,20 @@ class Membership:
     @classmethod
     def _from_training(cls, folder: RunFolder) -> Membership:
         path = folder.path
-        algorithm = _read_choice(folder, "algorithm")
+        algorithm = read_choice(folder, "algorithm")
         if algorithm.options.get("fixed"):
             raise RunFolderError(
                 f"{path} is the run of a newcomer that joined a federation; "
                 "name the run of that federation instead"
             )
-        if not plugins.build("algorithm", algorithm).remembers:
+        built = plugins.build("algorithm", algorithm)
+        if built.uses_fixed:
+            raise RunFolderError(
+                f"{path} is a run of {algorithm.name}, whose clients send no prototypes, so nobody "
+                "can join or leave it here: run it again without whoever leaves, or use a "
+                "teacher beside fedproto"
+            )
+        if not built.remembers:
             raise RunFolderError(
                 f"the server of {path} keeps no single uploads, only their sum, so nobody can join "
                 "or leave it exactly: this needs a run of fedproto with absent=remember"
@@ -101,7 +108,7 @@ class Membership:
         names = _read_client_names(folder)
         members = {names.get(client, str(client)): client for client in uploads.clients()}
         base = read_prototypes(path / START) if (path / START).exists() else None
-        combiner = _read_choice(folder, "combiner")
+        combiner = read_choice(folder, "combiner")
         return cls(classes, algorithm, members, uploads, base, combiner=combiner)
 
     @classmethod
@@ -317,8 +324,8 @@ def _describe_change(did: str, member: str, classes: list[str]) -> dict[str, Any
 # --- what files hold
 
 
-def _read_choice(folder: RunFolder, kind: str) -> Part:
-    """Return a run's algorithm, or its combiner, with the options."""
+def read_choice(folder: RunFolder, kind: str) -> Part:
+    """Return a run's algorithm, its combiner or its teacher, with the options."""
     path = folder.path / "config.toml"
     settings = DEFAULTS | read_run_toml(path)
     plugins.refuse_plugins({kind: settings[kind]}, path)

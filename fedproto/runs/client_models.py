@@ -63,7 +63,8 @@ def write_client_models(
         module = modules[id(member.module)]
         # Of a layer that is there twice, the state has the first name only.
         module.load_state_dict(state, strict=False)
-        outputs = held_out.compute_held_out(module, member, max_unseen_rows, teacher)
+        own_teacher = None if teacher is None else teacher.of_client(member.id)
+        outputs = held_out.compute_held_out(module, member, max_unseen_rows, own_teacher)
         place = writer.add(member.id, state, outputs)
         described = _describe_client(member, experiment, accuracy)
         if teacher is not None:

@@ -46,6 +46,21 @@ class SolvedTeacher:
     scale: float  # see `closed_form.Teacher`
     is_alone: bool  # whether no model was trained beside it
     left: tuple[str, ...] = ()  # clients without whose rows it was solved again
+    #: The solutions of single clients, where each has its own: (C, m, D) and (C, m).
+    own_vectors: Tensor | None = None
+    own_bias: Tensor | None = None
+
+    def of_client(self, number: int) -> SolvedTeacher:
+        """Return the teacher with the solution that is this client's."""
+        if self.own_vectors is None or self.own_bias is None:
+            return self
+        return replace(
+            self,
+            vectors=self.own_vectors[:, number],
+            bias=self.own_bias[:, number],
+            own_vectors=None,
+            own_bias=None,
+        )
 
     def score(self, features: Tensor) -> Tensor:
         """Return the scores (n, C) of features (n, D), on the CPU in float32.
@@ -89,14 +104,17 @@ def take_teacher(
     if config.teacher:
         scale = float(plugins.build("teacher", config.teacher[0]).scale)
     (feature_map,) = config.feature_map or (AUTO_MAP,)
+    solution = {name: value.cpu() for name, value in own.items()}
     return SolvedTeacher(
         classes=tuple(classes),
-        vectors=own["vectors"].cpu(),
-        bias=own["bias"].cpu(),
-        known=(own["counts"] > 0).to(own["vectors"]).cpu(),
+        vectors=solution["vectors"],
+        bias=solution["bias"],
+        known=(solution["counts"] > 0).to(solution["vectors"]),
         feature_map=str(feature_map),
         scale=scale,
         is_alone=not algorithm.phases,
+        own_vectors=solution.get("own_vectors"),
+        own_bias=solution.get("own_bias"),
     )
 
 
@@ -120,6 +138,8 @@ def weight_of(kept: State) -> float:
 def write_teacher(path: Path, teacher: SolvedTeacher) -> None:
     """Write a file that `read_teacher` reads."""
     tensors = {"vectors": teacher.vectors, "bias": teacher.bias, "known": teacher.known}
+    if teacher.own_vectors is not None and teacher.own_bias is not None:
+        tensors |= {"own_vectors": teacher.own_vectors, "own_bias": teacher.own_bias}
     header = {
         "classes": list(teacher.classes),
         "feature_map": teacher.feature_map,
@@ -154,13 +174,15 @@ def read_teacher(path: Path) -> SolvedTeacher | None:
         scale=float(header["scale"]),
         is_alone=header["is_alone"],
         left=tuple(header["left"]),
+        own_vectors=tensors.get("own_vectors"),
+        own_bias=tensors.get("own_bias"),
     )
 
 
 def without_clients(teacher: SolvedTeacher, solution: Tree, left: Sequence[str]) -> SolvedTeacher:
     """Return a teacher as it was solved again without some clients.
 
-    solution  `vectors`, `bias` and `counts`, as the server keeps them
+    solution  `vectors`, `bias` and `counts`, as the server keeps them, and those of single clients
     """
     return replace(
         teacher,
@@ -168,6 +190,8 @@ def without_clients(teacher: SolvedTeacher, solution: Tree, left: Sequence[str])
         bias=solution["bias"],
         known=(solution["counts"] > 0).to(solution["vectors"]),
         left=tuple(left),
+        own_vectors=solution.get("own_vectors"),
+        own_bias=solution.get("own_bias"),
     )
 
 
@@ -176,13 +200,18 @@ def _check_tensors(tensors: Tree, classes: int, path: Path) -> None:
     sizes = tuple(tensors["vectors"].shape) if "vectors" in tensors else ()
     width = sizes[1] if len(sizes) == 2 else 0
     shapes = {"vectors": (classes, width), "bias": (classes,), "known": (classes,)}
+    if "own_vectors" in tensors:
+        sizes = tuple(tensors["own_vectors"].shape)
+        clients = sizes[1] if len(sizes) == 3 else 0
+        shapes |= {"own_vectors": (classes, clients, width), "own_bias": (classes, clients)}
     for name, shape in shapes.items():
         value = tensors.get(name)
         is_valid = value is not None and tuple(value.shape) == shape and value.dtype in FLOATS
         if not is_valid or value is None or not torch.isfinite(value.float()).all():
             raise DataError(
                 f"{path} holds no teacher: `vectors` (classes, values), `bias` (classes) and "
-                "`known` (classes) of finite numbers are required"
+                "`known` (classes) of finite numbers are required, and where clients have their "
+                "own, `own_vectors` (classes, clients, values) and `own_bias` (classes, clients)"
             )
 
 

@@ -39,6 +39,7 @@ DIGITS = TAUGHT | {"teacher": "lda", "feature_map": SMALL_MAP}
 RUNS = {
     "local": DIGITS | {"algorithm": "local"},
     "fedproto": DIGITS | {"algorithm": "fedproto"},
+    "personal": DIGITS | {"algorithm": "local", "teacher": "lda(personal=0.5)"},
     "ncm": DIGITS | {"algorithm": "fedavg", "teacher": "ncm"},
     "float64": DIGITS | {"algorithm": "local", "precision": "float64"},
     "closed-form": TAUGHT | {"algorithm": "closed-form", "feature_map": SMALL_MAP},
@@ -331,6 +332,8 @@ def test_scores_and_opinions_by_hand(stored):
     [
         ({"vectors": torch.zeros(2, 2)}, {}, "holds no teacher"),
         ({"vectors": torch.zeros(())}, {}, "holds no teacher"),
+        ({"own_vectors": torch.zeros(3, 2, 2)}, {}, "`own_bias` \\(classes, clients\\)"),
+        ({"own_vectors": torch.zeros(3, 2)}, {}, "holds no teacher"),
         ({"bias": torch.tensor([0.0, torch.inf, 0.0])}, {}, "of finite numbers are required"),
         ({"known": torch.zeros(3, dtype=torch.int64)}, {}, "holds no teacher"),
         ({}, {"scale": 0}, "a scale that is not a positive number"),

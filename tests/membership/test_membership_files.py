@@ -215,12 +215,12 @@ def test_an_algorithm_from_outside_in_a_run_folder_is_refused_before_it_is_impor
     tmp_path,
 ) -> None:
     with pytest.raises(FedProtoError, match=r"config\.toml.*evil"):
-        membership_module._read_choice(make_folder(tmp_path, "evil:run"), "algorithm")
+        membership_module.read_choice(make_folder(tmp_path, "evil:run"), "algorithm")
 
 
 def test_an_algorithm_with_a_count_in_a_run_folder_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"^algorithm 'fedproto\*2': a count has no meaning"):
-        membership_module._read_choice(make_folder(tmp_path, "fedproto*2"), "algorithm")
+        membership_module.read_choice(make_folder(tmp_path, "fedproto*2"), "algorithm")
 
 
 def test_a_run_without_single_uploads_is_refused_with_what_is_needed(tmp_path) -> None:
