@@ -192,6 +192,7 @@ _ALGORITHM_ARGUMENTS = {
     "loss": ("step",),
     "upload": ("step",),
     "aggregate": ("server", "uploads"),
+    "aggregate_once": ("server", "sent_once"),
     "predict": ("step",),
     "client_init": ("parameters", "task"),
     "client_start": ("kept", "received"),
@@ -202,6 +203,8 @@ _ALGORITHM_ARGUMENTS = {
     "notes": ("server",),
     "metrics": ("server",),
 }
+#: Those that may be None.
+_OPTIONAL_FUNCTIONS = ("client_adopt", "client_validate", "upload_once", "aggregate_once")
 #: The same of a transform: see `core.transforms.Transform`.
 _TRANSFORM_ARGUMENTS = {
     "encode": ("values", "context"),
@@ -260,7 +263,7 @@ def _check_algorithm(name: str, algorithm: Any) -> None:
     """Refuse an algorithm whose fields cannot be used as they will be."""
     for field, arguments in _ALGORITHM_ARGUMENTS.items():
         function = getattr(algorithm, field)
-        if function is None and field in ("client_adopt", "client_validate", "upload_once"):
+        if function is None and field in _OPTIONAL_FUNCTIONS:
             continue
         _check_function(f"algorithm {name!r}: {field}", function, arguments)
     if not isinstance(algorithm.name, str) or not algorithm.name.strip():

@@ -32,6 +32,7 @@ from fedproto.core.types import (
     GroupLayout,
     Phase,
     Recipient,
+    SentOnce,
     State,
     Step,
     Task,
@@ -104,6 +105,7 @@ def within_architectures(
         upload=mixed.upload,
         upload_once=mixed.open_upload_once(),
         aggregate=mixed.aggregate,
+        aggregate_once=None if first.aggregate_once is None else mixed.aggregate_once,
         predict=lambda step: mixed.call("predict", step),
         client_start=mixed.client_start,
         client_update=lambda step: mixed.call("client_update", step),
@@ -169,7 +171,7 @@ class _Mixed:
     def init(self, params: Mapping[str, Any], task: Task) -> State:
         state: State = {}
         for architecture, method in self.methods.items():
-            own_task = task._replace(clients=self.clients[architecture])
+            own_task = task._replace(clients=self.clients[architecture], everybody=task.numbers)
             packed = self.pack(architecture, method.init(params[architecture], own_task))
             found = {name: packed[name] for name in self.common if name in packed}
             wanted = {name: state[name] for name in self.common if name in state}
@@ -206,6 +208,26 @@ class _Mixed:
             if own_uploads:
                 own_state = method.aggregate(self.unpack(server, architecture), own_uploads)
                 state |= self.pack(architecture, own_state)
+        return state
+
+    def aggregate_once(self, server: State, sent_once: SentOnce) -> State:
+        """Groups that all architectures share are aggregated by the first one for all.
+
+        What is made of them is `common`.
+        """
+        state = dict(server)
+        for place, (architecture, method) in enumerate(self.methods.items()):
+            own = [name for name in method.once if self.name_group(name, architecture) != name]
+            if place and not own:
+                continue
+            groups = {}
+            for name in method.once:
+                groups[name] = sent_once.groups[self.name_group(name, architecture)]
+            assert method.aggregate_once is not None
+            own_state = method.aggregate_once(
+                self.unpack(state, architecture), sent_once._replace(groups=groups)
+            )
+            state |= self.pack(architecture, own_state)
         return state
 
     def _select(self, uploads: Upload, architecture: str) -> Upload:

@@ -4,14 +4,14 @@ Every client sends, once, sums over a feature map φ that all clients share: for
 Σ φ(x) and the number of rows, and, where the teacher needs it, Σ φ(x) φ(x)ᵀ over all its rows. The
 server adds them and solves for one vector and one bias per class, w_j·φ + b_j. Sums add and
 subtract, so the solution is that of the pooled rows, whoever holds them, and exact when a client
-joins or leaves.
+joins or leaves. A teacher may solve for every client apart, from the sums of all and from its own.
 
 Shapes in comments: n rows, D values of φ, C classes, m clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from fedproto.core.types import (
     GroupLayout,
     Phase,
     Recipient,
+    SentOnce,
     State,
     Step,
     Task,
@@ -67,12 +68,15 @@ class Teacher:
     solve       sums, of classes that all have rows -> solution, in float64
     needs_gram  whether the clients send Σ φ φᵀ, too
     scale       scores are divided by it before they count as log-probabilities
+    solve_own   (sums of all clients, sums of one) -> the solution of this one, in float64, over the
+                classes that all together have rows of; None: all clients have the same solution
     """
 
     name: str
     solve: Callable[[Sums], Solution]
     needs_gram: bool
     scale: float
+    solve_own: Callable[[Sums, Sums], Solution] | None = None
 
 
 # --- sums
@@ -142,16 +146,28 @@ def _factorise(matrix: Tensor, added: Tensor) -> Tensor | None:
     return None if int(failed) or not factor.isfinite().all() else factor
 
 
-def solve_known(teacher: Teacher, sums: Sums) -> Solution:
-    """Return the solution over all classes; those without rows have zeros."""
+def solve_known(teacher: Teacher, sums: Sums, own: Sums | None = None) -> Solution:
+    """Return the solution over all classes; those without rows have zeros.
+
+    own  the sums of the client that it is for; None: it is for all
+    """
     known = (sums.counts > 0).nonzero().flatten()
     vectors = torch.zeros_like(sums.classes)
     bias = torch.zeros_like(sums.counts)
     if len(known):
-        solution = teacher.solve(Sums(sums.classes[known], sums.counts[known], sums.gram))
+        of_known = _select_classes(sums, known)
+        if own is None or teacher.solve_own is None:
+            solution = teacher.solve(of_known)
+        else:
+            solution = teacher.solve_own(of_known, _select_classes(own, known))
         vectors[known] = solution.vectors
         bias[known] = solution.bias
     return Solution(vectors, bias)
+
+
+def _select_classes(sums: Sums, classes: Tensor) -> Sums:
+    """Return the sums of some classes; the matrix is that of all."""
+    return sums._replace(classes=sums.classes[classes], counts=sums.counts[classes])
 
 
 # --- predicting
@@ -195,10 +211,15 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
     weight for the teacher's. A client with validation rows chooses that weight by the cross-entropy
     of the algorithm's first score, see `choose_weight`; without, it is 1.
     """
+    if algorithm.once and algorithm.aggregate_once is None:
+        raise ConfigError(
+            f"algorithm {algorithm.name} sends {' and '.join(algorithm.once)} once, so beside a "
+            "teacher it needs aggregate_once"
+        )
     groups = (CLASS_SUMS, GRAM) if teacher.needs_gram else (CLASS_SUMS,)
 
     def init(params: Tree, task: Task) -> State:
-        return algorithm.init(params, task) | {TEACHER: _start_server(params, task)}
+        return algorithm.init(params, task) | {TEACHER: _start_server(teacher, params, task)}
 
     def declare(params: Tree, task: Task) -> dict[str, GroupLayout]:
         width = _width_of(task)
@@ -210,9 +231,9 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
 
     def send(server: State, recipient: Recipient) -> State:
         own = server[TEACHER]
-        has_it = recipient.missed < own["age"]
+        has_it = recipient.heard > own["solved"]
         known = (own["counts"] > 0) & ~has_it
-        sent = {"known": known.to(own["vectors"]), "vectors": own["vectors"], "bias": own["bias"]}
+        sent = {"known": known.to(own["vectors"])} | _solution_for(own, recipient.number)
         return algorithm.send(_without(server), recipient) | {TEACHER: sent}
 
     def upload_once(step: Step) -> Upload:
@@ -228,14 +249,13 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
         return found
 
     def aggregate(server: State, uploads: Upload) -> State:
-        others = {name: group for name, group in uploads.items() if name not in groups}
+        return algorithm.aggregate(_without(server), uploads) | {TEACHER: server[TEACHER]}
+
+    def aggregate_once(server: State, sent_once: SentOnce) -> State:
         inner = _without(server)
-        if others:
-            inner = algorithm.aggregate(inner, others)
-        own = server[TEACHER]
-        if CLASS_SUMS in uploads:
-            own = _solve_if_new(teacher, own, uploads)
-        return inner | {TEACHER: own}
+        if algorithm.aggregate_once is not None:
+            inner = algorithm.aggregate_once(inner, _pick(sent_once, algorithm.once))
+        return inner | {TEACHER: _solve(teacher, server[TEACHER], sent_once)}
 
     def client_init(params: Tree, task: Task) -> State:
         return algorithm.client_init(params, task) | {TEACHER: _start_client(params, task)}
@@ -287,6 +307,7 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
         upload=lambda step: algorithm.upload(_hide(step)),
         upload_once=upload_once,
         aggregate=aggregate,
+        aggregate_once=aggregate_once,
         predict=predict,
         client_init=client_init,
         client_start=client_start,
@@ -296,8 +317,6 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
         notes=lambda server: algorithm.notes(_without(server)),
         metrics=lambda server: algorithm.metrics(_without(server)),
         once=(*algorithm.once, *groups),
-        additive=False,
-        combinable=False,
         common=(*algorithm.common, TEACHER),
         uses_fixed=True,
     )
@@ -343,16 +362,24 @@ def _like(params: Tree) -> Tensor:
     return next(value for value in params.values() if value.is_floating_point())
 
 
-def _start_server(params: Tree, task: Task) -> Tree:
-    """Return what the server keeps: the sums so far, the solution, and how old that is."""
+def _start_server(teacher: Teacher, params: Tree, task: Task) -> Tree:
+    """Return what the server keeps: the sums so far, the solution, and when it was solved.
+
+    If every client has a solution of its own, these are there, too; until a client's sums have
+    arrived, its own is that of all.
+    """
     like = _like(params)
     width = _width_of(task)
-    return {
+    own = {}
+    if teacher.solve_own is not None:
+        own["own_vectors"] = like.new_zeros(task.classes, task.numbers, width)
+        own["own_bias"] = like.new_zeros(task.classes, task.numbers)
+    return own | {
         "classes": like.new_zeros(task.classes, width, dtype=torch.float64),
         "counts": like.new_zeros(task.classes, dtype=torch.float64),
         "vectors": like.new_zeros(task.classes, width),
         "bias": like.new_zeros(task.classes),
-        "age": torch.zeros((), dtype=torch.int64, device=like.device),  # rounds since it changed
+        "solved": torch.zeros((), dtype=torch.int64, device=like.device),  # the round; 0: never
     }
 
 
@@ -371,26 +398,59 @@ def _start_client(params: Tree, task: Task) -> Tree:
     }
 
 
-def _solve_if_new(teacher: Teacher, own: Tree, uploads: Upload) -> Tree:
-    """Return the server's part with the solution of all uploads; nothing is solved if none is new.
+def _pick(sent_once: SentOnce, names: Collection[str]) -> SentOnce:
+    """Return only the groups with these names."""
+    return sent_once._replace(groups={name: sent_once.groups[name] for name in names})
 
-    Sums that are equal, bit for bit, are those of the same uploads.
-    """
-    group = uploads[CLASS_SUMS]
+
+def _solve(teacher: Teacher, own: Tree, sent_once: SentOnce) -> Tree:
+    """Return the server's part with the solution of the sums of all clients."""
+    group = sent_once.groups[CLASS_SUMS]
     classes = add_rows(group.sums["features"])
     counts = add_rows(group.weight)
-    if torch.equal(classes, own["classes"]) and torch.equal(counts, own["counts"]):
-        return own | {"age": own["age"] + 1}
     gram = None
     if teacher.needs_gram:
-        gram = unpack_triangle(add_rows(uploads[GRAM].sums["gram"]), classes.shape[1])
-    solution = solve_known(teacher, Sums(classes, counts, gram))
-    return {
+        gram = unpack_triangle(add_rows(sent_once.groups[GRAM].sums["gram"]), classes.shape[1])
+    sums = Sums(classes, counts, gram)
+    solution = solve_known(teacher, sums)
+    solved = {
         "classes": classes,
         "counts": counts,
         "vectors": solution.vectors.to(own["vectors"]),
         "bias": solution.bias.to(own["bias"]),
-        "age": torch.zeros_like(own["age"]),
+        "solved": torch.full_like(own["solved"], sent_once.round),
+    }
+    if teacher.solve_own is None:
+        return solved
+    own_vectors = solved["vectors"][:, None].expand_as(own["own_vectors"]).clone()
+    own_bias = solved["bias"][:, None].expand_as(own["own_bias"]).clone()
+    for row, client in enumerate(sent_once.clients.tolist()):
+        own_sums = _read_sums(teacher, sent_once.groups, row)
+        if own_sums.counts.any():
+            own_solution = solve_known(teacher, sums, own_sums)
+            own_vectors[:, client] = own_solution.vectors.to(own_vectors)
+            own_bias[:, client] = own_solution.bias.to(own_bias)
+    return solved | {"own_vectors": own_vectors, "own_bias": own_bias}
+
+
+def _read_sums(teacher: Teacher, groups: Upload, row: int) -> Sums:
+    """Return the sums of the client whose groups are in this row."""
+    classes = groups[CLASS_SUMS].sums["features"][row].double()
+    counts = groups[CLASS_SUMS].weight[row].double()
+    gram = None
+    if teacher.needs_gram:
+        gram = unpack_triangle(groups[GRAM].sums["gram"][row].double(), classes.shape[1])
+    return Sums(classes, counts, gram)
+
+
+def _solution_for(own: Tree, number: Tensor) -> Tree:
+    """Return the solution, out of the server's part, that the client with this number is sent."""
+    if "own_vectors" not in own:
+        return {"vectors": own["vectors"], "bias": own["bias"]}
+    place = number[None]
+    return {
+        "vectors": own["own_vectors"].index_select(1, place)[:, 0],
+        "bias": own["own_bias"].index_select(1, place)[:, 0],
     }
 
 

@@ -26,7 +26,7 @@ class Cohort(NamedTuple):
     sampled: Tensor
     lost: Tensor  # the sampled clients whose upload does not arrive
     slow: Tensor  # the sampled clients that do half their steps
-    missed: Tensor | None = None  # (clients,) see `types.Recipient`; None: nobody has heard
+    heard: Tensor | None = None  # (clients,) see `types.Recipient`; None: nobody was heard
     #: Whether the groups of `upload_once` are due from one of the sampled clients.
     once_due: bool = True
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedproto.core.dropout import Dropped
 from fedproto.core.measurement import MeasuredClient, Metric, measure_scores
 from fedproto.core.tensors import move_index
-from fedproto.core.types import NEVER, Recipient, State, Task, Tree
+from fedproto.core.types import Recipient, State, Task, Tree
 
 if TYPE_CHECKING:
     from fedproto.data.shared.preprocessing import Preprocessing
@@ -144,15 +144,15 @@ class Federation:
         return own
 
     def recipient(
-        self, client: int, all_classes: bool = False, missed: int | Tensor = NEVER
+        self, client: int, all_classes: bool = False, heard: int | Tensor = 0
     ) -> Recipient:
         """Return one client as a recipient, of its own classes or, to be evaluated, of all."""
         own_classes = self.own_classes[client]
         classes = torch.ones_like(own_classes) if all_classes else own_classes
         number = torch.tensor(client, device=self.device)
         architecture = self.members[client].architecture
-        rounds_missed = torch.as_tensor(missed, device=self.device)
-        return Recipient(number, classes, architecture, rounds_missed)
+        last_heard = torch.as_tensor(heard, device=self.device)
+        return Recipient(number, classes, architecture, last_heard)
 
     @cached_property
     def architectures(self) -> dict[str, list[Member]]:
@@ -173,26 +173,26 @@ class Federation:
     def _recipients(self) -> Recipient:
         """All clients, each with its own classes."""
         numbers = torch.arange(len(self.members), device=self.device)
-        return Recipient(numbers, self.own_classes, "", torch.full_like(numbers, NEVER))
+        return Recipient(numbers, self.own_classes, "", torch.zeros_like(numbers))
 
     def recipients(
-        self, clients: Tensor, architecture: str = "", missed: Tensor | None = None
+        self, clients: Tensor, architecture: str = "", heard: Tensor | None = None
     ) -> Recipient:
         """Return some clients, each with its own classes, with a leading axis over them.
 
         They are recipients of an architecture, whether it is theirs or not.
 
-        missed  (members,) of all clients; see `Recipient`
+        heard  (members,) of all clients; see `Recipient`
         """
-        number, classes, _, rounds_missed = self._recipients
-        if missed is not None:
-            rounds_missed = missed.to(self.device)
+        number, classes, _, last_heard = self._recipients
+        if heard is not None:
+            last_heard = heard.to(self.device)
         if len(clients) < len(self.members):
             rows = move_index(clients, self.device)
             number = number[rows]
             classes = classes[rows]
-            rounds_missed = rounds_missed[rows]
-        return Recipient(number, classes, architecture, rounds_missed)
+            last_heard = last_heard[rows]
+        return Recipient(number, classes, architecture, last_heard)
 
     def measure_client(
         self, client: int, scores: Tree, y: Tensor, part: EvaluatedPart

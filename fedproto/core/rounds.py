@@ -219,7 +219,7 @@ class RoundAccumulator:
         self.progress = federation_run.progress
         self.round = round
         self.cohort = cohort._replace(
-            missed=self.progress.count_missed() if version is None else None,
+            heard=self.progress.last_heard.clone() if version is None else None,
             once_due=version is not None or self.progress.is_once_due(cohort.sampled),
         )
         self.chunks: list[Chunk] = []  # without their uploads
@@ -274,7 +274,7 @@ class RoundAccumulator:
     def _send_architecture(self, clients: Tensor, architecture: str) -> State:
         """Return what the server sends clients of an architecture."""
         send_to_all = vmap(self.algorithm.send, in_dims=(None, OVER_RECIPIENTS))
-        recipients = self.federation.recipients(clients, architecture, self.cohort.missed)
+        recipients = self.federation.recipients(clients, architecture, self.cohort.heard)
         return send_to_all(self.progress.server, recipients)
 
     def add(self, chunk: Chunk) -> None:
@@ -327,8 +327,7 @@ class RoundAccumulator:
         if self.delivery is not None:
             self.uploads.receive(*self.delivery.deliver_late())
         uploads = self.uploads.combine()
-        if uploads:
-            self.progress.server = self.uploads.aggregate(self.progress.server, uploads)
+        self.progress.server = self.uploads.aggregate(self.progress.server, uploads)
         self.progress.round = self.round
         if self.version is None:
             self.progress.last_heard[self._list_participants()] = self.round

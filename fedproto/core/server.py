@@ -23,7 +23,7 @@ from fedproto.core.tensors import (
     unflatten_state,
 )
 from fedproto.core.traffic import Ledger
-from fedproto.core.types import NEVER, Algorithm, GroupLayout, State, Tree, Upload
+from fedproto.core.types import Algorithm, GroupLayout, SentOnce, State, Tree, Upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.errors import shown
 
@@ -68,11 +68,6 @@ class Progress:
         progress.in_flight = LatestUploads(clients)
         progress.last_heard = torch.zeros(clients, dtype=torch.int64)
         return progress
-
-    def count_missed(self) -> Tensor:
-        """Return how many rounds were completed since each client's upload arrived: (clients,)."""
-        missed = self.round - self.last_heard
-        return torch.where(self.last_heard > 0, missed, NEVER)
 
     def is_once_due(self, clients: Tensor) -> bool:
         """Return whether one of these clients has not sent the groups that it sends once."""
@@ -181,6 +176,7 @@ class RoundUploads:
         self.keeps_all = keeps_all or algorithm.remembers
         self.speakers: list[Tensor] = []
         self.uploads: Upload | None = None  # neither remembered nor sent once
+        self.once_before = once.rounds()
 
     def receive(self, speakers: Tensor, uploads: Upload) -> None:
         """Add uploads to those so far, append them, or store them as the latest ones.
@@ -215,20 +211,40 @@ class RoundUploads:
             self.once.store(speakers[due_rows], select_rows(sent_once, due_rows), self.round)
         return {name: group for name, group in uploads.items() if name not in sent_once}
 
-    def aggregate(self, server: State, uploads: Upload) -> State:
-        """Return the server's new state, made out of what `combine` returned."""
+    def aggregate(self, server: State, uploads: Upload | None) -> State:
+        """Return the server's new state, made out of what `combine` returned.
+
+        Where groups that are sent once have come or gone, `aggregate_once` is called, too.
+        """
         with errors_named(f"round {self.round}, the server of {self.algorithm.name}"):
-            state = self.algorithm.aggregate(server, uploads)
-            return check_server_state(state, "aggregate", server)
+            if uploads:
+                state = self.algorithm.aggregate(server, uploads)
+                server = check_server_state(state, "aggregate", server)
+            if self.algorithm.aggregate_once is not None and self.is_once_new:
+                state = self.algorithm.aggregate_once(server, self._recall_once())
+                server = check_server_state(state, "aggregate_once", server)
+            return server
+
+    @property
+    def is_once_new(self) -> bool:
+        """Whether groups that are sent once have come or gone in this round."""
+        return self.once.rounds() != self.once_before
+
+    def _recall_once(self) -> SentOnce:
+        """Return the groups that are sent once of all clients that have sent them."""
+        clients = torch.tensor(self.once.clients(), dtype=torch.int64)
+        groups = select_rows(self.once.uploads or {}, clients)
+        return SentOnce(groups, clients, self.round)
 
     def combine(self) -> Upload | None:
         """Return the uploads that the server aggregates, or None if there are none.
 
-        They are those of this round, or everybody's latest ones, and what was sent once.
+        They are those of this round, or everybody's latest ones, and what was sent once, unless
+        the algorithm has `aggregate_once` for that.
         """
         uploads = self._of_round()
         sent_once = self.once.recall()
-        if sent_once is None:
+        if sent_once is None or self.algorithm.aggregate_once is not None:
             return uploads
         return sent_once | (uploads or {})
 

@@ -294,7 +294,16 @@ def _hide_state(server: State) -> State:
 def _refuse_unmet_need(
     algorithm: Algorithm, transform: Transform, before: Sequence[Transform]
 ) -> None:
-    """Refuse a server part that needs single uploads, or their sum, where there is none."""
+    """Refuse a server part that needs single uploads, or their sum, where there is none.
+
+    Groups that are sent once may come in any round, so no server part could treat all alike.
+    """
+    if algorithm.aggregate_once is not None:
+        raise ConfigError(
+            f"transform {transform.name} works on what the server gets in a round, but "
+            f"{algorithm.name} sends {' and '.join(algorithm.once)} only once: leave the transform "
+            "out, or the teacher"
+        )
     for earlier in before:
         if transform.needs == "each" and earlier.needs == "sum":
             raise ConfigError(

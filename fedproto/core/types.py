@@ -21,8 +21,6 @@ Tree = dict[str, Tensor]
 #: keeps, what it sends, and what a client keeps beside its model have this form.
 State = dict[str, Any]
 _EMPTY: State = {}  # never changed
-#: More rounds than any run has.
-NEVER = 2**31
 
 
 class Batch(NamedTuple):
@@ -85,6 +83,14 @@ class Group(NamedTuple):
 Upload = dict[str, Group]
 
 
+class SentOnce(NamedTuple):
+    """The groups that clients send once, of all clients whose groups have arrived."""
+
+    groups: Upload  # with a leading axis over these clients, in the order of their numbers
+    clients: Tensor  # (m,) their numbers; none if all have left
+    round: int  # in which the latest of them came, or left
+
+
 @dataclass(frozen=True)
 class GroupLayout:
     """What a group looks like, before anybody has sent one."""
@@ -141,9 +147,9 @@ class Recipient(NamedTuple):
     classes: Tensor  # (C,) 1 for the classes it is sent something of
     #: The name of its architecture; empty if weights are shared by all clients or by none.
     architecture: str = ""
-    #: () how many rounds were completed since one in which the client's upload arrived, and so
-    #: since it surely received something; NEVER if there was none, and for an evaluation.
-    missed: Tensor = torch.tensor(NEVER)
+    #: () the last round in which the client's upload arrived, and so in which it surely received
+    #: something; 0 if there was none, and for an evaluation.
+    heard: Tensor = torch.tensor(0)
 
 
 #: `in_dims` of `vmap` for recipients of one architecture, with a leading axis over them.
@@ -158,6 +164,13 @@ class Task(NamedTuple):
     clients: int
     seed: int
     fixed: int = 0  # values of the fixed features of an input; 0: there are none
+    #: Clients of all architectures, where `clients` are those of one; 0: there is only one.
+    everybody: int = 0
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of clients there are: 0 .. numbers − 1."""
+        return self.everybody or self.clients
 
 
 def everything(name: str) -> bool:
@@ -202,9 +215,9 @@ class Phase:
 class Algorithm:
     """What travels, what the client minimises, and what the server makes of it.
 
-    All but `init`, `declare`, `aggregate` and `notes` are run for many clients at once by
-    `torch.func.vmap`: they must not branch on the values of tensors. An algorithm in which one of
-    them does, other than `send`, is left to the reference engine.
+    All but `init`, `declare`, `aggregate`, `aggregate_once` and `notes` are run for many clients at
+    once by `torch.func.vmap`: they must not branch on the values of tensors. An algorithm in which
+    one of them does, other than `send`, is left to the reference engine.
 
     name       as in `--algorithm`
     shared     which parameters and buffers travel, by name; none if only prototypes do
@@ -225,6 +238,10 @@ class Algorithm:
                and logits
     aggregate  (server's state, uploads) -> its new state. The groups have a leading axis over the
                clients of the round that sent one, with `remembers` over all that ever did
+    aggregate_once
+               (server's state, `SentOnce`) -> its new state, in rounds in which a group of `once`
+               has come or gone, after `aggregate`. If there is such a function, `aggregate` does
+               not see these groups; else it sees those of all clients in every round
     predict    step -> named scores (b, C), larger is likelier
 
     A client may keep trees of tensors beside its model (SCAFFOLD's control variates); they are
@@ -247,7 +264,7 @@ class Algorithm:
     remembers  absent clients still count with their latest upload (this needs single uploads, so
                such an algorithm is never additive)
     once       the groups that a client sends only until one has arrived. The server remembers them,
-               so such an algorithm is never additive
+               so such an algorithm is additive only if it has `aggregate_once`
     combinable whether `aggregate` only divides sums by weights, so that a combiner such as a median
                may replace the sum
     sends_all  clients train with the rows of all classes, not only with those of their own
@@ -278,6 +295,7 @@ class Algorithm:
     client_update: Callable[[Step], State] = same_state
     client_validate: Callable[[Step], State] | None = None
     upload_once: Callable[[Step], Upload] | None = None
+    aggregate_once: Callable[[State, SentOnce], State] | None = None
     additive: bool = True
     remembers: bool = False
     once: tuple[str, ...] = ()
@@ -295,7 +313,8 @@ class Algorithm:
     check: Callable[[Upload], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.additive and (self.remembers or self.once):
+        remembers_once = bool(self.once) and self.aggregate_once is None
+        if self.additive and (self.remembers or remembers_once):
             raise ConfigError(
                 f"algorithm {self.name} cannot be both additive and remembers: latest uploads "
                 "must be kept singly"

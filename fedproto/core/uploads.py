@@ -117,6 +117,10 @@ class LatestUploads:
         chosen = self.last_round > 0 if round is None else self.last_round == round
         return chosen.nonzero().flatten().tolist()
 
+    def rounds(self) -> dict[int, int]:
+        """Return the round of each stored upload, by client."""
+        return {client: int(self.last_round[client]) for client in self.clients()}
+
     def get(self, client: int) -> Upload:
         """Return one client's upload, without an axis over clients; KeyError if there is none."""
         if self.uploads is None or not self.last_round[client]:

@@ -178,10 +178,26 @@ def start_server(
             "the server does not take it from a member"
         )
     start = ServerStart(algorithm, params, task, models)
+    _refuse_rows_of_members(start)
     if models:
         return _tell_architectures_apart(start, terms, max(1, len(classes)))
     layouts = start.declare(max(1, len(classes)))
     return replace(start, algorithm=terms.transform_uploads(algorithm, layouts))
+
+
+def _refuse_rows_of_members(start: ServerStart) -> None:
+    """Raise ConfigError if the server would keep something for each member: they come and go."""
+    params = next(iter(start.params.values())) if start.models else start.params
+    task = start.task_of(2)
+    one_more = task._replace(clients=task.clients + 1)
+    fewer = flatten_state(start.algorithm.init(params, task))
+    more = flatten_state(start.algorithm.init(params, one_more))
+    for name, value in fewer.items():
+        if value.shape != more[name].shape:
+            raise ConfigError(
+                f"the server of {start.algorithm.name} keeps {name} for each member, but their "
+                "number may change, so it cannot be deployed; closed forms can, with personal=0"
+            )
 
 
 def _tell_architectures_apart(

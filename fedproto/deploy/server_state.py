@@ -36,7 +36,7 @@ from fedproto.core.tensors import (
     split_groups,
     unflatten_state,
 )
-from fedproto.core.types import NEVER, Recipient, State, Tree, Upload
+from fedproto.core.types import Recipient, State, Tree, Upload
 from fedproto.core.uploads import LatestUploads
 from fedproto.deploy.member_record import MemberRecord
 from fedproto.deploy.messages import Message, pack_download, place_rows, unpack_upload
@@ -134,11 +134,11 @@ class ServerState:
         member = self.members.setdefault(name, MemberRecord(len(self.members)))
         send_all = all_classes or not member.spoken
         own = [float(send_all or each in member.spoken) for each in self.classes]
-        missed = NEVER
-        if member.last_round and not all_classes and not self.settings.buffer:
-            missed = self.round - member.last_round
+        heard = 0
+        if not all_classes and not self.settings.buffer:
+            heard = member.last_round
         received = self._send(
-            self.server, member.number, torch.tensor(own), member.architecture, missed
+            self.server, member.number, torch.tensor(own), member.architecture, heard
         )
         download = pack_download(received, self.classes)
         round = self.round + 1
@@ -169,7 +169,7 @@ class ServerState:
         number: int,
         classes: Tensor,
         architecture: str,
-        missed: int = NEVER,
+        heard: int = 0,
     ) -> State:
         """Return what a member of an architecture is sent of a state.
 
@@ -177,7 +177,7 @@ class ServerState:
         """
         received: State = {}
         for name in (architecture,) if architecture else self.start.architectures:
-            recipient = Recipient(torch.tensor(number), classes, name, torch.tensor(missed))
+            recipient = Recipient(torch.tensor(number), classes, name, torch.tensor(heard))
             received |= self.algorithm.send(server, recipient)
         return received
 
@@ -340,8 +340,10 @@ class ServerState:
         self._store_replies(arriving)
         self._remove_leavers()
         uploads = arriving.combine()
-        if uploads:
-            self.server = arriving.aggregate(self._state_before(uploads), uploads)
+        if uploads or arriving.is_once_new:
+            remembered = self.once_uploads.recall() or {}
+            before = self._state_before(remembered | (uploads or {}))
+            self.server = arriving.aggregate(before, uploads)
 
     def _store_replies(self, arriving: RoundUploads) -> None:
         """Make the accepted replies the latest uploads, in the order of the members' numbers."""

@@ -13,7 +13,7 @@ from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
 from fedproto.core.federation import EvaluatedPart, Federation
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.tensors import flatten_upload, stack_uploads
-from fedproto.core.types import NEVER, Algorithm, State, Tree
+from fedproto.core.types import Algorithm, State, Tree
 
 
 class ReferenceEngine:
@@ -60,8 +60,8 @@ class ReferenceEngine:
         federation = self.federations[number]
         member = federation.members[client]
         with errors_named(f"round {round}, client {member.name} ({member.model}), training"):
-            missed = NEVER if cohort.missed is None else cohort.missed[client]
-            recipient = federation.recipient(client, missed=missed)
+            heard = 0 if cohort.heard is None else cohort.heard[client]
+            recipient = federation.recipient(client, heard=heard)
             received = self.algorithm.send(server, recipient)
             outcome = local_training.train(
                 member,

@@ -1,4 +1,5 @@
 import torch
+from torch import Tensor
 
 from fedproto.config.options import Fraction, PositiveFloat
 from fedproto.core.closed_form import Solution, Sums, Teacher, solve_shifted
@@ -7,7 +8,9 @@ from fedproto.core.closed_form import Solution, Sums, Teacher, solve_shifted
 ROUNDING = 1e-6
 
 
-def lda(*, shrinkage: Fraction = 0.1, scale: PositiveFloat = 3.0) -> Teacher:
+def lda(
+    *, shrinkage: Fraction = 0.1, scale: PositiveFloat = 3.0, personal: Fraction = 0
+) -> Teacher:
     """A linear discriminant: Gaussian classes with one covariance, and equal prior chances.
 
     W is the covariance within the classes, (Σ φ φᵀ − Σ_j n_j μ_j μ_jᵀ) / n, and S = (1 −
@@ -16,12 +19,25 @@ def lda(*, shrinkage: Fraction = 0.1, scale: PositiveFloat = 3.0) -> Teacher:
     too sure of itself with many features; they are divided by `scale` before they are added to
     other log-probabilities. While no class has two different rows, W is 0, and the nearest mean
     decides.
+
+    With `personal` above 0 every client has a solution of its own, with (1 − personal) W +
+    personal · W_i in place of W. W_i is the covariance of client i's rows around the class means of
+    all clients, which follows from the sums that the client sends: n_i W_i = Σ φ φᵀ −
+    Σ_j (μ_j s_jᵀ + s_j μ_jᵀ − n_j μ_j μ_jᵀ), with s_j = Σ φ over its n_j rows of class j.
     """
 
     def solve(sums: Sums) -> Solution:
-        assert sums.gram is not None
         means = sums.classes / sums.counts[:, None]
-        within = (sums.gram - means.T @ sums.classes) / sums.counts.sum()
+        return solve_within(sums, means, _measure_within(sums, means))
+
+    def solve_own(sums: Sums, own: Sums) -> Solution:
+        means = sums.classes / sums.counts[:, None]
+        within_all = _measure_within(sums, means)
+        within = (1 - personal) * within_all + personal * measure_around(own, means)
+        return solve_within(sums, means, within)
+
+    def solve_within(sums: Sums, means: Tensor, within: Tensor) -> Solution:
+        assert sums.gram is not None
         mean_variance = within.diagonal().mean()
         mean_square = sums.gram.diagonal().mean() / sums.counts.sum()
         rest = (1 - shrinkage) * within
@@ -33,4 +49,24 @@ def lda(*, shrinkage: Fraction = 0.1, scale: PositiveFloat = 3.0) -> Teacher:
         vectors = solve_shifted(rest, added, means.T, advice).T
         return Solution(vectors, -0.5 * (vectors * means).sum(1))
 
-    return Teacher("lda", solve, needs_gram=True, scale=scale)
+    return Teacher(
+        "lda",
+        solve,
+        needs_gram=True,
+        scale=scale,
+        solve_own=solve_own if personal > 0 else None,
+    )
+
+
+def _measure_within(sums: Sums, means: Tensor) -> Tensor:
+    """Return the covariance (D, D) of all rows around the means (C, D) of their classes."""
+    assert sums.gram is not None
+    return (sums.gram - means.T @ sums.classes) / sums.counts.sum()
+
+
+def measure_around(own: Sums, means: Tensor) -> Tensor:
+    """Return the covariance (D, D) of one client's rows around class means (C, D) of any rows."""
+    assert own.gram is not None
+    crossed = means.T @ own.classes
+    of_means = means.T @ (own.counts[:, None] * means)
+    return (own.gram - crossed - crossed.T + of_means) / own.counts.sum()

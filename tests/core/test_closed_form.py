@@ -1,5 +1,7 @@
 """What is solved from sums: by hand, against scikit-learn, and when clients come and go."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import NearestCentroid
+from torch.func import vmap
 
 from fedproto.algorithms.local import local
 from fedproto.core.closed_form import (
@@ -27,10 +30,10 @@ from fedproto.core.closed_form import (
     unpack_triangle,
     with_teacher,
 )
-from fedproto.core.tensors import stack_uploads
-from fedproto.core.types import Batch, Recipient, Step, Task
+from fedproto.core.tensors import select_rows, stack_uploads
+from fedproto.core.types import OVER_RECIPIENTS, Batch, Recipient, SentOnce, Step, Task
 from fedproto.errors import ConfigError
-from fedproto.teachers.lda import lda
+from fedproto.teachers.lda import lda, measure_around
 from fedproto.teachers.ncm import ncm
 from fedproto.teachers.ridge import ridge
 
@@ -136,6 +139,109 @@ def test_a_triangle_is_packed_and_unpacked():
     assert torch.equal(unpack_triangle(pack_triangle(matrix), 3), matrix)
 
 
+# --- a covariance of each client's own
+
+
+def test_two_clients_by_hand():
+    """Classes at (±1, 0). Client 0's rows differ by ±2 along x, client 1's by ±2 along y.
+
+    W_0 = [[4, 0], [0, 0]], W_1 = [[0, 0], [0, 4]] and, since both have four rows, W = 2 · I. With
+    personal = ½, the covariances are [[3, 0], [0, 1]] and [[1, 0], [0, 3]]; of both the mean
+    variance is 2, and half shrinkage gives [[2½, 0], [0, 1½]] and [[1½, 0], [0, 2½]].
+    """
+    y = torch.tensor([0, 0, 1, 1])
+    first = sums_of(torch.tensor([[3.0, 0], [-1, 0], [1, 0], [-3, 0]]).double(), y, 2)
+    second = sums_of(torch.tensor([[1.0, 2], [1, -2], [-1, 2], [-1, -2]]).double(), y, 2)
+    pooled = Sums(*(a + b for a, b in zip(first, second, strict=True)))
+    teacher = lda(shrinkage=0.5, personal=0.5)
+    assert teacher.solve_own is not None
+    means = torch.tensor([[1.0, 0], [-1, 0]]).double()
+    for own, variance in ((first, 2.5), (second, 1.5)):
+        solution = teacher.solve_own(pooled, own)
+        assert torch.allclose(solution.vectors, means / variance)
+        assert torch.allclose(solution.bias, torch.full((2,), -0.5 / variance).double())
+    assert torch.allclose(teacher.solve(pooled).vectors, means / 2)
+
+
+def split_digits(digits):
+    """Return the digits of two clients: of the classes 0 to 6, and of 4 to 9."""
+    x, y = digits
+    chosen = (torch.arange(len(y)) % 2 == 0) & (y < 7)
+    rest = ~chosen & (y > 3)
+    return (x[chosen], y[chosen]), (x[rest], y[rest])
+
+
+def test_the_covariance_around_the_means_of_all_follows_from_the_sums(digits):
+    (x, y), (other_x, other_y) = split_digits(digits)
+    pooled = sums_of(torch.cat([x, other_x]), torch.cat([y, other_y]), 10)
+    means = pooled.classes / pooled.counts[:, None]
+    offsets = x - means[y]
+    expected = offsets.T @ offsets / len(y)
+    found = measure_around(sums_of(x, y, 10), means)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_with_personal_1_only_the_covariance_of_the_client_counts(digits):
+    (x, y), (other_x, other_y) = split_digits(digits)
+    pooled = sums_of(torch.cat([x, other_x]), torch.cat([y, other_y]), 10)
+    means = pooled.classes / pooled.counts[:, None]
+    offsets = x - means[y]
+    own = offsets.T @ offsets / len(y)
+    shrunk = 0.8 * own + 0.2 * own.diagonal().mean() * torch.eye(64).double()
+    expected = torch.linalg.solve(shrunk, means.T).T
+    teacher = lda(shrinkage=0.2, personal=1)
+    found = solve_known(teacher, pooled, sums_of(x, y, 10))
+    assert torch.allclose(found.vectors, expected, rtol=1e-8, atol=1e-8)
+    assert torch.allclose(found.bias, -0.5 * (expected * means).sum(1), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("personal", [0.3, 1.0])
+def test_the_only_client_has_the_solution_of_all(digits, personal):
+    x, y = digits
+    sums = sums_of(x, y, 12)
+    expected = solve_known(lda(), sums)
+    found = solve_known(lda(personal=personal), sums, sums)
+    assert torch.allclose(found.vectors, expected.vectors, rtol=1e-9, atol=1e-9)
+    assert torch.allclose(found.bias, expected.bias, rtol=1e-9, atol=1e-9)
+
+
+def test_a_client_without_a_solution_of_its_own_is_sent_that_of_all():
+    """Client 1 has sent nothing and client 3 has no rows; 0 and 2 have their own."""
+    algorithm = with_teacher(local(), lda(personal=0.5))
+    clients = [*draw_clients(3, 2), (torch.zeros(0, 2), torch.zeros(0).long())]
+    uploads = uploads_of(algorithm, clients)
+    server = algorithm.aggregate_once(
+        algorithm.init(PARAMS, TASK), collect(uploads, numbers=[0, 2, 3])
+    )
+    recipients = Recipient(torch.arange(4), torch.ones(4, 3), "", torch.zeros(4))
+    sent = vmap(algorithm.send, in_dims=(None, OVER_RECIPIENTS))(server, recipients)[TEACHER]
+    everybody = server[TEACHER]["vectors"]
+    is_common = [bool(torch.equal(vectors, everybody)) for vectors in sent["vectors"]]
+    assert is_common == [False, True, False, True]
+    pooled = with_teacher(local(), lda())
+    expected = pooled.aggregate_once(pooled.init(PARAMS, TASK), collect(uploads))
+    for name, value in expected[TEACHER].items():
+        assert torch.equal(server[TEACHER][name], value)
+    for row, client in enumerate((0, 2)):
+        own = read_sums(uploads[row])
+        wanted = solve_known(lda(personal=0.5), read_sums(*uploads), own)
+        assert torch.allclose(sent["vectors"][client], wanted.vectors.float())
+        assert torch.allclose(sent["bias"][client], wanted.bias.float())
+
+
+def read_sums(*uploads):
+    """Return the sums of some clients together."""
+    classes = sum(upload[CLASS_SUMS].sums["features"].double() for upload in uploads)
+    counts = sum(upload[CLASS_SUMS].weight.double() for upload in uploads)
+    gram = sum(unpack_triangle(upload[GRAM].sums["gram"].double(), 2) for upload in uploads)
+    return Sums(classes, counts, gram)
+
+
+def test_without_personal_nothing_is_kept_by_client():
+    server = with_teacher(local(), lda(personal=0)).init(PARAMS, TASK)
+    assert "own_vectors" not in server[TEACHER]
+
+
 # --- clients that come and go
 
 TASK = Task(classes=3, dim=1, clients=4, seed=0, fixed=2)
@@ -155,6 +261,12 @@ def uploads_of(algorithm, rows):
     return found
 
 
+def collect(uploads, numbers=None, round=1):
+    """Return what clients with these numbers, or 0, 1, ..., have sent once."""
+    clients = torch.tensor(range(len(uploads)) if numbers is None else numbers)
+    return SentOnce(stack_uploads(uploads), clients, round)
+
+
 def draw_clients(seed, count):
     generator = torch.Generator().manual_seed(seed)
     clients = []
@@ -166,18 +278,19 @@ def draw_clients(seed, count):
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(0, 2**31), st.integers(2, 5), st.data())
-def test_who_leaves_has_never_been_there(seed, count, data):
-    algorithm = with_teacher(local(), lda())
+@given(st.integers(0, 2**31), st.integers(2, 4), st.sampled_from([0, 0.5]), st.data())
+def test_who_leaves_has_never_been_there(seed, count, personal, data):
+    algorithm = with_teacher(local(), lda(personal=personal))
     uploads = uploads_of(algorithm, draw_clients(seed, count))
     leaver = data.draw(st.integers(0, count - 1))
-    staying = [upload for number, upload in enumerate(uploads) if number != leaver]
+    numbers = [number for number in range(count) if number != leaver]
+    staying = collect([uploads[number] for number in numbers], numbers)
     server = algorithm.init(PARAMS, TASK)
-    before = algorithm.aggregate(server, stack_uploads(uploads))
-    after = algorithm.aggregate(before, stack_uploads(staying))
-    never = algorithm.aggregate(server, stack_uploads(staying))
-    for name in ("vectors", "bias", "classes", "counts"):
-        assert torch.equal(after[TEACHER][name], never[TEACHER][name])
+    before = algorithm.aggregate_once(server, collect(uploads))
+    after = algorithm.aggregate_once(before, staying)
+    never = algorithm.aggregate_once(server, staying)
+    for name, value in never[TEACHER].items():
+        assert torch.equal(after[TEACHER][name], value)
 
 
 @settings(max_examples=20, deadline=None)
@@ -187,8 +300,8 @@ def test_clients_together_are_one_client_with_all_rows(seed):
     clients = draw_clients(seed, 3)
     pooled = (torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients]))
     server = algorithm.init(PARAMS, TASK)
-    several = algorithm.aggregate(server, stack_uploads(uploads_of(algorithm, clients)))
-    single = algorithm.aggregate(server, stack_uploads(uploads_of(algorithm, [pooled])))
+    several = algorithm.aggregate_once(server, collect(uploads_of(algorithm, clients)))
+    single = algorithm.aggregate_once(server, collect(uploads_of(algorithm, [pooled])))
     assert torch.allclose(several[TEACHER]["vectors"], single[TEACHER]["vectors"], atol=1e-4)
 
 
@@ -212,18 +325,30 @@ def test_padding_is_left_out():
 
 def test_a_solution_is_sent_to_who_has_missed_it():
     algorithm = with_teacher(local(), lda())
-    uploads = stack_uploads(uploads_of(algorithm, draw_clients(2, 3)))
-    server = algorithm.aggregate(algorithm.init(PARAMS, TASK), uploads)
+    sent_once = collect(uploads_of(algorithm, draw_clients(2, 3)), round=4)
+    server = algorithm.aggregate_once(algorithm.init(PARAMS, TASK), sent_once)
 
-    def is_sent(missed):
-        recipient = Recipient(torch.tensor(0), torch.ones(3), missed=torch.tensor(missed))
+    def is_sent(heard):
+        recipient = Recipient(torch.tensor(0), torch.ones(3), heard=torch.tensor(heard))
         return bool(algorithm.send(server, recipient)[TEACHER]["known"].any())
 
-    assert is_sent(0) and is_sent(5)  # it was solved after the last download
-    server = algorithm.aggregate(server, uploads)
-    assert not is_sent(0) and is_sent(1)
-    server = algorithm.aggregate(server, uploads)
-    assert not is_sent(0) and not is_sent(1) and is_sent(2)
+    assert is_sent(0) and is_sent(3) and is_sent(4)  # solved after the download of round 4
+    assert not is_sent(5) and not is_sent(6)
+
+
+def test_when_everybody_has_left_nothing_is_known():
+    algorithm = with_teacher(local(), lda())
+    sent_once = collect(uploads_of(algorithm, draw_clients(2, 3)))
+    server = algorithm.aggregate_once(algorithm.init(PARAMS, TASK), sent_once)
+    nobody = SentOnce(select_rows(sent_once.groups, torch.tensor([]).long()), torch.tensor([]), 2)
+    server = algorithm.aggregate_once(server, nobody)
+    assert not server[TEACHER]["vectors"].any() and not server[TEACHER]["counts"].any()
+
+
+def test_beside_an_algorithm_whose_server_needs_the_groups_in_every_round_is_refused():
+    algorithm = replace(local(), once=("mine",), additive=False)
+    with pytest.raises(ConfigError, match="local sends mine once, so beside a teacher it needs"):
+        with_teacher(algorithm, lda())
 
 
 # --- predictions

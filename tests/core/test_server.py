@@ -11,10 +11,10 @@ import pytest
 import torch
 from helpers.tiny import build
 
-from fedproto.core.server import Progress, check_server_state
+from fedproto.core.server import Progress, RoundUploads, check_server_state
 from fedproto.core.tensors import flatten_upload
 from fedproto.core.traffic import Ledger
-from fedproto.core.types import Group, Task, Tree, per_class
+from fedproto.core.types import Group, SentOnce, Task, Tree, per_class
 from fedproto.core.uploads import LatestUploads
 from fedproto.errors import TrainingError
 
@@ -286,3 +286,82 @@ def test_an_error_before_round_1_names_the_server_and_the_function(
     where = r"^the server of fedavg, before round 1\b.*: "
     with pytest.raises(TrainingError, match=where + sentence):
         Progress.start(federation, algorithm)
+
+
+# --- groups that are sent once
+
+
+def once_upload(*values: float) -> dict[str, Group]:
+    """Return the uploads of some clients: a model, and a group that is sent once."""
+    rows = torch.tensor(values)
+    return {"model": Group({"w": rows}, torch.ones(len(rows))), "sum": Group({"s": rows}, rows)}
+
+
+class Recorder:
+    """An algorithm whose server notes what its functions are called with."""
+
+    def __init__(self) -> None:
+        self.aggregated: list[dict[str, list[float]]] = []
+        self.sent: list[tuple[int, list[int], list[float]]] = []
+        self.algorithm = replace(
+            build("fedavg"),
+            aggregate=self.aggregate,
+            aggregate_once=self.aggregate_once,
+            once=("sum",),
+        )
+
+    def aggregate(self, server: Tree, uploads: dict[str, Group]) -> Tree:
+        self.aggregated.append({name: group.weight.tolist() for name, group in uploads.items()})
+        return server
+
+    def aggregate_once(self, server: Tree, sent_once: SentOnce) -> Tree:
+        values = sent_once.groups["sum"].sums["s"].tolist()
+        self.sent.append((sent_once.round, sent_once.clients.tolist(), values))
+        return server
+
+
+def close_round(
+    recorder: Recorder, once: LatestUploads, round: int, clients: list[int], leaver: int = -1
+) -> None:
+    arriving = RoundUploads(recorder.algorithm, LatestUploads(4), once, round)
+    if clients:
+        values = [10.0 * round + client for client in clients]
+        arriving.receive(torch.tensor(clients), once_upload(*values))
+    if leaver >= 0:
+        once.remove(leaver)
+    arriving.aggregate({}, arriving.combine())
+
+
+def test_groups_that_are_sent_once_are_aggregated_when_they_come_or_go() -> None:
+    recorder = Recorder()
+    once = LatestUploads(4)
+    close_round(recorder, once, 1, [2, 0])
+    close_round(recorder, once, 2, [0, 2])  # have sent theirs
+    close_round(recorder, once, 3, [3, 2])
+    close_round(recorder, once, 4, [])
+    close_round(recorder, once, 5, [], leaver=0)
+    close_round(recorder, once, 6, [], leaver=0)  # has left before
+    assert recorder.sent == [
+        (1, [0, 2], [10.0, 12.0]),
+        (3, [0, 2, 3], [10.0, 12.0, 33.0]),
+        (5, [2, 3], [12.0, 33.0]),
+    ]
+    assert recorder.aggregated == [{"model": [2.0]}] * 3, "summed, without what is sent once"
+
+
+def test_a_server_whose_last_client_leaves_is_told() -> None:
+    recorder = Recorder()
+    once = LatestUploads(4)
+    close_round(recorder, once, 1, [1])
+    close_round(recorder, once, 2, [], leaver=1)
+    assert recorder.sent == [(1, [1], [11.0]), (2, [], [])]
+
+
+def test_a_server_that_keeps_less_after_what_is_sent_once_is_refused() -> None:
+    recorder = Recorder()
+    wrong = replace(recorder.algorithm, aggregate_once=lambda server, sent_once: {})
+    arriving = RoundUploads(wrong, LatestUploads(2), LatestUploads(2), 1)
+    arriving.receive(torch.tensor([0, 1]), once_upload(1.0, 2.0))
+    sentence = "aggregate_once must return a state like the one it is given: there is no w"
+    with pytest.raises(TrainingError, match=sentence):
+        arriving.aggregate({"w": torch.zeros(2)}, arriving.combine())

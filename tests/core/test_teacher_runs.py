@@ -14,6 +14,7 @@ from fedproto.teachers.lda import lda
 
 SMALL_MAP = "random-conv(filters=3, kernel=3, pool=2)"
 WITH_TEACHER = {"teacher": "lda", "feature_map": SMALL_MAP}
+PERSONAL = WITH_TEACHER | {"teacher": "lda(personal=0.5)"}
 VALIDATED = WITH_TEACHER | {"validation": 0.4, "shots": 8, "rounds": 3}
 #: Without those whose clients, or servers, need more than two rounds of digits.
 ALGORITHMS = [name for name in plugins.names("algorithm") if name != "closed-form"]
@@ -28,13 +29,68 @@ def test_engines_agree_on_the_closed_form_alone(solve, settings):
     assert run.progress.server[TEACHER]["counts"].sum() > 0
 
 
+@pytest.mark.parametrize("settings", [TROUBLE, {}], ids=["trouble", "calm"])
+def test_engines_agree_on_solutions_of_each_client(settings):
+    settings = settings | {"feature_map": SMALL_MAP, "validation": 0.3, "shots": 6}
+    (run, _), _ = assert_engines_agree("closed-form(personal=0.5)", **settings)
+    server = run.progress.server[TEACHER]
+    assert_own_solutions(run, run.progress.once_uploads.clients())
+    assert server["own_vectors"].shape[1] == len(run.federation.members)
+
+
+def assert_own_solutions(run, clients):
+    """Assert that these clients have solutions of their own, made from their rows directly."""
+    server = run.progress.server[TEACHER]
+    rows = []
+    for client in clients:
+        train = run.federation.members[client].train
+        rows.append((train.fixed[train.rows].double(), train.y[train.rows]))
+    sums = [sum_rows(x, y, len(run.federation.classes)) for x, y in rows]
+    pooled = Sums(*(sum(parts) for parts in zip(*sums, strict=True)))
+    for client, own in zip(clients, sums, strict=True):
+        expected = solve_known(lda(personal=0.5), pooled, own)
+        found = server["own_vectors"][:, client].double()
+        largest = expected.vectors.abs().max()
+        assert torch.allclose(found, expected.vectors, rtol=0, atol=1e-4 * largest)
+        assert not torch.allclose(found, server["vectors"].double(), rtol=0, atol=1e-4 * largest)
+
+
+def sum_rows(x, y, classes):
+    membership = torch.nn.functional.one_hot(y, classes).double()
+    return Sums(membership.T @ x, membership.sum(0), x.T @ x)
+
+
+def test_every_client_predicts_by_its_own_solution():
+    """It downloads as much as it would of the pooled one, and keeps it."""
+    run, result = finished("local", rounds=3, **PERSONAL)
+    _, pooled = finished("local", rounds=3, **WITH_TEACHER)
+    for name in ("bytes_up", "bytes_down"):
+        assert [line[name] for line in result.metrics] == [line[name] for line in pooled.metrics]
+    server = run.progress.server[TEACHER]
+    for client, state in enumerate(run.engine.states[0]):
+        assert torch.equal(state["client/teacher/head.vectors"], server["own_vectors"][:, client])
+        assert torch.equal(state["client/teacher/head.bias"], server["own_bias"][:, client])
+
+
+def test_personal_0_is_the_pooled_solution_bit_for_bit():
+    run, result = finished("fedproto", rounds=2, **WITH_TEACHER)
+    settings = WITH_TEACHER | {"teacher": "lda(personal=0)"}
+    other, other_result = finished("fedproto", rounds=2, **settings)
+    first = flatten_state(run.progress.server)
+    second = flatten_state(other.progress.server)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert result.data["accuracy"] == other_result.data["accuracy"]
+
+
 @pytest.mark.parametrize("algorithm", ["local", "fedproto", "fedavg", "ditto", "scaffold"])
 def test_engines_agree_with_a_teacher(algorithm):
     assert_engines_agree(algorithm, **TROUBLE | VALIDATED)
 
 
-def test_processes_agree_with_a_teacher():
-    settings = VALIDATED | {"clients": 5, "participation": 0.6}
+@pytest.mark.parametrize("teacher", ["lda", "lda(personal=0.5)"])
+def test_processes_agree_with_a_teacher(teacher):
+    settings = VALIDATED | {"teacher": teacher, "clients": 5, "participation": 0.6}
     first = finish(prepare("fedproto", "reference", **settings))
     assert_equal(first, finish(prepare("fedproto", "processes", **settings)))
 
@@ -115,11 +171,12 @@ def test_nothing_is_solved_again_while_the_sums_stay(monkeypatch):
     monkeypatch.setattr(closed_form, "solve_known", count)
     run, _ = finished("local", rounds=4, **WITH_TEACHER)
     assert solved == ["lda"]
-    assert run.progress.server[TEACHER]["age"] == 3
+    assert run.progress.server[TEACHER]["solved"] == 1
 
 
-def test_a_resumed_run_knows_who_has_the_solution():
-    settings = WITH_TEACHER | {"rounds": 6, "participation": 0.5}
+@pytest.mark.parametrize("teacher", ["lda", "lda(personal=0.5)"])
+def test_a_resumed_run_knows_who_has_the_solution(teacher):
+    settings = WITH_TEACHER | {"teacher": teacher, "rounds": 6, "participation": 0.5}
     whole, expected = finished("fedproto", **settings)
     first = experiment("fedproto", **settings | {"rounds": 3})
     first.execute()
@@ -129,6 +186,9 @@ def test_a_resumed_run_knows_who_has_the_solution():
     result = again.execute()
     assert result.data["accuracy"] == expected.data["accuracy"]
     assert torch.equal(again.progress.ledger.counts, whole.progress.ledger.counts)
+    expected_server = flatten_state(whole.progress.server)
+    found_server = flatten_state(again.progress.server)
+    assert all(torch.equal(found_server[name], expected_server[name]) for name in expected_server)
 
 
 def test_a_run_without_a_teacher_stores_nothing_of_it():
@@ -159,8 +219,14 @@ def test_only_what_is_needed_is_declared():
         ({"teacher": "lda,ncm"}, "teacher takes one choice, not a list"),
         ({"teacher": "qda"}, "unknown teacher 'qda'"),
         ({"teacher": "lda(shrinkage=2)"}, "shrinkage"),
+        ({"teacher": "lda(personal=1.5)"}, "personal"),
+        ({"teacher": "ridge(personal=0.5)"}, "personal"),
+        (
+            {"algorithm": "closed-form(solve=ncm,personal=0.5)"},
+            "takes personal=0.5 with solve=lda only, not with ncm",
+        ),
         ({"feature_map": "flat"}, "feature_map is flat, but local has no use for it"),
-        ({"teacher": "lda", "combiner": "median"}, "cannot be used with the combiner median"),
+        ({"algorithm": "closed-form", "combiner": "median"}, "cannot be used with the combiner"),
         ({"algorithm": "closed-form", "teacher": "lda"}, "is a closed form itself"),
         ({"teacher": "lda", "feature_map": "hashed-ngrams"}, "hashed-ngrams is for texts"),
         ({"teacher": "lda", "feature_map": "frozen"}, "frozen needs a file"),
@@ -181,6 +247,34 @@ def test_a_singular_matrix_is_refused_with_what_to_do():
     assert flatten_state(run.progress.server)
 
 
+def test_beside_a_teacher_uploads_are_still_summed():
+    """Only what is sent once is kept singly."""
+    run, _ = finished("fedavg", rounds=2, **WITH_TEACHER)
+    assert run.algorithm.additive and run.algorithm.combinable
+    assert run.progress.latest_uploads.uploads is None
+    assert list(run.progress.once_uploads.uploads) == [CLASS_SUMS, GRAM]
+
+
+@pytest.mark.parametrize("engine", ["reference", "vectorised", "processes"])
+def test_beside_a_teacher_uploads_are_still_combined(engine):
+    """A median of the models, and the teacher of all sums."""
+    settings = {"rounds": 2, "combiner": "median", "clients": 4}
+    _, plain = finish(prepare("fedavg", engine, **settings))
+    run, taught = finish(prepare("fedavg", engine, **settings | WITH_TEACHER))
+    assert taught.data["accuracy"]["head"] == pytest.approx(plain.data["accuracy"]["head"])
+    expected = pooled_solution(run)
+    found = run.progress.server[TEACHER]["vectors"]
+    assert torch.allclose(found, expected.vectors, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedproto"])
+def test_processes_sum_and_gather(algorithm):
+    """Models are summed within a process; what is sent once comes singly."""
+    settings = WITH_TEACHER | {"clients": 5, "rounds": 3, "participation": 0.6}
+    first = finish(prepare(algorithm, "reference", **settings))
+    assert_equal(first, finish(prepare(algorithm, "processes", **settings)))
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedblend", "fedper"])
 def test_clients_of_all_architectures_share_one_teacher(algorithm):
     """Weights are shared within an architecture, the sums of a teacher across all."""
@@ -190,3 +284,12 @@ def test_clients_of_all_architectures_share_one_teacher(algorithm):
     expected = pooled_solution(run)
     assert list(run.progress.layouts).count(GRAM) == 1
     assert torch.allclose(found["vectors"], expected.vectors, rtol=1e-6, atol=1e-6)
+
+
+def test_clients_of_all_architectures_have_solutions_of_their_own():
+    """The numbers of clients are those of the federation, not those within an architecture."""
+    models = {"model": "mlp(hidden=16,width=8)*2,mlp(hidden=12,width=8)*3", "clients": 5}
+    settings = PERSONAL | models | {"shots": 8, "rounds": 2}
+    (run, _), _ = assert_engines_agree("fedavg", **settings)
+    assert run.federation.architectures
+    assert_own_solutions(run, range(5))

@@ -1,5 +1,7 @@
 """How transforms are put together, at the client and at the server, and what they refuse."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.transformed import closing_step, empty_algorithm, round_trip, send, transformed
@@ -336,3 +338,11 @@ def test_a_server_part_follows_the_combiner():
     algorithm = with_combiner(transformed, combiner)
     server = algorithm.aggregate(algorithm.init({}, TASK), two_uploads())
     assert server["total"][0].tolist() == [2, 4, 6, 8]
+
+
+def test_a_server_part_is_refused_where_groups_are_aggregated_apart():
+    """It would not see them, so that noise for all uploads would be missing from these."""
+    algorithm = replace(adding(), once=("own",), aggregate_once=lambda server, sent_once: server)
+    sentence = "transform doubling works on what the server gets in a round, but empty sends own"
+    with pytest.raises(ConfigError, match=sentence):
+        with_transforms(algorithm, [doubling()], {"own": ROWS})

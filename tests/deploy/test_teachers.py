@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.deployment import EQUAL, MIXED, WEIGHTS, simulate
+from helpers.deployment import EQUAL, MIXED, WEIGHTS, LocalTransport, simulate
 
 from fedproto.core.closed_form import TEACHER
 from fedproto.core.tensors import flatten_state
+from fedproto.core.types import SentOnce
 from fedproto.deploy.member import train_round
+from fedproto.deploy.round_protocol import serve
 from fedproto.deploy.server_state import ServerState
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.errors import ConfigError, RefusedByMember
@@ -48,7 +50,7 @@ def test_a_deployed_closed_form_is_the_simulators(
     found = flatten_state(state.server)
     for name, value in flatten_state(servers[-1]).items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5, msg=name)
-    assert found[f"{TEACHER}/age"] == 2
+    assert found[f"{TEACHER}/solved"] == 1
 
 
 def test_sums_and_solutions_travel_once(make_deployment: Any) -> None:
@@ -88,16 +90,19 @@ def test_a_member_that_was_away_gets_the_solution_when_it_is_back(make_deploymen
 
 def test_who_leaves_has_never_been_there(make_deployment: Any) -> None:
     deployment = deploy(make_deployment, "closed-form", {"feature_map": SMALL_MAP}, rounds=1)
-    state = deployment.serve()
-    assert state.server[TEACHER]["counts"].sum() > 0
-    state.once_uploads.remove(state.members["c"].number)
-    state.round += 1
+    whole = deployment.serve()
+    assert whole.server[TEACHER]["solved"] == 1
+    state = deployment.state(rounds=3, members="a,b", quorum=2)
+    serve(state, LocalTransport(deployment.members, state), deployment.said.append)
     left = state.once_uploads.recall()
-    assert left is not None
-    after = state.algorithm.aggregate(state.server, left)
-    fresh = state.algorithm.aggregate(state.start.init(len(state.classes)), left)
-    for name in ("vectors", "bias", "classes"):
-        assert torch.equal(after[TEACHER][name], fresh[TEACHER][name])
+    assert left is not None and len(left["gram"].weight) == 2
+    assert state.server[TEACHER]["solved"] == 2  # and not again in round 3
+    sent_once = SentOnce(left, torch.tensor([0, 1]), 2)
+    assert state.algorithm.aggregate_once is not None
+    fresh = state.algorithm.aggregate_once(state.start.init(len(state.classes)), sent_once)
+    for name, value in fresh[TEACHER].items():
+        assert torch.equal(state.server[TEACHER][name], value), name
+    assert state.server[TEACHER]["counts"].sum() < whole.server[TEACHER]["counts"].sum()
 
 
 @pytest.mark.parametrize(
@@ -107,6 +112,14 @@ def test_who_leaves_has_never_been_there(make_deployment: Any) -> None:
         ({"teacher": "lda", "feature_map": "flat"}, "feature_map flat cannot be deployed"),
         ({"teacher": "lda", "feature_map": "auto"}, "feature_map auto cannot be deployed"),
         ({"teacher": "none"}, "unknown teacher 'none'"),
+        (
+            {"teacher": "lda(personal=0.5)", "feature_map": SMALL_MAP},
+            "keeps teacher/own_vectors for each member, but their number may change, so it cannot",
+        ),
+        (
+            {"algorithm": "closed-form(personal=0.5)", "feature_map": SMALL_MAP},
+            "the server of closed-form keeps .* cannot be deployed; closed forms can, with pers",
+        ),
     ],
 )
 def test_a_server_refuses_terms_that_members_could_not_share(

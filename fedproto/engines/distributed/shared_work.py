@@ -82,7 +82,7 @@ def _train(
         parts = []
         for number, state in enumerate(states):
             check = AdditivityCheck(algorithm, state, round)
-            parts.append(_TrainedPart(number, algorithm.additive, check))
+            parts.append(_TrainedPart(number, algorithm, check))
         for chunk in inner.train(round, states, cohorts):
             parts[chunk.federation].add(chunk)
         return parts
@@ -91,15 +91,14 @@ def _train(
         return [part.report() for part in parts]
 
     parts, reports = do_together(work, make_report)
-    combine = sum_trees if algorithm.additive else gather_rows
     chunks = []
     for number, part in enumerate(parts):
         reports_of_federation = [report[number] for report in reports]
-        layouts = [report.layout for report in reports_of_federation]
-        tree = combine(layouts, part.tree)
+        summed = sum_trees([report.summed for report in reports_of_federation], part.summed)
+        single = gather_rows([report.single for report in reports_of_federation], part.single)
         if dist.get_rank() == 0:
             chunk = _join_chunks([report.chunk for report in reports_of_federation])
-            chunks.append(_sort_by_client(chunk, tree, algorithm.additive))
+            chunks.append(_sort_by_client(chunk, summed, single))
     return chunks
 
 
@@ -191,33 +190,49 @@ class _PartReport(NamedTuple):
     """What a rank tells the others about its clients of one federation."""
 
     chunk: Chunk  # on the CPU, without uploads
-    layout: Layout  # of the tree of uploads
+    summed: Layout  # of the tree of groups that are summed
+    single: Layout  # of that of single groups
 
 
 class _TrainedPart:
     """What this rank's clients of one federation did in a round."""
 
-    def __init__(self, federation: int, additive: bool, check_additivity: AdditivityCheck) -> None:
+    def __init__(
+        self, federation: int, algorithm: Algorithm, check_additivity: AdditivityCheck
+    ) -> None:
         self.federation = federation
-        self.additive = additive
+        self.algorithm = algorithm
         self.check_additivity = check_additivity
         self.chunks: list[Chunk] = []  # without their uploads
-        self.uploads: list[Upload] = []  # or their sum so far, if the algorithm is additive
+        self.sum: Upload = {}  # so far, of the groups that are summed
+        self.uploads: list[Upload] = []  # of single groups
 
     def add(self, chunk: Chunk) -> None:
         """Add a chunk of finished clients."""
         self.chunks.append(chunk._replace(uploads={}))
         if not len(chunk.speakers) or not chunk.uploads:
             return
-        self.uploads.append(chunk.uploads)
-        if self.additive:
-            joined = join_uploads(self.uploads)
+        to_sum: Upload = {}
+        if self.algorithm.additive:  # all but what is sent once
+            for name, group in chunk.uploads.items():
+                if name not in self.algorithm.once:
+                    to_sum[name] = group
+        single = {name: group for name, group in chunk.uploads.items() if name not in to_sum}
+        if single:
+            self.uploads.append(single)
+        if to_sum:
+            joined = join_uploads([self.sum, to_sum]) if self.sum else to_sum
             self.check_additivity(joined)
-            self.uploads = [sum_uploads(joined)]
+            self.sum = sum_uploads(joined)
+
+    @property
+    def summed(self) -> Tree:
+        """The sum as a tree; to be read when all chunks are there."""
+        return flatten_upload(self.sum)
 
     @cached_property
-    def tree(self) -> Tree:
-        """The uploads as one tree; to be read when all chunks are there."""
+    def single(self) -> Tree:
+        """The single groups as a tree; to be read when all chunks are there."""
         if not self.uploads:
             return {}
         return flatten_upload(join_uploads(self.uploads))
@@ -236,7 +251,7 @@ class _TrainedPart:
         )
         chunks_on_cpu = [_move_to_cpu(chunk) for chunk in self.chunks]
         chunk = _join_chunks([no_clients, *chunks_on_cpu])
-        return _PartReport(chunk, describe_tree(self.tree))
+        return _PartReport(chunk, describe_tree(self.summed), describe_tree(self.single))
 
 
 def _move_to_cpu(chunk: Chunk) -> Chunk:
@@ -257,17 +272,17 @@ def _join_chunks(chunks: Sequence[Chunk]) -> Chunk:
     return Chunk(federation, clients, sizes, loss, sound, speakers, {})
 
 
-def _sort_by_client(chunk: Chunk, tree: Tree, additive: bool) -> Chunk:
+def _sort_by_client(chunk: Chunk, summed: Tree, single: Tree) -> Chunk:
     """Return the chunk in the order of its clients, with its uploads.
 
     The result must not depend on the number of ranks.
 
-    tree  the uploads: one row per speaker, or their sum if the algorithm is additive
+    summed  the groups of the uploads that are summed
+    single  the others, with one row per speaker
     """
     order = chunk.clients.argsort()
     speaker_order = chunk.speakers.argsort()
-    if not additive:
-        tree = {name: _select(value, speaker_order) for name, value in tree.items()}
+    single = {name: _select(value, speaker_order) for name, value in single.items()}
     return Chunk(
         federation=chunk.federation,
         clients=chunk.clients[order],
@@ -275,7 +290,7 @@ def _sort_by_client(chunk: Chunk, tree: Tree, additive: bool) -> Chunk:
         loss={name: value[order] for name, value in chunk.loss.items()},
         sound=chunk.sound[order],
         speakers=chunk.speakers[speaker_order],
-        uploads=unflatten_upload(tree),
+        uploads=unflatten_upload(summed) | unflatten_upload(single),
     )
 
 

@@ -12,7 +12,7 @@ from fedproto.core.engine import Chunk, Cohort, Shard, errors_named, make_chunk
 from fedproto.core.federation import EvaluatedPart, Federation
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.tensors import map_upload, move_index
-from fedproto.core.types import NEVER, Algorithm, State, Tree
+from fedproto.core.types import Algorithm, State, Tree
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, build_groups
 from fedproto.engines.vectorised.plan import Plan
 from fedproto.engines.vectorised.receiving import send_all_classes, send_own_classes
@@ -47,7 +47,7 @@ class VectorisedEngine:
         """Train the sampled clients, stack by stack, in chunks that fit; keep their new states."""
         is_sampled = _mark_clients(self.sizes, [cohort.sampled for cohort in cohorts])
         is_slow = _mark_clients(self.sizes, [cohort.slow for cohort in cohorts])
-        missed = _tabulate_missed(self.sizes, cohorts)
+        heard = _tabulate_heard(self.sizes, cohorts)
         once_due = any(cohort.once_due for cohort in cohorts)
         for stack in self.stacks:
             group = stack.group
@@ -56,9 +56,9 @@ class VectorisedEngine:
             for positions in stack.split_into_chunks(sampled, slow):
                 where = f"round {round}, {len(positions)} clients of {group.model}, training"
                 with errors_named(where):
-                    rounds_missed = missed[group.federation[positions], group.number[positions]]
+                    last_heard = heard[group.federation[positions], group.number[positions]]
                     received = send_own_classes(
-                        self.algorithm, servers, group, positions, rounds_missed
+                        self.algorithm, servers, group, positions, last_heard
                     )
                     trained = stack.train(round, positions, received, slow[positions], once_due)
                 yield from _split_by_federation(group, positions, cohorts, trained)
@@ -150,12 +150,12 @@ def _mark_clients(sizes: Sequence[int], clients: Sequence[Tensor]) -> Tensor:
     return marks
 
 
-def _tabulate_missed(sizes: Sequence[int], cohorts: Sequence[Cohort]) -> Tensor:
-    """Return how many rounds each client has missed, (federations, clients); see `Recipient`."""
-    table = torch.full((len(sizes), max(sizes)), NEVER)
+def _tabulate_heard(sizes: Sequence[int], cohorts: Sequence[Cohort]) -> Tensor:
+    """Return when each client was last heard, (federations, clients); see `Recipient`."""
+    table = torch.zeros(len(sizes), max(sizes), dtype=torch.int64)
     for row, cohort in zip(table, cohorts, strict=True):
-        if cohort.missed is not None:
-            row[: len(cohort.missed)] = cohort.missed
+        if cohort.heard is not None:
+            row[: len(cohort.heard)] = cohort.heard
     return table
 
 

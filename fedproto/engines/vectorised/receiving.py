@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.core.tensors import flatten_state, move_index, unflatten_state
-from fedproto.core.types import NEVER, OVER_RECIPIENTS, Algorithm, Recipient, State
+from fedproto.core.types import OVER_RECIPIENTS, Algorithm, Recipient, State
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
 
 
@@ -18,20 +18,20 @@ def send_own_classes(
     servers: Sequence[State],
     group: ArchitectureGroup,
     positions: Tensor,
-    missed: Tensor | None = None,
+    heard: Tensor | None = None,
 ) -> State:
     """Return what clients receive for training, with a leading axis over these clients.
 
     servers    the states of the federations' servers
     positions  (m,) the clients' positions in the group
-    missed     (m,) see `types.Recipient`; None: nobody has heard anything
+    heard      (m,) see `types.Recipient`; None: nobody was heard
     """
     on_device = move_index(positions, group.device)
     number = group.number_on_device[on_device]
-    if missed is None:
-        missed = torch.full_like(number, NEVER)
-    rounds_missed = move_index(missed, group.device)
-    recipients = Recipient(number, group.own[on_device], group.architecture, rounds_missed)
+    last_heard = torch.zeros_like(number)
+    if heard is not None:
+        last_heard = move_index(heard, group.device)
+    recipients = Recipient(number, group.own[on_device], group.architecture, last_heard)
     return _send(algorithm, servers, group, positions, recipients)
 
 
@@ -42,7 +42,7 @@ def send_all_classes(
     on_device = move_index(positions, group.device)
     all_classes = torch.ones_like(group.own[on_device])
     number = group.number_on_device[on_device]
-    never = torch.full_like(number, NEVER)
+    never = torch.zeros_like(number)
     recipients = Recipient(number, all_classes, group.architecture, never)
     return _send(algorithm, servers, group, positions, recipients)
 
