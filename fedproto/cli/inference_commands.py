@@ -58,7 +58,10 @@ def predict(
     ] = None,
     by: Annotated[
         By,
-        typer.Option(help="the nearest prototype, the client's head, or both and their sum"),
+        typer.Option(
+            help="the nearest prototype, the client's head, the run's teacher, or sums of them; "
+            "both: all of these"
+        ),
     ] = "both",
     among: Annotated[
         Among, typer.Option(help="the federation's classes, or the client's own")
@@ -101,13 +104,7 @@ def predict(
     if out is not None:
         check_answer_path(out)
     trained = _read_trained(run, client)
-    ways: list[By]
-    if by != "both":
-        ways = [by]
-    elif trained.prototypes is None:
-        ways = ["head"]
-    else:
-        ways = ["prototype", "head", "both"]
+    ways: list[By] = trained.list_ways() if by == "both" else [by]
     predictor = Predictor(trained, ways, among, reject, top)
     skipped = _classify_files(predictor, inputs, label_column, id_column)
     if out is not None:
@@ -384,7 +381,8 @@ def export(
     from fedproto.inference.judgement import name_client
 
     trained = _read_trained(run, client)
-    export_client(trained, to, onnx)
+    for notice in export_client(trained, to, onnx):
+        say(notice, stderr=True)
     obstacle = explain_missing_thresholds(trained)
     if obstacle is not None:
         say(f"{obstacle}: {to / MANIFEST} states no threshold", stderr=True)

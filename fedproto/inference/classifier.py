@@ -47,7 +47,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
              it. None: inputs are their own embedding, so that `fit` makes a nearest-class-mean
              classifier.
     by       "prototype": the nearest prototype, Eq. 4; "head": the client's own head; "both": the
-             sum of their log-probabilities
+             sum of their log-probabilities; "teacher": the run's closed form; one of the first
+             three and "+teacher", as "head+teacher": the sum with the teacher's
     among    "all" classes of the federation, or the client's "own"
     reject   fraction of known inputs that may be called "none of these"; None or 0: none is.
              Refused if fewer than 1 / reject − 1 rows were held out, because such a calibration
@@ -90,7 +91,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 classes, and of these has the most training rows.
             module: the client's architecture, for the folder of a run that was started from Python
                 with modules of its own; its weights come from the run folder.
-            by: "prototype", "head" or "both"; None: by prototypes if there are any.
+            by: "prototype", "head" or "both", or with a teacher "teacher", "head+teacher" and so
+                on; None: by prototypes if there are any, with the teacher if there is one.
             options: `among` and `reject`, as for `Classifier`.
         """
         return cls.from_trained(_find_trained(run, client, module), by=by, **options)
@@ -118,10 +120,11 @@ class Classifier(ClassifierMixin, BaseEstimator):
     ) -> Classifier:
         """Return a classifier that is ready to predict.
 
-        Unless `by` is given, it classifies by prototypes if the client has some, and else by head.
+        Unless `by` is given, it classifies by prototypes if the client has some, and else by head;
+        with the teacher beside it if the run had one, and by that alone if no model was trained.
         """
         if by is None:
-            by = "head" if trained.prototypes is None else "prototype"
+            by = trained.default_by
         classifier = cls(trained, by=by, **options)
         classifier.n_features_in_ = math.prod(trained.preprocessing.shape)
         classifier._fitted = None

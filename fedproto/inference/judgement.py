@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from fedproto.core.closed_form import TEACHER
 from fedproto.errors import ConfigError, DataError
 from fedproto.inference.calibration import (
     can_reject,
@@ -15,7 +16,7 @@ from fedproto.inference.calibration import (
     explain_too_few_rows,
 )
 from fedproto.inference.trained_client import TrainedClient
-from fedproto.inference.ways import WAYS
+from fedproto.inference.ways import ALL_WAYS
 
 NONE_OF_THESE = "none of these"
 
@@ -65,12 +66,17 @@ def judge_scores(
 
 def find_candidates(trained: TrainedClient, by: str, among: str) -> tuple[str, ...]:
     """Return the classes to choose among; refused if there is none."""
-    if f"{by} {among}" not in WAYS:
+    if f"{by} {among}" not in ALL_WAYS:
         raise ConfigError(
-            f"by is prototype, head or both and among is all or own, not {by!r} and {among!r}"
+            "by is prototype, head or both, teacher or one of these with +teacher, and among is "
+            f"all or own, not {by!r} and {among!r}"
         )
     names = trained.candidates(by, among)
     if not names:
+        if by == TEACHER:
+            raise DataError(
+                "the teacher knows none of the classes to choose among: classify among all"
+            )
         raise DataError(
             "none of the classes to choose among has a prototype: classify among all, or by head"
         )

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fedproto.config import plugins
+from fedproto.config.choices import parse_choice
 from fedproto.config.options import FilePath, Part, options_of, parse
 from fedproto.core import rng
 from fedproto.core.tensors import FLOATS, find_mismatch
@@ -116,6 +117,16 @@ def drop_file_options(text: str) -> str:
         if _names_a_file(option.kind):
             kept.pop(name, None)
     return str(Part(part.name, kept))
+
+
+def names_files(kind: str, text: str) -> bool:
+    """Return whether a plug-in's text sets an option that names a file."""
+    part = parse_choice(kind, text)
+    known_options = options_of(plugins.find(kind, part.name))
+    return any(
+        _names_a_file(option.kind) and part.options.get(name) is not None
+        for name, option in known_options.items()
+    )
 
 
 def _names_a_file(kind: Any) -> bool:

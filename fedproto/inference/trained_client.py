@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from fedproto.config import plugins
+from fedproto.config.choices import parse_choice
 from fedproto.core import prototypes
 from fedproto.core.client_names import find_client
+from fedproto.core.closed_form import TEACHER, to_log_probabilities
 from fedproto.core.federation import Member
 from fedproto.core.tensors import find_mismatch
 from fedproto.core.types import Tree
 from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError, DataError, FedProtoError, RunFolderError
+from fedproto.feature_maps import Compute, compute_features
 from fedproto.inference.calibration import compute_novelty
 from fedproto.inference.model_building import (
     build_model,
@@ -27,36 +30,77 @@ from fedproto.inference.model_building import (
     load_into_copy,
 )
 from fedproto.inference.temperature import fit_temperature
-from fedproto.inference.ways import WAYS
+from fedproto.inference.ways import ALL_WAYS, By
 from fedproto.models import Fit
 from fedproto.runs.client_models import INDEX
 from fedproto.runs.devices import torch_settings
+from fedproto.runs.fixed_features import build_map, describe_preprocessed
 from fedproto.runs.folder import RunFolder
-from fedproto.runs.held_out import MAX_HELD_OUT_ROWS, Outputs, compute_outputs, split_test_rows
+from fedproto.runs.held_out import (
+    MAX_HELD_OUT_ROWS,
+    Outputs,
+    compute_outputs,
+    compute_rows,
+    split_test_rows,
+)
 from fedproto.runs.prototype_files import Prototypes, read_prototypes
 from fedproto.runs.result import Result
 from fedproto.runs.stored_clients import ClientModels, StoredClient, find_most_experienced
+from fedproto.runs.teacher_files import TEACHER_FILE, SolvedTeacher, read_teacher
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClassScorer:
     """Scores classes by a model's outputs; it needs no model and no inputs.
 
-    A way to classify is `by` ("prototype", "head" or "both") and `among` ("all" or "own" classes).
+    A way to classify is `by` ("prototype", "head" or "both", "teacher" or one of these three
+    "+teacher") and `among` ("all" or "own" classes).
     """
 
     classes: tuple[str, ...]  # of the head's outputs
     own: tuple[str, ...]  # the classes the client was trained on
     prototypes: Prototypes | None  # the federation's; None if its algorithm has none
     about: dict[str, Any] = field(default_factory=dict)  # for people: data set, model, accuracy ...
+    teacher: SolvedTeacher | None = None  # the closed form that the federation has, if any
+    teacher_weight: float = 1.0  # the client's own, beside other scores
+
+    @property
+    def default_by(self) -> By:
+        """What this client classifies by where nothing else is asked for.
+
+        By prototypes if there are any, else by its head, and either with the teacher beside it.
+        """
+        if self.teacher is None:
+            return "head" if self.prototypes is None else "prototype"
+        if self.teacher.is_alone:
+            return "teacher"
+        return "head+teacher" if self.prototypes is None else "prototype+teacher"
+
+    def list_ways(self) -> list[By]:
+        """Return what is shown where nothing else is asked for: single opinions and their sums."""
+        if self.teacher is not None and self.teacher.is_alone:
+            return ["teacher"]
+        ways: list[By] = ["head"] if self.prototypes is None else ["prototype", "head", "both"]
+        if self.teacher is None:
+            return ways
+        return [*ways, "teacher", "head+teacher" if self.prototypes is None else "both+teacher"]
 
     def candidates(self, by: str, among: str) -> tuple[str, ...]:
         """Return the classes to choose among: all of the federation's, or the client's own."""
+        if TEACHER in by:
+            teacher = self._find_teacher()
+            if by == TEACHER:
+                known = teacher.known_classes()
+                return tuple(name for name in known if among == "all" or name in self.own)
+        by = by.removesuffix(f"+{TEACHER}")
+        if self.teacher is not None and self.teacher.is_alone:
+            raise ConfigError(
+                f"{self._name_algorithm()} has trained no model: classify by teacher, not by {by}"
+            )
         if by == "head":
             return self.classes if among == "all" else self.own
         if self.prototypes is None:
-            algorithm = self.about.get("algorithm", "this algorithm")
-            raise ConfigError(f"{algorithm} has no prototypes: classify by head")
+            raise ConfigError(f"{self._name_algorithm()} has no prototypes: classify by head")
         names = []
         known = self.prototypes.known.tolist()
         for name, is_known in zip(self.prototypes.classes, known, strict=True):
@@ -65,12 +109,30 @@ class ClassScorer:
                 names.append(name)
         return tuple(names)
 
+    def _name_algorithm(self) -> str:
+        return str(self.about.get("algorithm", "this algorithm"))
+
+    def _find_teacher(self) -> SolvedTeacher:
+        """Return the teacher; refused if there is none."""
+        if self.teacher is None:
+            raise ConfigError(
+                "there is no teacher to classify by: it needs a run with --teacher, or of the "
+                "algorithm closed-form"
+            )
+        return self.teacher
+
     def score(self, by: str, among: str, outputs: Outputs) -> Tensor:
         """Return (n, candidates): minus the distance (Eq. 4), or the logit; larger is likelier.
 
-        By both, it is the sum of both log-probabilities over the candidates.
+        By both, it is the sum of both log-probabilities over the candidates; with the teacher
+        beside it, that of log-probabilities over all classes, as in training.
         """
         names = self.candidates(by, among)
+        if by == TEACHER:
+            assert outputs.teacher is not None, "the teacher has scored the rows"
+            return self._find_teacher().select(outputs.teacher, names)
+        if TEACHER in by:
+            return self._add_teacher(by.removesuffix(f"+{TEACHER}"), names, outputs)
         if by == "prototype":
             return self._score_by_prototype(names, outputs)
         columns = [self.classes.index(name) for name in names]
@@ -80,6 +142,15 @@ class ClassScorer:
         by_prototype = self._score_by_prototype(names, outputs)
         dim = outputs.features.shape[1]
         return prototypes.add_log_probabilities(logits, by_prototype, dim, self.measure_tau())
+
+    def _add_teacher(self, by: str, names: tuple[str, ...], outputs: Outputs) -> Tensor:
+        """Return the sum of the log-probabilities of a way and of the teacher: (n, names)."""
+        assert outputs.teacher is not None, "the teacher has scored the rows"
+        everything = self.candidates(by, "all")
+        own = to_log_probabilities(self.score(by, "all", outputs))
+        opinion = self._find_teacher().judge(outputs.teacher, everything)
+        columns = [everything.index(name) for name in names]
+        return (own + self.teacher_weight * opinion)[:, columns]
 
     def _score_by_prototype(self, names: tuple[str, ...], outputs: Outputs) -> Tensor:
         assert self.prototypes is not None, "`candidates` refuses that"
@@ -97,7 +168,7 @@ class ClassScorer:
         if not len(outputs.features):
             return {}
         calibration = {}
-        for by, among in self._possible_ways():
+        for by, among in self._possible_ways(outputs):
             scores = self.score(by, among, outputs)
             calibration[f"{by} {among}"] = compute_novelty(by, scores).numpy()
         return calibration
@@ -109,7 +180,7 @@ class ClassScorer:
         out; a way for which too few rows are left has no temperature.
         """
         temperatures = {}
-        for by, among in self._possible_ways():
+        for by, among in self._possible_ways(outputs):
             candidates = self.candidates(by, among)
             column_of = {name: column for column, name in enumerate(candidates)}
             columns = torch.tensor([column_of.get(name, -1) for name in self.classes])[labels]
@@ -120,12 +191,19 @@ class ClassScorer:
                 temperatures[f"{by} {among}"] = temperature
         return temperatures
 
-    def _possible_ways(self) -> list[tuple[str, str]]:
-        """Return the ways to classify that have something to choose among."""
+    def _possible_ways(self, outputs: Outputs) -> list[tuple[str, str]]:
+        """Return the ways to classify these rows that have something to choose among."""
         possible = []
-        for way in WAYS:
+        for way in ALL_WAYS:
             by, among = way.split()
-            if by != "head" and self.prototypes is None:
+            if TEACHER in by and (self.teacher is None or outputs.teacher is None):
+                continue
+            if TEACHER in by and self.teacher is not None and self.teacher.left:
+                continue  # it has been solved again since it scored these rows
+            if by != TEACHER and self.teacher is not None and self.teacher.is_alone:
+                continue
+            needs_prototypes = by.removesuffix(f"+{TEACHER}") in ("prototype", "both")
+            if needs_prototypes and self.prototypes is None:
                 continue
             if self.candidates(by, among):
                 possible.append((by, among))
@@ -141,6 +219,8 @@ class TrainedClient(ClassScorer):
     calibration: dict[str, np.ndarray] = field(default_factory=dict)  # see `calibrate`
     temperatures: dict[str, float] = field(default_factory=dict)  # see `fit_temperatures`
     is_from_python: bool = False  # whether the module was passed from Python, so no text names it
+    #: Makes the teacher's features of preprocessed inputs, if there is a teacher.
+    feature_map: Compute | None = None
 
     def __repr__(self) -> str:
         who = self.about.get("name", self.about.get("client", ""))
@@ -150,8 +230,12 @@ class TrainedClient(ClassScorer):
         return f"<client {who}: {model}{data}, {len(self.own)} of {len(self.classes)} classes>"
 
     def forward(self, x: Tensor) -> Outputs:
-        """Return the model's outputs for preprocessed inputs."""
-        return compute_outputs(self.module, x)
+        """Return the model's outputs for preprocessed inputs, and the teacher's scores."""
+        outputs = compute_outputs(self.module, x)
+        if self.teacher is None or self.feature_map is None:
+            return outputs
+        features = compute_features(self.feature_map, x.to(self.teacher.vectors))
+        return outputs._replace(teacher=self.teacher.score(features))
 
     def forward_raw(self, x: np.ndarray) -> Outputs:
         """Return the model's outputs for inputs as the data set stores them."""
@@ -216,6 +300,7 @@ def load_client(
             calibration=calibration,
             temperatures=temperatures,
             is_from_python=stored.is_from_python,
+            feature_map=build_teacher_map(scorer.teacher, stored.preprocessing),
         )
         trained.refuse_other_sizes(models.dim)
     except DataError as error:
@@ -224,6 +309,30 @@ def load_client(
             f"client {stored.name} cannot be restored from {index}: {error}"
         ) from error
     return trained
+
+
+def build_teacher_map(
+    teacher: SolvedTeacher | None, preprocessing: Preprocessing
+) -> Compute | None:
+    """Return what makes the teacher's features of preprocessed inputs; None without a teacher.
+
+    Raises DataError if the map does not give as many values as the teacher has.
+    """
+    if teacher is None:
+        return None
+    inputs = describe_preprocessed(preprocessing)
+    try:
+        feature_map = build_map([parse_choice("feature_map", teacher.feature_map)])
+        count = feature_map.count(inputs)
+        compute = feature_map.build(inputs)
+    except ConfigError as error:
+        raise DataError(f"the teacher's features cannot be computed: {error}") from error
+    width = teacher.vectors.shape[1]
+    if count != width:
+        raise DataError(
+            f"the teacher takes {width} features, but {teacher.feature_map} gives {count}"
+        )
+    return compute
 
 
 def make_scorer(models: ClientModels, stored: StoredClient) -> ClassScorer:
@@ -250,7 +359,19 @@ def make_scorer(models: ClientModels, stored: StoredClient) -> ClassScorer:
         own=stored.own_classes,
         prototypes=shared,
         about=about,
+        teacher=_read_run_teacher(models),
+        teacher_weight=stored.teacher_weight,
     )
+
+
+def _read_run_teacher(models: ClientModels) -> SolvedTeacher | None:
+    """Return the teacher that the federation has now; None if it has none."""
+    teacher = read_teacher(models.folder.path)
+    if teacher is not None and teacher.classes != models.classes:
+        raise RunFolderError(
+            f"{models.folder.path / TEACHER_FILE} has other classes than the run's models"
+        )
+    return teacher
 
 
 def _restore_module(
@@ -308,7 +429,10 @@ def take_client(result: Result, client: int | str | None = None) -> TrainedClien
         known = result.prototypes["known"]
         shared = Prototypes(federation.classes, values, known, tau=trained.tau)
     state = trained.as_evaluated(member, result.states[member.id])
-    calibrated = calibrate_client(member, state, federation.classes, shared, about)
+    weight = trained.teacher_weights[member.id] if trained.teacher_weights else 1.0
+    calibrated = calibrate_client(
+        member, state, federation.classes, shared, about, trained.teacher, weight
+    )
     return replace(calibrated, is_from_python=trained.has_own_modules)
 
 
@@ -318,6 +442,8 @@ def calibrate_client(
     classes: tuple[str, ...],
     shared: Prototypes | None,
     about: dict[str, Any],
+    teacher: SolvedTeacher | None = None,
+    teacher_weight: float = 1.0,
 ) -> TrainedClient:
     """Return a client with this state, calibrated on one half of its test rows."""
     mismatch = find_mismatch(member.whole_state(member.initial), state)
@@ -332,6 +458,9 @@ def calibrate_client(
         about=about,
         module=load_into_copy(member.whole_module, state),
         preprocessing=member.preprocessing,
+        teacher=teacher,
+        teacher_weight=teacher_weight,
+        feature_map=build_teacher_map(teacher, member.preprocessing),
     )
     module = trained.module
     if member.frozen is not None:  # its examples are features
@@ -339,12 +468,12 @@ def calibrate_client(
         module = load_into_copy(member.module, trained_part)
     if member.validation is not None:
         rows = member.validation.rows[:MAX_HELD_OUT_ROWS]
-        outputs = compute_outputs(module, member.validation.x[rows])
+        outputs = compute_rows(module, member.validation, rows, teacher)
         labels = member.validation.y[rows].cpu()
         trained = replace(trained, temperatures=trained.fit_temperatures(outputs, labels))
     held_out, _ = split_test_rows(member)
     rows = held_out.rows[:MAX_HELD_OUT_ROWS]
     if not len(rows):
         return trained
-    outputs = compute_outputs(module, held_out.x[rows])
+    outputs = compute_rows(module, held_out, rows, teacher)
     return replace(trained, calibration=trained.calibrate(outputs))

@@ -25,6 +25,7 @@ from fedproto.core.types import Tree
 from fedproto.runs import held_out
 from fedproto.runs.folder import CLIENT_MODELS, RunFolder
 from fedproto.runs.from_settings import FROM_PYTHON
+from fedproto.runs.teacher_files import TEACHER_FILE, teacher_of, write_teacher
 
 if TYPE_CHECKING:
     from fedproto.runs.experiment import Experiment
@@ -51,6 +52,8 @@ def write_client_models(
     members = experiment.federation.members
     max_unseen_rows = max(1, held_out.MAX_UNSEEN_ROWS_PER_RUN // len(members))
     modules: dict[int, nn.Module] = {}
+    teacher = teacher_of(experiment)
+    weights = experiment.teacher_weights()
     writer = _ShardWriter(folder, experiment.best_round)
     clients = []
     for member, own_state, accuracy in zip(members, own_states, accuracies, strict=True):
@@ -60,10 +63,15 @@ def write_client_models(
         module = modules[id(member.module)]
         # Of a layer that is there twice, the state has the first name only.
         module.load_state_dict(state, strict=False)
-        outputs = held_out.compute_held_out(module, member, max_unseen_rows)
+        outputs = held_out.compute_held_out(module, member, max_unseen_rows, teacher)
         place = writer.add(member.id, state, outputs)
-        clients.append(place | _describe_client(member, experiment, accuracy))
+        described = _describe_client(member, experiment, accuracy)
+        if teacher is not None:
+            described["teacher_weight"] = weights[member.id]
+        clients.append(place | described)
     writer.close()
+    if teacher is not None:
+        write_teacher(folder.path / TEACHER_FILE, teacher)
     index = {
         "run": folder.hash_settings(),
         "round": experiment.best_round,

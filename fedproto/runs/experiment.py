@@ -44,6 +44,7 @@ from fedproto.runs.prototype_files import PROTOTYPES, START, take_prototypes, wr
 from fedproto.runs.result import Result, TrainedFederation
 from fedproto.runs.result_contents import describe_run
 from fedproto.runs.scheduling import build_schedule, count_local_steps, refuse_asynchrony
+from fedproto.runs.teacher_files import teacher_of, weight_of
 
 #: Settings that `auto` leaves open until the federation is known.
 RESOLVED_SETTINGS = ("engine", "device", "compile", "workers", "stack")
@@ -352,7 +353,15 @@ class Experiment:
             has_own_modules=self.config.model == (FROM_PYTHON,),
             kept=[] if self.algorithm.client_adopt is None else self._kept_states(),
             tau=Tau.of(self.config.algorithm.options),
+            teacher=teacher_of(self),
+            teacher_weights=self.teacher_weights(),
         )
+
+    def teacher_weights(self) -> list[float]:
+        """Return the weight that each client gives the teacher; empty if there is none."""
+        if TEACHER not in self.progress.server:
+            return []
+        return [weight_of(kept) for kept in self._kept_states()]
 
     def _kept_states(self) -> list[State]:
         """Return what each client keeps beside its model."""

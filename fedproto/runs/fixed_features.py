@@ -11,6 +11,7 @@ from fedproto.config import plugins
 from fedproto.config.options import Part
 from fedproto.core.federation import Examples, Federation, Member
 from fedproto.data.shared.feature_encoding import Words
+from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError
 from fedproto.feature_maps import Compute, FeatureMap, Inputs, compute_features
 
@@ -59,9 +60,14 @@ def add_fixed_features(federation: Federation, feature_map: FeatureMap) -> Feder
 
 def describe_inputs(member: Member) -> Inputs:
     """Return what a member's inputs are."""
-    encoding = member.preprocessing.encoding
+    return describe_preprocessed(member.preprocessing)._replace(shape=member.input_shape)
+
+
+def describe_preprocessed(preprocessing: Preprocessing) -> Inputs:
+    """Return what preprocessed inputs are."""
+    encoding = preprocessing.encoding
     words = encoding.words if isinstance(encoding, Words) else None
-    return Inputs(member.input_shape, words)
+    return Inputs(preprocessing.shape, words)
 
 
 class _FeaturePools:

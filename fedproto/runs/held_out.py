@@ -15,6 +15,7 @@ from fedproto.core import rng
 from fedproto.core.federation import Examples, Member
 from fedproto.core.local_training import EVALUATION_BATCH
 from fedproto.core.types import Tree
+from fedproto.runs.teacher_files import SolvedTeacher
 
 MAX_HELD_OUT_ROWS = 1000  # per client, to calibrate on, and as many to see what that is worth
 MAX_UNSEEN_ROWS_PER_RUN = 20_000  # test rows of classes that a client lacks, over all clients
@@ -25,6 +26,9 @@ class Outputs(NamedTuple):
 
     features: Tensor  # (n, dim)
     logits: Tensor  # (n, classes)
+    #: (n, classes) the scores of the run's teacher, those of unknown classes included; None: there
+    #: is no teacher.
+    teacher: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,9 @@ def split_test_rows(member: Member) -> tuple[Examples, Examples]:
     rows = member.test.rows.cpu()
     order = torch.from_numpy(rng.generator(0, "calibration").permutation(len(rows)))
     half = len(rows) // 2
-    calibration = Examples(member.test.x, member.test.y, rows[order[:half]])
-    known = Examples(member.test.x, member.test.y, rows[order[half:]])
+    x, y, _, fixed = member.test
+    calibration = Examples(x, y, rows[order[:half]], fixed)
+    known = Examples(x, y, rows[order[half:]], fixed)
     return calibration, known
 
 
@@ -72,7 +77,20 @@ def compute_outputs(module: nn.Module, x: Tensor) -> Outputs:
     return Outputs(torch.cat(features).float().cpu(), torch.cat(logits).float().cpu())
 
 
-def compute_held_out(module: nn.Module, member: Member, max_unseen_rows: int) -> Tree:
+def compute_rows(
+    module: nn.Module, examples: Examples, rows: Tensor, teacher: SolvedTeacher | None
+) -> Outputs:
+    """Return what a model, and the teacher if there is one, make of some rows."""
+    rows = rows.to(examples.x.device)
+    outputs = compute_outputs(module, examples.x[rows])
+    if teacher is None or examples.fixed is None:
+        return outputs
+    return outputs._replace(teacher=teacher.score(examples.fixed[rows]))
+
+
+def compute_held_out(
+    module: nn.Module, member: Member, max_unseen_rows: int, teacher: SolvedTeacher | None = None
+) -> Tree:
     """Return the tensors of a `HeldOut`, `GROUP.NAME`; those without rows are left out."""
     calibration, known = split_test_rows(member)
     known_rows = known.rows[:MAX_HELD_OUT_ROWS]
@@ -81,27 +99,30 @@ def compute_held_out(module: nn.Module, member: Member, max_unseen_rows: int) ->
         "known": known_rows,
         "unseen": find_unseen_rows(member, max_unseen_rows),
     }
-    tensors = {}
+    tensors: Tree = {}
     for group, rows in rows_of.items():
         if not len(rows):
             continue
-        outputs = compute_outputs(module, member.test.x[rows.to(member.test.x.device)])
-        tensors[f"{group}.features"] = outputs.features
-        tensors[f"{group}.logits"] = outputs.logits
+        outputs = compute_rows(module, member.test, rows, teacher)
+        tensors |= _name_outputs(group, outputs)
     tensors["known.labels"] = member.test.y.cpu()[known_rows]
     if member.validation is not None:
-        tensors |= _compute_validation(module, member.validation)
+        tensors |= _compute_validation(module, member.validation, teacher)
     return tensors
 
 
-def _compute_validation(module: nn.Module, examples: Examples) -> Tree:
+def _name_outputs(group: str, outputs: Outputs) -> Tree:
+    """Return outputs as tensors `GROUP.NAME`; without a teacher, there are no scores of one."""
+    found = outputs._asdict().items()
+    return {f"{group}.{name}": value for name, value in found if value is not None}
+
+
+def _compute_validation(
+    module: nn.Module, examples: Examples, teacher: SolvedTeacher | None
+) -> Tree:
     """Return what the model makes of validation rows, at most MAX_HELD_OUT_ROWS random ones."""
     rows = examples.rows.cpu()
     order = torch.from_numpy(rng.generator(0, "validation").permutation(len(rows)))
     chosen = rows[order[:MAX_HELD_OUT_ROWS]]
-    outputs = compute_outputs(module, examples.x[chosen.to(examples.x.device)])
-    return {
-        "validation.features": outputs.features,
-        "validation.logits": outputs.logits,
-        "validation.labels": examples.y.cpu()[chosen],
-    }
+    outputs = compute_rows(module, examples, chosen, teacher)
+    return _name_outputs("validation", outputs) | {"validation.labels": examples.y.cpu()[chosen]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedproto.core.prototypes import DEFAULT_TAU, Tau
 from fedproto.core.tensors import flatten_state, unflatten_state
 from fedproto.core.types import Algorithm, State, Tree
 from fedproto.errors import RunFolderError
+from fedproto.runs.teacher_files import SolvedTeacher
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,8 @@ class TrainedFederation:
     #: What each client keeps beside its model, if clients adopt by it.
     kept: Sequence[State] = ()
     tau: Tau = DEFAULT_TAU  # of the prediction by both prototypes and head
+    teacher: SolvedTeacher | None = None
+    teacher_weights: Sequence[float] = ()  # of each client, if there is a teacher
 
     def as_evaluated(self, member: Member, own: Tree) -> Tree:
         """Return a client's model as it is evaluated, on the device.
@@ -103,7 +107,8 @@ class Result:
         classifier = _in_later_room("inference.classifier", "Classifier")
         export_client = _in_later_room("inference.export.write", "export_client")
         trained = classifier.of(self, client, module=module).trained
-        export_client(trained, Path(to), onnx)
+        for notice in export_client(trained, Path(to), onnx):
+            warnings.warn(notice, stacklevel=2)
         return Path(to)
 
     def report(self, out: str | Path | None = None) -> Path:

@@ -51,6 +51,7 @@ class StoredClient:
     accuracy: dict[str, float]
     state: Tree  # parameters and buffers, as they are evaluated
     held_out: HeldOut
+    teacher_weight: float  # 1 where the run has no teacher
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ class ClientModels:
             accuracy=entry["accuracy"],
             state=self._read_state(client, entry["layout"], own_tensors),
             held_out=self._read_held_out(client, own_tensors),
+            teacher_weight=self._read_teacher_weight(client, entry),
         )
 
     def _name(self, client: int) -> str:
@@ -235,6 +237,13 @@ class ClientModels:
             ),
         )
 
+    def _read_teacher_weight(self, client: int, entry: dict[str, Any]) -> float:
+        weight = entry.get("teacher_weight", 1.0)
+        if not _is_number(weight) or weight < 0:
+            found = shown(weight, 40)
+            raise self._error(client, f"must have a `teacher_weight` of 0 or more, not {found}")
+        return weight
+
     def _read_labels(
         self, client: int, tensors: dict[str, Tree], group: str, rows: int
     ) -> torch.Tensor:
@@ -255,11 +264,13 @@ class ClientModels:
         stored = tensors.get(group, {})
         features = stored.get("features", torch.zeros(0, self.dim))
         logits = stored.get("logits", torch.zeros(0, len(self.classes)))
+        teacher = stored.get("teacher")
         rows = len(features) if features.dim() else -1
+        scores = logits if teacher is None else teacher
         is_valid = (
             features.shape == (rows, self.dim)
-            and logits.shape == (rows, len(self.classes))
-            and features.dtype == logits.dtype == torch.float32
+            and logits.shape == scores.shape == (rows, len(self.classes))
+            and features.dtype == logits.dtype == scores.dtype == torch.float32
         )
         if not is_valid:
             raise self._error(
@@ -267,7 +278,7 @@ class ClientModels:
                 f"must have outputs of {self.dim} features and {len(self.classes)} logits "
                 f"per held-out row ({group})",
             )
-        return Outputs(features, logits)
+        return Outputs(features, logits, teacher)
 
 
 def find_most_experienced(experience: Sequence[tuple[int, int]]) -> int:

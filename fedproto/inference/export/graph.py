@@ -8,12 +8,14 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedproto.core import prototypes
+from fedproto.core.closed_form import judge
 from fedproto.errors import ConfigError, need
 from fedproto.inference.export.manifest import ONNX
 from fedproto.inference.model_building import first_line
@@ -25,14 +27,18 @@ IR_VERSION = 8
 
 
 class _Graph(nn.Module):
-    """What model.onnx computes, in float32: preprocessing, model, and distances if there are any.
+    """What model.onnx computes, in float32: preprocessing, model, distances and the teacher.
 
-    The distances are those to the prototypes of `classes_with_prototype`.
+    The distances are those to the prototypes of `classes_with_prototype`. The teacher's output are
+    its log-probabilities over all classes, to be added to those of others with the client's weight.
     """
 
     mean: Tensor
     std: Tensor
     known_prototypes: Tensor | None
+    vectors: Tensor
+    bias: Tensor
+    is_unknown: Tensor
 
     def __init__(self, trained: TrainedClient) -> None:
         super().__init__()
@@ -47,12 +53,39 @@ class _Graph(nn.Module):
             names = classes_with_prototype(trained)
             known = trained.prototypes.over(names).values.float() if names else None
         self.register_buffer("known_prototypes", known)
+        self.teacher = trained.teacher
+        self.feature_map = trained.feature_map
+        self.columns = _name_columns(trained)
+        if self.teacher is not None:
+            self.register_buffer("vectors", self.teacher.vectors.float())
+            self.register_buffer("bias", self.teacher.bias.float())
+            self.register_buffer("is_unknown", self.teacher.known == 0)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        features, logits = self.module((x / self.scale - self.mean) / self.std)
-        if self.known_prototypes is None:
-            return features, logits
-        return features, logits, prototypes.distances(features, self.known_prototypes, "l2")
+        inputs = (x / self.scale - self.mean) / self.std
+        found: list[Tensor] = []
+        if self.teacher is None or not self.teacher.is_alone:
+            features, logits = self.module(inputs)
+            found += [features, logits]
+            if self.known_prototypes is not None:
+                found.append(prototypes.distances(features, self.known_prototypes, "l2"))
+        if self.teacher is not None and self.feature_map is not None:
+            scores = self.feature_map(inputs) @ self.vectors.T + self.bias
+            masked = scores.masked_fill(self.is_unknown, -torch.inf)
+            found.append(judge(masked, self.teacher.scale))
+        return tuple(found)
+
+
+def _name_columns(trained: TrainedClient) -> dict[str, list[str]]:
+    """Return the outputs whose columns are classes, with the names of these."""
+    teacher = trained.teacher
+    if teacher is not None and teacher.is_alone:
+        return {"logits": [], "distances": [], "teacher": list(teacher.classes)}
+    distances = list(classes_with_prototype(trained))
+    columns = {"logits": list(trained.classes), "distances": distances}
+    if teacher is not None:
+        columns["teacher"] = list(teacher.classes)
+    return columns
 
 
 def classes_with_prototype(trained: TrainedClient) -> tuple[str, ...]:
@@ -62,18 +95,47 @@ def classes_with_prototype(trained: TrainedClient) -> tuple[str, ...]:
     return trained.candidates("prototype", "all")
 
 
-def build_onnx(trained: TrainedClient) -> bytes:
-    """Return the content of model.onnx; needs the packages onnx and onnxscript."""
+class OnnxGraph(NamedTuple):
+    """What was written as ONNX."""
+
+    content: bytes
+    columns: dict[str, list[str]]  # the classes of each output that has one column per class
+    teacher_obstacle: str | None = None  # why the teacher is not part of the graph
+
+
+def build_onnx(trained: TrainedClient) -> OnnxGraph:
+    """Return model.onnx; needs the packages onnx and onnxscript.
+
+    A teacher whose feature map cannot be written as ONNX is left out.
+    """
     for package in ("onnx", "onnxscript"):
         need(package, "'.[onnx]'", f"{ONNX}, which --no-onnx leaves out,")
+    teacher = trained.teacher
+    if teacher is None:
+        return _build(trained)
+    try:
+        return _build(trained)
+    except ConfigError as error:
+        if teacher.is_alone:
+            raise
+        without = _build(replace(trained, teacher=None, feature_map=None))
+        reason = first_line(error)
+        obstacle = f"feature map {teacher.feature_map} cannot be written as ONNX ({reason})"
+        return without._replace(teacher_obstacle=obstacle)
+
+
+def _build(trained: TrainedClient) -> OnnxGraph:
+    """Return the graph of a client; ConfigError if it cannot be written as ONNX."""
     graph = _Graph(trained).eval()
     outputs = ["features", "logits"]
     if graph.known_prototypes is not None:
         outputs.append("distances")
+    if trained.teacher is not None:
+        outputs = ["teacher"] if trained.teacher.is_alone else [*outputs, "teacher"]
     example = torch.zeros(2, *trained.preprocessing.shape)
     try:
         with _silence_exporter():
-            return _export_graph(graph, example, outputs)
+            return OnnxGraph(_export_graph(graph, example, outputs), graph.columns)
     except Exception as error:  # of any kind: a plug-in may do what no graph can
         text = trained.about["model"]
         raise ConfigError(

@@ -15,14 +15,15 @@ from fedproto.data.shared.channel_order import ORDERS
 from fedproto.data.shared.dicom import is_window
 from fedproto.data.shared.feature_encoding import ENCODING, is_count
 from fedproto.errors import DataError, shown
-from fedproto.inference.ways import WAYS
+from fedproto.inference.ways import ALL_WAYS
 from fedproto.runs.prototype_files import PROTOTYPES
+from fedproto.runs.teacher_files import TEACHER_FILE
 
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
 CALIBRATION = "calibration.safetensors"
 ONNX = "model.onnx"
-FILES = (WEIGHTS, PROTOTYPES, CALIBRATION, ENCODING, ONNX)
+FILES = (WEIGHTS, PROTOTYPES, TEACHER_FILE, CALIBRATION, ENCODING, ONNX)
 KIND = "member"
 VERSION = 1
 WEIGHTS_FORMAT = TensorFormat("model", 1, DataError)
@@ -84,6 +85,9 @@ def check_manifest(manifest: dict[str, Any], where: str) -> dict[str, Any]:
     if "tau" in manifest and not _is_positive(manifest["tau"]):
         found = shown(manifest["tau"], MAX_SHOWN_CHARACTERS)
         raise DataError(f"{where}: 'tau' must be a positive number, not {found}")
+    if "teacher_weight" in manifest and not _is_weight(manifest["teacher_weight"]):
+        found = shown(manifest["teacher_weight"], MAX_SHOWN_CHARACTERS)
+        raise DataError(f"{where}: 'teacher_weight' must be a number of 0 or more, not {found}")
     unknown = set(manifest["own"]) - set(manifest["classes"])
     if unknown:
         name = shown(min(unknown), MAX_SHOWN_CHARACTERS)
@@ -106,6 +110,10 @@ def _is_number(value: Any) -> bool:
 
 def _is_positive(value: Any) -> bool:
     return _is_number(value) and value > 0
+
+
+def _is_weight(value: Any) -> bool:
+    return _is_number(value) and value >= 0
 
 
 def _is_input(value: Any) -> bool:
@@ -135,7 +143,7 @@ def _is_l2(value: Any) -> bool:
 
 def _are_temperatures(value: Any) -> bool:
     """Return whether these are positive numbers by way to classify."""
-    if not isinstance(value, dict) or not set(value) <= set(WAYS):
+    if not isinstance(value, dict) or not set(value) <= set(ALL_WAYS):
         return False
     return all(_is_positive(each) for each in value.values())
 
@@ -168,7 +176,7 @@ _ENTRIES = {
     "dim": Entry(is_count, "the number of features"),
     "distance": Entry(_is_l2, "'l2'"),
     "temperatures": Entry(
-        _are_temperatures, f"positive numbers, each for one of {', '.join(WAYS)}"
+        _are_temperatures, f"positive numbers, each for one of {', '.join(ALL_WAYS)}"
     ),
     "about": Entry(_is_object, "an object"),
     "files": Entry(

@@ -27,10 +27,11 @@ from fedproto.inference.export.manifest import (
     read_manifest,
 )
 from fedproto.inference.model_building import build_model, load_into_copy
-from fedproto.inference.trained_client import TrainedClient
-from fedproto.inference.ways import WAYS
+from fedproto.inference.trained_client import TrainedClient, build_teacher_map
+from fedproto.inference.ways import ALL_WAYS
 from fedproto.models import Fit
 from fedproto.runs.prototype_files import PROTOTYPES, read_prototypes
+from fedproto.runs.teacher_files import TEACHER_FILE, read_teacher
 
 
 def read_exported(folder: Path, module: nn.Module | None = None) -> TrainedClient:
@@ -54,6 +55,7 @@ def read_exported(folder: Path, module: nn.Module | None = None) -> TrainedClien
     shared = read_prototypes(folder / PROTOTYPES) if PROTOTYPES in files else None
     if shared is not None and "tau" in manifest:
         shared = replace(shared, tau=Tau(manifest["tau"], "absolute"))
+    teacher = read_teacher(folder / TEACHER_FILE) if TEACHER_FILE in files else None
     calibration = _read_calibration(folder / CALIBRATION) if CALIBRATION in files else {}
     encoding = read_encoding(folder / ENCODING) if ENCODING in files else None
     state, _ = read_tensors(folder / WEIGHTS, WEIGHTS_FORMAT)
@@ -71,6 +73,9 @@ def read_exported(folder: Path, module: nn.Module | None = None) -> TrainedClien
             calibration=calibration,
             temperatures={way: float(value) for way, value in manifest["temperatures"].items()},
             is_from_python=is_from_python,
+            teacher=teacher,
+            teacher_weight=float(manifest.get("teacher_weight", 1.0)),
+            feature_map=build_teacher_map(teacher, preprocessing),
         )
         trained.refuse_other_sizes(manifest["dim"])
         _refuse_infinite_outputs(trained)
@@ -115,14 +120,15 @@ def _read_calibration(path: Path) -> dict[str, np.ndarray]:
     tensors, _ = read_tensors(path, CALIBRATION_FORMAT)
     for way, values in tensors.items():
         is_row_of_numbers = values.dim() == 1 and values.is_floating_point()
-        if way not in WAYS or not is_row_of_numbers or not torch.isfinite(values).all():
+        if way not in ALL_WAYS or not is_row_of_numbers or not torch.isfinite(values).all():
             raise DataError(
-                f"{path}: {way!r} must be one of {', '.join(WAYS)}, and a row of finite numbers"
+                f"{path}: {way!r} must be one of {', '.join(ALL_WAYS)}, and a row of finite numbers"
             )
-    return {way: tensors[way].numpy() for way in WAYS if way in tensors}
+    return {way: tensors[way].numpy() for way in ALL_WAYS if way in tensors}
 
 
 def _refuse_infinite_outputs(trained: TrainedClient) -> None:
     outputs = trained.probe_outputs()
-    if not all(bool(torch.isfinite(each).all()) for each in outputs):
+    found = [each for each in outputs if each is not None]
+    if not all(bool(torch.isfinite(each).all()) for each in found):
         raise DataError("the model gives outputs that are not finite")

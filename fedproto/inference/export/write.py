@@ -22,7 +22,7 @@ from fedproto.inference.calibration import (
     count_rows_needed,
     explain_too_few_rows,
 )
-from fedproto.inference.export.graph import build_onnx, classes_with_prototype
+from fedproto.inference.export.graph import OnnxGraph, build_onnx
 from fedproto.inference.export.manifest import (
     CALIBRATION,
     CALIBRATION_FORMAT,
@@ -37,20 +37,31 @@ from fedproto.inference.export.manifest import (
     sha256,
 )
 from fedproto.inference.judgement import name_client
-from fedproto.inference.model_building import build_model, drop_file_options
+from fedproto.inference.model_building import build_model, drop_file_options, names_files
 from fedproto.inference.trained_client import TrainedClient
+from fedproto.inference.ways import TEACHER_WAYS
 from fedproto.models import Fit
 from fedproto.runs.folder import is_taken, whole_folder
 from fedproto.runs.held_out import Outputs
 from fedproto.runs.prototype_files import PROTOTYPES, write_prototypes
+from fedproto.runs.teacher_files import TEACHER_FILE, write_teacher
 
 MANIFEST_REJECT_FRACTION = 0.05  # of known inputs, for which the manifest states thresholds
 
 
-def export_client(trained: TrainedClient, folder: Path, onnx: bool = True) -> None:
-    """Write a client as a folder, which appears with everything in it or not at all."""
+def export_client(trained: TrainedClient, folder: Path, onnx: bool = True) -> list[str]:
+    """Write a client as a folder, which appears with everything in it or not at all.
+
+    Returns a sentence for each thing that cannot be written and is left out.
+    """
     if is_taken(folder):
         raise RunFolderError(f"{folder} is not empty: name another folder with --to")
+    notices = []
+    if trained.teacher is not None and names_files("feature_map", trained.teacher.feature_map):
+        trained = _leave_teacher_out(trained)
+        notices.append(
+            f"{folder} leaves the teacher out, because its feature map needs a file of this machine"
+        )
     rebuilt = trained if trained.is_from_python else _rebuild_from_text(trained)
     if trained.is_from_python:
         _refuse_infinite(trained, trained.probe_outputs())
@@ -63,6 +74,31 @@ def export_client(trained: TrainedClient, folder: Path, onnx: bool = True) -> No
         raise RunFolderError(
             f"{folder} cannot be made: {error}; name another folder with --to"
         ) from error
+    if graph is not None and graph.teacher_obstacle is not None:
+        notices.append(f"{folder / ONNX} leaves the teacher out: {graph.teacher_obstacle}")
+    return notices
+
+
+def _leave_teacher_out(trained: TrainedClient) -> TrainedClient:
+    """Return the client as if its run had no teacher; refused if it has nothing else."""
+    assert trained.teacher is not None, "that is what is left out"
+    if trained.teacher.is_alone:
+        raise ConfigError(
+            f"the client cannot be exported: it classifies by its teacher alone, whose feature map "
+            f"{trained.teacher.feature_map} needs a file of this machine"
+        )
+    calibration = dict(trained.calibration)
+    temperatures = dict(trained.temperatures)
+    for way in TEACHER_WAYS:
+        calibration.pop(way, None)
+        temperatures.pop(way, None)
+    return replace(
+        trained,
+        teacher=None,
+        feature_map=None,
+        calibration=calibration,
+        temperatures=temperatures,
+    )
 
 
 def explain_missing_thresholds(trained: TrainedClient) -> str | None:
@@ -115,7 +151,8 @@ def _refuse_infinite(trained: TrainedClient, outputs: Outputs) -> None:
 
 def _are_close(a: Outputs, b: Outputs) -> bool:
     """Compare outputs up to the order of sums, which may change with the layout of weights."""
-    for one, other in zip(a, b, strict=True):
+    pairs = ((a.features, b.features), (a.logits, b.logits))
+    for one, other in pairs:
         if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-4, atol=1e-5):
             return False
     return True
@@ -129,7 +166,7 @@ def _drop_folder(dataset: str) -> str:
     return dataset
 
 
-def _fill(folder: Path, trained: TrainedClient, graph: bytes | None) -> None:
+def _fill(folder: Path, trained: TrainedClient, graph: OnnxGraph | None) -> None:
     """Write all files of the folder; the manifest comes last, with the hashes of the others."""
     state = trained.module.state_dict()
     write_tensors(folder / WEIGHTS, state, WEIGHTS_FORMAT, {})
@@ -137,15 +174,17 @@ def _fill(folder: Path, trained: TrainedClient, graph: bytes | None) -> None:
     if shared is not None:
         tensors = {"prototypes": shared.values, "known": shared.known}
         write_prototypes(folder / PROTOTYPES, tensors, shared.classes)
+    if trained.teacher is not None:
+        write_teacher(folder / TEACHER_FILE, replace(trained.teacher, left=()))
     if trained.calibration:
         calibration = {way: torch.tensor(values) for way, values in trained.calibration.items()}
         write_tensors(folder / CALIBRATION, calibration, CALIBRATION_FORMAT, {})
     if trained.preprocessing.encoding is not None:
         _write_json(folder / ENCODING, to_json(trained.preprocessing.encoding))
     if graph is not None:
-        write_atomically(folder / ONNX, graph)
+        write_atomically(folder / ONNX, graph.content)
     hashes = {name: sha256(folder / name) for name in FILES if (folder / name).exists()}
-    manifest = _make_manifest(trained, hashes)
+    manifest = _make_manifest(trained, hashes, graph)
     _write_json(folder / MANIFEST, check_manifest(manifest, "the client"))
 
 
@@ -154,7 +193,9 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, text.encode())
 
 
-def _make_manifest(trained: TrainedClient, hashes: dict[str, str]) -> dict[str, Any]:
+def _make_manifest(
+    trained: TrainedClient, hashes: dict[str, str], graph: OnnxGraph | None
+) -> dict[str, Any]:
     """Return the content of manifest.json; `hashes` are those of the other files."""
     held_out_rows = {way: len(values) for way, values in trained.calibration.items()}
     manifest: dict[str, Any] = {
@@ -172,12 +213,13 @@ def _make_manifest(trained: TrainedClient, hashes: dict[str, str]) -> dict[str, 
     }
     if trained.prototypes is not None:
         manifest["tau"] = float(trained.measure_tau())
+    if trained.teacher is not None:
+        manifest["teacher_weight"] = trained.teacher_weight
     obstacle = explain_missing_thresholds(trained)
     if obstacle is not None:
         manifest["cannot_reject"] = obstacle
-    if ONNX in hashes:
-        distances = list(classes_with_prototype(trained))
-        manifest["onnx"] = {"logits": list(trained.classes), "distances": distances}
+    if graph is not None:
+        manifest["onnx"] = graph.columns
     if trained.is_from_python:
         manifest["is_from_python"] = True
     manifest["about"] = trained.about
