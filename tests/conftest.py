@@ -15,6 +15,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# No test pulls the plug, so none needs to wait for the disk; those of broken disks patch it anew.
+os.fsync = lambda descriptor: None
+
 settings.register_profile("noisy machine", deadline=None)
 settings.register_profile("mutants", deadline=None, max_examples=10, derandomize=True)
 settings.load_profile("mutants" if "MUTANT_UNDER_TEST" in os.environ else "noisy machine")

@@ -10,6 +10,7 @@ the latter, a value with a comma, a bracket or a quote is quoted: `fedper(person
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
@@ -253,6 +254,13 @@ class Option:
 
 def options_of(function: Callable) -> dict[str, Option]:
     """Return the options of a plug-in's function, its keyword-only parameters, by name."""
+    if isinstance(function, types.FunctionType):
+        return dict(_read_options_once(function))
+    return _read_options(function)  # any other object of somebody's own may change, or not hash
+
+
+def _read_options(function: Callable) -> dict[str, Option]:
+    """Return the options of a function from its signature and its annotations."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
         parameters = inspect.signature(function).parameters
@@ -266,6 +274,9 @@ def options_of(function: Callable) -> dict[str, Option]:
             kind = hints.get(name) or _guess_kind(parameter.default)
             options[name] = Option(name, kind, parameter.default)
     return options
+
+
+_read_options_once = functools.lru_cache(maxsize=1024)(_read_options)
 
 
 def explain_positional(function: Callable, name: str, what: str) -> ConfigError | None:

@@ -8,6 +8,7 @@ written `package.module:function`; its code runs only if its name is trusted: se
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -51,9 +52,15 @@ RETURNS = {
 
 def names(kind: str) -> list[str]:
     """Return the names of our plug-ins of a kind, from the folder's files, importing none."""
+    return list(_read_names(kind))
+
+
+@functools.cache
+def _read_names(kind: str) -> tuple[str, ...]:
+    """Return the names of the folder's files: the package does not change while it is used."""
     folder = Path(__file__).parents[1] / FOLDERS[kind]
     files = folder.glob("[!_]*.py")
-    return sorted(file.stem.replace("_", "-") for file in files)
+    return tuple(sorted(file.stem.replace("_", "-") for file in files))
 
 
 def presets(kind: str) -> dict[str, str]:

@@ -199,7 +199,7 @@ def seed_module_draws(seed: int, round: int, client: int, device: torch.device) 
     Runs repeat that way. Afterwards torch's generators are as they were.
     """
     with rng.preserve_torch_generators(device):
-        torch.manual_seed(int(rng.key(seed, "a module's own", round, client)))
+        rng.seed_torch_generators(int(rng.key(seed, "a module's own", round, client)))
         yield
 
 

@@ -5,6 +5,7 @@ splitmix64, written in wrapping int64 tensor arithmetic. One client alone, a sta
 another device or a resumed run therefore see the same shuffles, crops and samples.
 """
 
+import functools
 import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -104,6 +105,21 @@ def sample(key: Tensor, population: int, count: int) -> Tensor:
 def preserve_torch_generators(device: torch.device) -> AbstractContextManager[None]:
     """Return a context in which torch's own generators may be used; it restores them."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def seed_torch_generators(seed: int) -> None:
+    """Seed torch's own generators, on all devices."""
+    if _has_accelerator():
+        torch.manual_seed(seed)
+    else:
+        # `torch.manual_seed` writes down the stack once for each kind of accelerator that might be
+        # found later, which takes longer than the building of a small model.
+        torch.default_generator.manual_seed(seed)
+
+
+@functools.cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

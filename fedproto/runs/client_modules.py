@@ -43,7 +43,7 @@ def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
 def _seeded_draws(seed: int, *client: int) -> Iterator[None]:
     """Draw initial weights that depend on the seed, and with `client` on the client."""
     with rng.preserve_torch_generators(torch.device("cpu")):
-        torch.manual_seed(int(rng.key(seed, "initial weights", *client)))
+        rng.seed_torch_generators(int(rng.key(seed, "initial weights", *client)))
         yield
 
 

@@ -58,7 +58,7 @@ def draws_by_itself(member: Member) -> bool:
     try:
         with rng.preserve_torch_generators(x.device):
             for seed in (0, 1):
-                torch.manual_seed(seed)
+                rng.seed_torch_generators(seed)
                 state = {name: value.clone() for name, value in member.initial.items()}
                 features, logits = functional_call(member.module, state | keep, (x,))
                 outputs.append(torch.cat([features, logits], 1))

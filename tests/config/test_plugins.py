@@ -19,7 +19,7 @@ from helpers.command_line import SMALL, fedproto, only_line
 
 import fedproto as package
 from fedproto.config import plugin_trust, plugins
-from fedproto.config.options import Part
+from fedproto.config.options import Part, options_of
 from fedproto.data import DataFolders
 from fedproto.data.digits import digits
 from fedproto.deploy.member import load_trained_member
@@ -788,3 +788,15 @@ def test_a_method_that_fails_is_named_with_its_file_and_line(trace: Path) -> Non
     cause = "algorithm mine cannot be run for many clients at once (sent.py, line 8: KeyError"
     assert cause in " ".join(refused.out.split())
     assert ", training (sent.py, line 8): KeyError: 'protos'" in only_line(refused.err)
+
+
+# --- what is read once
+
+
+def test_the_options_that_a_caller_gets_are_its_own():
+    """They are read once for each function, and no caller can change them for the next."""
+    function = plugins.find("algorithm", "fedprox")
+    options_of(function).clear()
+    assert "mu" in options_of(function)
+    plugins.names("algorithm").clear()
+    assert "fedprox" in plugins.names("algorithm")

@@ -57,3 +57,11 @@ def test_first_places_of_permutations_are_uniform():
     firsts = rng.permutation(rng.key(0, "shuffle", torch.arange(10_000)), 10)[:, 0]
     counts = firsts.bincount(minlength=10)
     assert ((counts - 1000).abs() < 4 * 30).all()
+
+
+def test_torchs_generators_are_seeded_as_by_torch():
+    with rng.preserve_torch_generators(torch.device("cpu")):
+        torch.manual_seed(2**40 + 3)
+        expected = torch.randn(5)
+        rng.seed_torch_generators(2**40 + 3)
+        assert torch.equal(torch.randn(5), expected)
