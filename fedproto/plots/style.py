@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 
 #: The colour of text and edges on a light page, and the one that replaces it on a dark page.
@@ -21,6 +22,7 @@ GRID = "#8a919966"  # readable on both pages
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK, "#999999")
 MARKERS = "os^DvPX*<>ph"
 PNG_DOTS_PER_INCH = 200
+SVG_DOTS_PER_INCH = 72  # fixed by matplotlib
 
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
@@ -94,7 +96,21 @@ def save_png(canvas: Canvas) -> bytes:
 
 def save_svg(canvas: Canvas) -> str:
     """Return the canvas as an `<svg>` element, without an XML header and without a date."""
+    _lay_out(canvas)
     file = io.StringIO()
     canvas.savefig(file, format="svg", metadata={"Date": None})
     document = file.getvalue()
     return document[document.index("<svg") :]
+
+
+def _lay_out(canvas: Canvas) -> None:
+    """Lay a canvas out once for all formats.
+
+    `savefig` would lay it out for each, and draw everything one more time to do so.
+    """
+    engine = canvas.get_layout_engine()
+    if engine is not None:
+        FigureCanvasSVG(canvas)
+        canvas.set_dpi(SVG_DOTS_PER_INCH)
+        engine.execute(canvas)
+        canvas.set_layout_engine(None)

@@ -20,34 +20,32 @@ def lda(
     other log-probabilities. While no class has two different rows, W is 0, and the nearest mean
     decides.
 
-    With `personal` above 0 every client has a solution of its own, with (1 − personal) W +
-    personal · W_i in place of W. W_i is the covariance of client i's rows around the class means of
+    With `personal` above 0 every client has a solution of its own, with (1 − personal) S +
+    personal · W_i in place of S. W_i is the covariance of client i's rows around the class means of
     all clients, which follows from the sums that the client sends: n_i W_i = Σ φ φᵀ −
     Σ_j (μ_j s_jᵀ + s_j μ_jᵀ − n_j μ_j μ_jᵀ), with s_j = Σ φ over its n_j rows of class j.
     """
 
+    def shrink(sums: Sums, means: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a matrix and a number, which S is the sum of: matrix + number · I."""
+        assert sums.gram is not None
+        within = (sums.gram - means.T @ sums.classes) / sums.counts.sum()
+        mean_variance = within.diagonal().mean()
+        mean_square = sums.gram.diagonal().mean() / sums.counts.sum()
+        if shrinkage > 0 and mean_variance <= ROUNDING * mean_square:
+            return torch.zeros_like(within), mean_square
+        return (1 - shrinkage) * within, shrinkage * mean_variance
+
     def solve(sums: Sums) -> Solution:
         means = sums.classes / sums.counts[:, None]
-        return solve_within(sums, means, _measure_within(sums, means))
+        rest, added = shrink(sums, means)
+        return _solve(means, rest, added, "raise shrinkage, or use fewer features or ncm")
 
     def solve_own(sums: Sums, own: Sums) -> Solution:
         means = sums.classes / sums.counts[:, None]
-        within_all = _measure_within(sums, means)
-        within = (1 - personal) * within_all + personal * measure_around(own, means)
-        return solve_within(sums, means, within)
-
-    def solve_within(sums: Sums, means: Tensor, within: Tensor) -> Solution:
-        assert sums.gram is not None
-        mean_variance = within.diagonal().mean()
-        mean_square = sums.gram.diagonal().mean() / sums.counts.sum()
-        rest = (1 - shrinkage) * within
-        added = shrinkage * mean_variance
-        if shrinkage > 0 and mean_variance <= ROUNDING * mean_square:
-            rest = torch.zeros_like(within)
-            added = mean_square
-        advice = "raise shrinkage, or use fewer features or ncm"
-        vectors = solve_shifted(rest, added, means.T, advice).T
-        return Solution(vectors, -0.5 * (vectors * means).sum(1))
+        rest, added = shrink(sums, means)
+        rest = (1 - personal) * rest + personal * measure_around(own, means)
+        return _solve(means, rest, (1 - personal) * added, "lower personal, or raise shrinkage")
 
     return Teacher(
         "lda",
@@ -58,10 +56,10 @@ def lda(
     )
 
 
-def _measure_within(sums: Sums, means: Tensor) -> Tensor:
-    """Return the covariance (D, D) of all rows around the means (C, D) of their classes."""
-    assert sums.gram is not None
-    return (sums.gram - means.T @ sums.classes) / sums.counts.sum()
+def _solve(means: Tensor, rest: Tensor, added: Tensor, advice: str) -> Solution:
+    """Return the solution for class means (C, D) and the covariance rest + added · I."""
+    vectors = solve_shifted(rest, added, means.T, advice).T
+    return Solution(vectors, -0.5 * (vectors * means).sum(1))
 
 
 def measure_around(own: Sums, means: Tensor) -> Tensor:

@@ -145,9 +145,9 @@ def test_a_triangle_is_packed_and_unpacked():
 def test_two_clients_by_hand():
     """Classes at (±1, 0). Client 0's rows differ by ±2 along x, client 1's by ±2 along y.
 
-    W_0 = [[4, 0], [0, 0]], W_1 = [[0, 0], [0, 4]] and, since both have four rows, W = 2 · I. With
-    personal = ½, the covariances are [[3, 0], [0, 1]] and [[1, 0], [0, 3]]; of both the mean
-    variance is 2, and half shrinkage gives [[2½, 0], [0, 1½]] and [[1½, 0], [0, 2½]].
+    W_0 = [[4, 0], [0, 0]], W_1 = [[0, 0], [0, 4]] and, since both have four rows, W = 2 · I, which
+    shrinkage leaves as it is. With personal = ½, the covariances are [[3, 0], [0, 1]] and
+    [[1, 0], [0, 3]].
     """
     y = torch.tensor([0, 0, 1, 1])
     first = sums_of(torch.tensor([[3.0, 0], [-1, 0], [1, 0], [-3, 0]]).double(), y, 2)
@@ -156,7 +156,7 @@ def test_two_clients_by_hand():
     teacher = lda(shrinkage=0.5, personal=0.5)
     assert teacher.solve_own is not None
     means = torch.tensor([[1.0, 0], [-1, 0]]).double()
-    for own, variance in ((first, 2.5), (second, 1.5)):
+    for own, variance in ((first, 3.0), (second, 1.0)):
         solution = teacher.solve_own(pooled, own)
         assert torch.allclose(solution.vectors, means / variance)
         assert torch.allclose(solution.bias, torch.full((2,), -0.5 / variance).double())
@@ -187,22 +187,32 @@ def test_with_personal_1_only_the_covariance_of_the_client_counts(digits):
     means = pooled.classes / pooled.counts[:, None]
     offsets = x - means[y]
     own = offsets.T @ offsets / len(y)
-    shrunk = 0.8 * own + 0.2 * own.diagonal().mean() * torch.eye(64).double()
-    expected = torch.linalg.solve(shrunk, means.T).T
+    expected = torch.linalg.solve(own, means.T).T
     teacher = lda(shrinkage=0.2, personal=1)
     found = solve_known(teacher, pooled, sums_of(x, y, 10))
     assert torch.allclose(found.vectors, expected, rtol=1e-8, atol=1e-8)
     assert torch.allclose(found.bias, -0.5 * (expected * means).sum(1), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("personal", [0.3, 1.0])
-def test_the_only_client_has_the_solution_of_all(digits, personal):
+def test_the_covariance_of_all_is_shrunk_before_the_clients_own_is_added(digits):
+    (x, y), (other_x, other_y) = split_digits(digits)
+    pooled = sums_of(torch.cat([x, other_x]), torch.cat([y, other_y]), 10)
+    means = pooled.classes / pooled.counts[:, None]
+    within = (pooled.gram - means.T @ pooled.classes) / pooled.counts.sum()
+    shrunk = 0.8 * within + 0.2 * within.diagonal().mean() * torch.eye(64).double()
+    offsets = other_x - means[other_y]
+    covariance = 0.7 * shrunk + 0.3 * offsets.T @ offsets / len(other_y)
+    expected = torch.linalg.solve(covariance, means.T).T
+    teacher = lda(shrinkage=0.2, personal=0.3)
+    found = solve_known(teacher, pooled, sums_of(other_x, other_y, 10))
+    assert torch.allclose(found.vectors, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_a_covariance_of_few_rows_alone_is_refused_with_what_to_do(digits):
     x, y = digits
-    sums = sums_of(x, y, 12)
-    expected = solve_known(lda(), sums)
-    found = solve_known(lda(personal=personal), sums, sums)
-    assert torch.allclose(found.vectors, expected.vectors, rtol=1e-9, atol=1e-9)
-    assert torch.allclose(found.bias, expected.bias, rtol=1e-9, atol=1e-9)
+    sums = sums_of(x, y, 10)
+    with pytest.raises(ConfigError, match="64 features is singular; lower personal"):
+        solve_known(lda(personal=1), sums, sums_of(x[:9] * 0, y[:9], 10))
 
 
 def test_a_client_without_a_solution_of_its_own_is_sent_that_of_all():

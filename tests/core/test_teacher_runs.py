@@ -3,13 +3,17 @@
 import pytest
 import torch
 from helpers.engine_comparison import TROUBLE, assert_engines_agree, assert_equal, finish, prepare
-from helpers.tiny import experiment, finished
+from helpers.tiny import SETTINGS, experiment, finished
 
 from fedproto.config import plugins
+from fedproto.config.settings import configure
 from fedproto.core import closed_form
 from fedproto.core.closed_form import CLASS_SUMS, GRAM, TEACHER, Sums, solve_known
 from fedproto.core.tensors import flatten_state
+from fedproto.engines.vectorised import receiving
 from fedproto.errors import ConfigError
+from fedproto.runs.execution import execute
+from fedproto.runs.experiment import Experiment
 from fedproto.teachers.lda import lda
 
 SMALL_MAP = "random-conv(filters=3, kernel=3, pool=2)"
@@ -293,3 +297,31 @@ def test_clients_of_all_architectures_have_solutions_of_their_own():
     (run, _), _ = assert_engines_agree("fedavg", **settings)
     assert run.federation.architectures
     assert_own_solutions(run, range(5))
+
+
+@pytest.mark.parametrize("largest", [None, 0], ids=["copied", "apart"])
+@pytest.mark.parametrize("algorithm", ["fedproto", "fedavg"])
+def test_stacked_federations_have_solutions_of_their_own(algorithm, largest, monkeypatch):
+    """A sweep trains several federations at once; a client is sent that of its own server."""
+    if largest is not None:
+        monkeypatch.setattr(receiving, "MAX_COPIED_VALUES", largest)
+    seeds = [3, 4, 5]
+    settings = SETTINGS | PERSONAL | {"algorithm": algorithm, "engine": "vectorised", "rounds": 3}
+    configs = [configure(settings | {"seed": seed})[0] for seed in seeds]
+    together = Experiment.prepare_together(configs)
+    results = execute(together, [None] * len(seeds))
+    for seed, run, result in zip(seeds, together, results, strict=True):
+        single = finish(prepare(algorithm, "vectorised", **PERSONAL | {"seed": seed, "rounds": 3}))
+        assert_equal((run, result), single)
+
+
+def test_stacked_federations_may_have_different_numbers_of_clients():
+    """The servers' states have different shapes then, so that each sends apart."""
+    settings = SETTINGS | PERSONAL | {"algorithm": "fedproto", "engine": "vectorised"}
+    configs = [configure(settings | {"clients": clients})[0] for clients in (3, 4)]
+    runs = Experiment.prepare_together(configs)
+    results = execute(runs, [None, None])
+    for run, result, clients in zip(runs, results, (3, 4), strict=True):
+        assert run.progress.server[TEACHER]["own_bias"].shape[1] == clients
+        single = finish(prepare("fedproto", "vectorised", **PERSONAL | {"clients": clients}))
+        assert_equal((run, result), single)

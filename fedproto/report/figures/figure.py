@@ -67,7 +67,6 @@ def finish_figure(
     """Save a canvas in all formats. `table` holds the header of the numbers, then their rows."""
     width_inches, height_inches = canvas.get_size_inches()
     svg = save_svg(canvas)
-    canvas.set_layout_engine(None)  # the other file is laid out like this one, in half the time
     return Figure(
         name=name,
         title=title,

@@ -72,7 +72,16 @@ def _draw_confusion(title: str, number: int, classes: list[str], values: WayMetr
         for (row, column), count in np.ndenumerate(counts):
             is_dark = fractions[row, column] > DARK_FRACTION
             colour = "white" if is_dark else "black"
-            axes.text(column, row, str(count), ha="center", va="center", fontsize=7, color=colour)
+            axes.text(
+                column,
+                row,
+                str(count),
+                ha="center",
+                va="center",
+                fontsize=7,
+                color=colour,
+                in_layout=False,  # inside the axes anyway, and slow to measure
+            )
     caption = (
         "Confusion matrix of all clients' test rows: how often each class (row) was predicted as "
         "each class (column); colour: fraction of the class's rows."
