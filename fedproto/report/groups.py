@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,30 @@ from fedproto.report.read import Run, Spread
 IGNORED_SETTINGS = ("seed", "stack")
 #: Settings that make up the task.
 TASK_SETTINGS = ("dataset", "partition", "clients")
+#: The accuracies that tables and figures show, in their order.
+SHOWN_ACCURACIES = (
+    *ACCURACIES,
+    "teacher",
+    "teacher_own",
+    "head+teacher",
+    "head+teacher_own",
+    "both+teacher",
+    "both+teacher_own",
+)
+
+
+def list_shown_accuracies(present: Collection[str]) -> list[str]:
+    """Return the accuracies of a run that tables and figures show, of those present.
+
+    Of the sums with a teacher only the one that has the most opinions is shown; the table of
+    metrics has all.
+
+    >>> list_shown_accuracies(["both+teacher", "head+teacher", "teacher", "both", "head"])
+    ['head', 'both', 'teacher', 'both+teacher']
+    """
+    left_out = "head+teacher" if "both+teacher" in present else "both+teacher"
+    hidden = (left_out, f"{left_out}_own")
+    return [name for name in SHOWN_ACCURACIES if name in present and name not in hidden]
 
 
 @dataclass(frozen=True)
@@ -38,7 +62,7 @@ class Group:
     @property
     def accuracies(self) -> list[str]:
         """The names of the accuracies that the runs have."""
-        return [name for name in ACCURACIES if name in self.first.accuracy]
+        return list_shown_accuracies(self.first.accuracy)
 
     def mean(self, value: Callable[[Run], float]) -> float:
         """Return the mean of a number over the seeds."""

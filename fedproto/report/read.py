@@ -13,6 +13,7 @@ import numpy as np
 from fedproto.config.config_file import VERSION as CONFIG_VERSION
 from fedproto.config.config_file import flatten_tables, read_tables, require_recorded
 from fedproto.core.best_round import METRICS_TO_SELECT_BY
+from fedproto.core.closed_form import TEACHER
 from fedproto.core.files import check_version, read_tensors
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.membership.gain import Gain
@@ -307,12 +308,12 @@ def _to_client(stored: dict[str, Any], classes: list[str]) -> Client:
 
 
 def _check_accuracies(clients: Sequence[Client], accuracy: dict[str, Spread]) -> None:
-    """Raise if the clients do not have the accuracies of the run, of which the head's is one."""
+    """Raise unless the clients have the accuracies of the run, one by the head or the teacher."""
     names = set(accuracy)
     is_same = all(set(client.accuracy) == names for client in clients)
-    if not clients or "head" not in names or not is_same:
+    if not clients or names.isdisjoint(("head", TEACHER)) or not is_same:
         raise ValueError(
-            "its clients do not all have the same accuracies, or have none by the head"
+            "its clients do not all have the same accuracies, or have none by the head or a teacher"
         )
 
 

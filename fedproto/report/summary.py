@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedproto.core.metrics import ACCURACIES
 from fedproto.plots.labels import describe_accuracy, is_own_accuracy
-from fedproto.report.groups import Group
+from fedproto.report.groups import SHOWN_ACCURACIES, Group
 
 MAX_NAMED_ALGORITHMS = 4
 MAX_NAMED_DATASETS = 3
@@ -89,7 +88,12 @@ def _accuracies_over_all_classes(group: Group) -> dict[str, float]:
 
 def _name_predictor(accuracy: str) -> str:
     """Return what predicts, in words that follow `by the`."""
-    names = {"prototype": "nearest prototype", "both": "sum of both"}
+    names = {
+        "prototype": "nearest prototype",
+        "both": "sum of both",
+        "head+teacher": "sum of head and teacher",
+        "both+teacher": "sum of all three",
+    }
     return names.get(accuracy, accuracy)
 
 
@@ -178,7 +182,7 @@ def make_table(groups: Sequence[Group]) -> Table:
     present = set()
     for group in groups:
         present.update(group.accuracies)
-    accuracies = [name for name in ACCURACIES if name in present]
+    accuracies = [name for name in SHOWN_ACCURACIES if name in present]
     has_seeds = any(len(group.runs) > 1 for group in groups)
     header = ["method", "data set"]
     if has_seeds:

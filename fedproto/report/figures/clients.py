@@ -60,11 +60,12 @@ def _draw_group(group: Group, position: int) -> Figure:
     else:
         canvas, axes = _draw_ranking(group.first, accuracies, position)
     axes.set_title(shorten(group.label))
-    best = max(clients, key=_head_accuracy)
-    worst = min(clients, key=_head_accuracy)
+    way = accuracies[0]  # by the head, if a model was trained
+    best = max(clients, key=lambda client: client.accuracy[way])
+    worst = min(clients, key=lambda client: client.accuracy[way])
     caption = (
-        f"{len(clients)} clients; best by the head: {_describe_accuracy(best)}; "
-        f"worst: {_describe_accuracy(worst)}."
+        f"{len(clients)} clients; best by the {way}: {_describe_accuracy(best, way)}; "
+        f"worst: {_describe_accuracy(worst, way)}."
     )
     return finish_figure(
         canvas,
@@ -76,13 +77,9 @@ def _draw_group(group: Group, position: int) -> Figure:
     )
 
 
-def _head_accuracy(client: Client) -> float:
-    return client.accuracy["head"]
-
-
-def _describe_accuracy(client: Client) -> str:
-    """Return a client with its accuracy by the head, for a caption."""
-    return f"client {client.name} with {_head_accuracy(client):.1%}"
+def _describe_accuracy(client: Client, way: str) -> str:
+    """Return a client with one of its accuracies, for a caption."""
+    return f"client {client.name} with {client.accuracy[way]:.1%}"
 
 
 def _draw_bars(run: Run, accuracies: Sequence[str], position: int) -> tuple[Canvas, Axes]:

@@ -27,7 +27,13 @@ from fedproto.report.read import Round, Spread
 
 #: How a line is drawn: solid, or an offset and the lengths of strokes and gaps.
 Dashes = str | tuple[int, tuple[int, ...]]
-DASHES: dict[str, Dashes] = {"prototype": (0, (4, 2)), "both": (0, (1, 1))}
+DASHES: dict[str, Dashes] = {
+    "prototype": (0, (4, 2)),
+    "both": (0, (1, 1)),
+    "teacher": (0, (5, 2, 1, 2)),
+    "head+teacher": (0, (5, 2, 1, 2, 1, 2)),
+    "both+teacher": (0, (5, 2, 1, 2, 1, 2)),
+}
 MARKERS_PER_LINE = 8
 PANEL_INCHES = 2.9
 
@@ -62,7 +68,9 @@ class Series:
     @property
     def label(self) -> str:
         """The label of the group, with the score if the group has several."""
-        if "prototype" not in self.group.accuracies:
+        own = is_own_accuracy(self.accuracy)
+        scores = [name for name in self.group.accuracies if is_own_accuracy(name) == own]
+        if len(scores) < 2:
             return self.group.label
         return f"{self.group.label}, {score_name(self.accuracy)}"
 
@@ -124,6 +132,10 @@ def _accuracy_caption(groups: Sequence[Group], all_series: Sequence[Series]) -> 
         caption = f"{caption}; dashed: by the nearest prototype"
     if DASHES["both"] in dashes:
         caption = f"{caption}; dotted: by both prototypes and head"
+    if DASHES["teacher"] in dashes:
+        caption = (
+            f"{caption}; dashes and dots: by the teacher, and with two dots by the sum with it"
+        )
     if any(group.first.validation is not None for group in groups):
         caption = f"{caption}; on validation rows in runs that have some, otherwise on test rows"
     return f"{caption}."
