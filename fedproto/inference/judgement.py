@@ -68,8 +68,8 @@ def find_candidates(trained: TrainedClient, by: str, among: str) -> tuple[str, .
     """Return the classes to choose among; refused if there is none."""
     if f"{by} {among}" not in ALL_WAYS:
         raise ConfigError(
-            "by is prototype, head or both, teacher or one of these with +teacher, and among is "
-            f"all or own, not {by!r} and {among!r}"
+            "by is prototype, head, both, teacher, or one of the first three with +teacher, and "
+            f"among is all or own, not {by!r} and {among!r}"
         )
     names = trained.candidates(by, among)
     if not names:
