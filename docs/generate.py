@@ -112,7 +112,7 @@ OPTION_MEANINGS = {
     "algorithm": {
         "solve": "what the server solves from the sums: see [closed forms](closed-form.md)",
         "shrinkage": "of `lda`: how far the covariance moves towards its mean diagonal",
-        "closed-form.personal": "of `lda`: how much of the covariance is the client's own",
+        "closed-form.individual": "of `lda`: how much of the covariance is the client's own",
         "strength": "of `ridge`'s penalty, in units of the mean diagonal of the Gram matrix",
         "lam": "λ, the weight of the distance to the prototypes (`ditto`: to the global model)",
         "distance": "distance between an embedding and its prototype in the loss",
@@ -206,7 +206,7 @@ OPTION_MEANINGS = {
     },
     "teacher": {
         "shrinkage": "how far the covariance moves towards its mean diagonal",
-        "personal": "how much of the covariance is the client's own; 0: all have one solution",
+        "individual": "how much of the covariance is the client's own; 0: all have one solution",
         "strength": "of the penalty, in units of the mean diagonal of the centred Gram matrix",
         "scale": "what scores are divided by before they count as log-probabilities",
     },

@@ -24,23 +24,23 @@ def closed_form(
     solve: Literal["lda", "ridge", "ncm"] = "lda",
     shrinkage: Fraction = 0.1,
     strength: NonNegativeFloat = 0.1,
-    personal: Fraction = 0,
+    individual: Fraction = 0,
 ) -> Algorithm:
     """A classifier that is solved, not trained: one upload of sums, and one round suffices.
 
     Every client sends Σ φ of each class and, but for `ncm`, Σ φ φᵀ over a feature map φ that all
     share; see `fedproto list feature-maps`. The server solves `lda` (with `shrinkage`), `ridge`
     (Fed3R, with `strength`) or `ncm` (FedNCM) for the pooled rows of all clients, and predicts by
-    the score `teacher`. With `personal` above 0, `lda` has a solution for every client, whose
+    the score `teacher`. With `individual` above 0, `lda` has a solution for every client, whose
     covariance is that part its own. Models are not used.
     """
-    if personal and solve != "lda":
+    if individual and solve != "lda":
         raise ConfigError(
-            f"closed-form takes personal={personal:g} with solve=lda only, not with {solve}: "
+            f"closed-form takes individual={individual:g} with solve=lda only, not with {solve}: "
             "leave it out"
         )
     teachers: dict[str, Teacher] = {
-        "lda": lda(shrinkage=shrinkage, personal=personal),
+        "lda": lda(shrinkage=shrinkage, individual=individual),
         "ridge": ridge(strength=strength),
         "ncm": ncm(),
     }

@@ -112,8 +112,16 @@ def group_parts(group: Group) -> Tree:
 
 
 def encode_download(received: State) -> dict[str, bytes]:
-    """Return the messages in which the server sends what a client receives, one for each tree."""
-    return {name: save(tree_parts(tree)) for name, tree in split_trees(received).items()}
+    """Return the messages in which the server sends what a client receives, one for each tree.
+
+    A tree of which no row is known is not sent.
+    """
+    messages = {}
+    for name, tree in split_trees(received).items():
+        is_empty = "known" in tree and not tree["known"].any()
+        if not is_empty:
+            messages[name] = save(tree_parts(tree))
+    return messages
 
 
 def split_trees(received: State) -> dict[str, Tree]:

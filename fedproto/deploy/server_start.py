@@ -196,7 +196,7 @@ def _refuse_rows_of_members(start: ServerStart) -> None:
         if value.shape != more[name].shape:
             raise ConfigError(
                 f"the server of {start.algorithm.name} keeps {name} for each member, but their "
-                "number may change, so it cannot be deployed; closed forms can, with personal=0"
+                "number may change, so it cannot be deployed; closed forms can, with individual=0"
             )
 
 

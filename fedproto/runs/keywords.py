@@ -88,6 +88,7 @@ class AlgorithmOptions(TypedDict, total=False):
     fixed: bool  # False
     gamma: float  # 1.0
     head_epochs: int  # 1
+    individual: float  # 0
     lam: float  # 1.0
     m: float | Literal["auto"]  # 0.1
     mu: float  # 0.1 (feddyn), 0.1 (fedprox), 1.0 (moon)
@@ -205,6 +206,7 @@ class CombinerOptions(TypedDict, total=False):
 class TeacherOptions(TypedDict, total=False):
     """Options of the teachers."""
 
+    individual: float  # 0
     scale: float  # 3.0 (lda), 0.05 (ncm), 0.1 (ridge)
     shrinkage: float  # 0.1
     strength: float  # 0.1

@@ -9,7 +9,7 @@ ROUNDING = 1e-6
 
 
 def lda(
-    *, shrinkage: Fraction = 0.1, scale: PositiveFloat = 3.0, personal: Fraction = 0
+    *, shrinkage: Fraction = 0.1, scale: PositiveFloat = 3.0, individual: Fraction = 0
 ) -> Teacher:
     """A linear discriminant: Gaussian classes with one covariance, and equal prior chances.
 
@@ -20,9 +20,9 @@ def lda(
     other log-probabilities. While no class has two different rows, W is 0, and the nearest mean
     decides.
 
-    With `personal` above 0 every client has a solution of its own, with (1 − personal) S +
-    personal · W_i in place of S. W_i is the covariance of client i's rows around the class means of
-    all clients, which follows from the sums that the client sends: n_i W_i = Σ φ φᵀ −
+    With `individual` above 0 every client has a solution of its own, with (1 − individual) S +
+    individual · W_i in place of S. W_i is the covariance of client i's rows around the class means
+    of all clients, which follows from the sums that the client sends: n_i W_i = Σ φ φᵀ −
     Σ_j (μ_j s_jᵀ + s_j μ_jᵀ − n_j μ_j μ_jᵀ), with s_j = Σ φ over its n_j rows of class j.
     """
 
@@ -44,15 +44,15 @@ def lda(
     def solve_own(sums: Sums, own: Sums) -> Solution:
         means = sums.classes / sums.counts[:, None]
         rest, added = shrink(sums, means)
-        rest = (1 - personal) * rest + personal * measure_around(own, means)
-        return _solve(means, rest, (1 - personal) * added, "lower personal, or raise shrinkage")
+        rest = (1 - individual) * rest + individual * measure_around(own, means)
+        return _solve(means, rest, (1 - individual) * added, "lower individual, or raise shrinkage")
 
     return Teacher(
         "lda",
         solve,
         needs_gram=True,
         scale=scale,
-        solve_own=solve_own if personal > 0 else None,
+        solve_own=solve_own if individual > 0 else None,
     )
 
 

@@ -146,14 +146,14 @@ def test_two_clients_by_hand():
     """Classes at (±1, 0). Client 0's rows differ by ±2 along x, client 1's by ±2 along y.
 
     W_0 = [[4, 0], [0, 0]], W_1 = [[0, 0], [0, 4]] and, since both have four rows, W = 2 · I, which
-    shrinkage leaves as it is. With personal = ½, the covariances are [[3, 0], [0, 1]] and
+    shrinkage leaves as it is. With individual = ½, the covariances are [[3, 0], [0, 1]] and
     [[1, 0], [0, 3]].
     """
     y = torch.tensor([0, 0, 1, 1])
     first = sums_of(torch.tensor([[3.0, 0], [-1, 0], [1, 0], [-3, 0]]).double(), y, 2)
     second = sums_of(torch.tensor([[1.0, 2], [1, -2], [-1, 2], [-1, -2]]).double(), y, 2)
     pooled = Sums(*(a + b for a, b in zip(first, second, strict=True)))
-    teacher = lda(shrinkage=0.5, personal=0.5)
+    teacher = lda(shrinkage=0.5, individual=0.5)
     assert teacher.solve_own is not None
     means = torch.tensor([[1.0, 0], [-1, 0]]).double()
     for own, variance in ((first, 3.0), (second, 1.0)):
@@ -188,7 +188,7 @@ def test_with_personal_1_only_the_covariance_of_the_client_counts(digits):
     offsets = x - means[y]
     own = offsets.T @ offsets / len(y)
     expected = torch.linalg.solve(own, means.T).T
-    teacher = lda(shrinkage=0.2, personal=1)
+    teacher = lda(shrinkage=0.2, individual=1)
     found = solve_known(teacher, pooled, sums_of(x, y, 10))
     assert torch.allclose(found.vectors, expected, rtol=1e-8, atol=1e-8)
     assert torch.allclose(found.bias, -0.5 * (expected * means).sum(1), rtol=1e-8, atol=1e-8)
@@ -203,7 +203,7 @@ def test_the_covariance_of_all_is_shrunk_before_the_clients_own_is_added(digits)
     offsets = other_x - means[other_y]
     covariance = 0.7 * shrunk + 0.3 * offsets.T @ offsets / len(other_y)
     expected = torch.linalg.solve(covariance, means.T).T
-    teacher = lda(shrinkage=0.2, personal=0.3)
+    teacher = lda(shrinkage=0.2, individual=0.3)
     found = solve_known(teacher, pooled, sums_of(other_x, other_y, 10))
     assert torch.allclose(found.vectors, expected, rtol=1e-8, atol=1e-8)
 
@@ -211,13 +211,13 @@ def test_the_covariance_of_all_is_shrunk_before_the_clients_own_is_added(digits)
 def test_a_covariance_of_few_rows_alone_is_refused_with_what_to_do(digits):
     x, y = digits
     sums = sums_of(x, y, 10)
-    with pytest.raises(ConfigError, match="64 features is singular; lower personal"):
-        solve_known(lda(personal=1), sums, sums_of(x[:9] * 0, y[:9], 10))
+    with pytest.raises(ConfigError, match="64 features is singular; lower individual"):
+        solve_known(lda(individual=1), sums, sums_of(x[:9] * 0, y[:9], 10))
 
 
 def test_a_client_without_a_solution_of_its_own_is_sent_that_of_all():
     """Client 1 has sent nothing and client 3 has no rows; 0 and 2 have their own."""
-    algorithm = with_teacher(local(), lda(personal=0.5))
+    algorithm = with_teacher(local(), lda(individual=0.5))
     clients = [*draw_clients(3, 2), (torch.zeros(0, 2), torch.zeros(0).long())]
     uploads = uploads_of(algorithm, clients)
     server = algorithm.aggregate_once(
@@ -234,7 +234,7 @@ def test_a_client_without_a_solution_of_its_own_is_sent_that_of_all():
         assert torch.equal(server[TEACHER][name], value)
     for row, client in enumerate((0, 2)):
         own = read_sums(uploads[row])
-        wanted = solve_known(lda(personal=0.5), read_sums(*uploads), own)
+        wanted = solve_known(lda(individual=0.5), read_sums(*uploads), own)
         assert torch.allclose(sent["vectors"][client], wanted.vectors.float())
         assert torch.allclose(sent["bias"][client], wanted.bias.float())
 
@@ -248,7 +248,7 @@ def read_sums(*uploads):
 
 
 def test_without_personal_nothing_is_kept_by_client():
-    server = with_teacher(local(), lda(personal=0)).init(PARAMS, TASK)
+    server = with_teacher(local(), lda(individual=0)).init(PARAMS, TASK)
     assert "own_vectors" not in server[TEACHER]
 
 
@@ -289,8 +289,8 @@ def draw_clients(seed, count):
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), st.integers(2, 4), st.sampled_from([0, 0.5]), st.data())
-def test_who_leaves_has_never_been_there(seed, count, personal, data):
-    algorithm = with_teacher(local(), lda(personal=personal))
+def test_who_leaves_has_never_been_there(seed, count, individual, data):
+    algorithm = with_teacher(local(), lda(individual=individual))
     uploads = uploads_of(algorithm, draw_clients(seed, count))
     leaver = data.draw(st.integers(0, count - 1))
     numbers = [number for number in range(count) if number != leaver]

@@ -18,7 +18,7 @@ from fedproto.teachers.lda import lda
 
 SMALL_MAP = "random-conv(filters=3, kernel=3, pool=2)"
 WITH_TEACHER = {"teacher": "lda", "feature_map": SMALL_MAP}
-PERSONAL = WITH_TEACHER | {"teacher": "lda(personal=0.5)"}
+PERSONAL = WITH_TEACHER | {"teacher": "lda(individual=0.5)"}
 VALIDATED = WITH_TEACHER | {"validation": 0.4, "shots": 8, "rounds": 3}
 #: Without those whose clients, or servers, need more than two rounds of digits.
 ALGORITHMS = [name for name in plugins.names("algorithm") if name != "closed-form"]
@@ -36,7 +36,7 @@ def test_engines_agree_on_the_closed_form_alone(solve, settings):
 @pytest.mark.parametrize("settings", [TROUBLE, {}], ids=["trouble", "calm"])
 def test_engines_agree_on_solutions_of_each_client(settings):
     settings = settings | {"feature_map": SMALL_MAP, "validation": 0.3, "shots": 6}
-    (run, _), _ = assert_engines_agree("closed-form(personal=0.5)", **settings)
+    (run, _), _ = assert_engines_agree("closed-form(individual=0.5)", **settings)
     server = run.progress.server[TEACHER]
     assert_own_solutions(run, run.progress.once_uploads.clients())
     assert server["own_vectors"].shape[1] == len(run.federation.members)
@@ -52,7 +52,7 @@ def assert_own_solutions(run, clients):
     sums = [sum_rows(x, y, len(run.federation.classes)) for x, y in rows]
     pooled = Sums(*(sum(parts) for parts in zip(*sums, strict=True)))
     for client, own in zip(clients, sums, strict=True):
-        expected = solve_known(lda(personal=0.5), pooled, own)
+        expected = solve_known(lda(individual=0.5), pooled, own)
         found = server["own_vectors"][:, client].double()
         largest = expected.vectors.abs().max()
         assert torch.allclose(found, expected.vectors, rtol=0, atol=1e-4 * largest)
@@ -78,7 +78,7 @@ def test_every_client_predicts_by_its_own_solution():
 
 def test_personal_0_is_the_pooled_solution_bit_for_bit():
     run, result = finished("fedproto", rounds=2, **WITH_TEACHER)
-    settings = WITH_TEACHER | {"teacher": "lda(personal=0)"}
+    settings = WITH_TEACHER | {"teacher": "lda(individual=0)"}
     other, other_result = finished("fedproto", rounds=2, **settings)
     first = flatten_state(run.progress.server)
     second = flatten_state(other.progress.server)
@@ -92,7 +92,7 @@ def test_engines_agree_with_a_teacher(algorithm):
     assert_engines_agree(algorithm, **TROUBLE | VALIDATED)
 
 
-@pytest.mark.parametrize("teacher", ["lda", "lda(personal=0.5)"])
+@pytest.mark.parametrize("teacher", ["lda", "lda(individual=0.5)"])
 def test_processes_agree_with_a_teacher(teacher):
     settings = VALIDATED | {"teacher": teacher, "clients": 5, "participation": 0.6}
     first = finish(prepare("fedproto", "reference", **settings))
@@ -178,7 +178,7 @@ def test_nothing_is_solved_again_while_the_sums_stay(monkeypatch):
     assert run.progress.server[TEACHER]["solved"] == 1
 
 
-@pytest.mark.parametrize("teacher", ["lda", "lda(personal=0.5)"])
+@pytest.mark.parametrize("teacher", ["lda", "lda(individual=0.5)"])
 def test_a_resumed_run_knows_who_has_the_solution(teacher):
     settings = WITH_TEACHER | {"teacher": teacher, "rounds": 6, "participation": 0.5}
     whole, expected = finished("fedproto", **settings)
@@ -223,11 +223,11 @@ def test_only_what_is_needed_is_declared():
         ({"teacher": "lda,ncm"}, "teacher takes one choice, not a list"),
         ({"teacher": "qda"}, "unknown teacher 'qda'"),
         ({"teacher": "lda(shrinkage=2)"}, "shrinkage"),
-        ({"teacher": "lda(personal=1.5)"}, "personal"),
-        ({"teacher": "ridge(personal=0.5)"}, "personal"),
+        ({"teacher": "lda(individual=1.5)"}, "individual"),
+        ({"teacher": "ridge(individual=0.5)"}, "individual"),
         (
-            {"algorithm": "closed-form(solve=ncm,personal=0.5)"},
-            "takes personal=0.5 with solve=lda only, not with ncm",
+            {"algorithm": "closed-form(solve=ncm,individual=0.5)"},
+            "takes individual=0.5 with solve=lda only, not with ncm",
         ),
         ({"feature_map": "flat"}, "feature_map is flat, but local has no use for it"),
         ({"algorithm": "closed-form", "combiner": "median"}, "cannot be used with the combiner"),

@@ -499,9 +499,9 @@ def test_simultaneous_requests_are_trained_once(
     train = member.train
     at_once = threading.Barrier(24)
 
-    def counted(*given: Any) -> Any:
+    def counted(*given: Any, **named: Any) -> Any:
         trained.append(1)
-        return train(*given)
+        return train(*given, **named)
 
     def ask(number: int) -> Message:
         at_once.wait()

@@ -113,12 +113,12 @@ def test_who_leaves_has_never_been_there(make_deployment: Any) -> None:
         ({"teacher": "lda", "feature_map": "auto"}, "feature_map auto cannot be deployed"),
         ({"teacher": "none"}, "unknown teacher 'none'"),
         (
-            {"teacher": "lda(personal=0.5)", "feature_map": SMALL_MAP},
+            {"teacher": "lda(individual=0.5)", "feature_map": SMALL_MAP},
             "keeps teacher/own_vectors for each member, but their number may change, so it cannot",
         ),
         (
-            {"algorithm": "closed-form(personal=0.5)", "feature_map": SMALL_MAP},
-            "the server of closed-form keeps .* cannot be deployed; closed forms can, with pers",
+            {"algorithm": "closed-form(individual=0.5)", "feature_map": SMALL_MAP},
+            "the server of closed-form keeps .* cannot be deployed; closed forms can, with indiv",
         ),
     ],
 )

@@ -326,7 +326,7 @@ def test_a_run_without_checkpoints_keeps_no_models(tmp_path):
 
 @pytest.mark.parametrize("options", [{"by": "colour"}, {"among": "some"}])
 def test_unknown_ways_to_classify_are_refused(options, run, trained):
-    with pytest.raises(ConfigError, match="by is prototype, .* and among is all or own, not"):
+    with pytest.raises(ConfigError, match=r"by is prototype, .* and among is all or own, not"):
         Classifier.from_trained(trained(run, 0), **options)
 
 

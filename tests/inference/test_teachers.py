@@ -39,7 +39,7 @@ DIGITS = TAUGHT | {"teacher": "lda", "feature_map": SMALL_MAP}
 RUNS = {
     "local": DIGITS | {"algorithm": "local"},
     "fedproto": DIGITS | {"algorithm": "fedproto"},
-    "personal": DIGITS | {"algorithm": "local", "teacher": "lda(personal=0.5)"},
+    "individual": DIGITS | {"algorithm": "local", "teacher": "lda(individual=0.5)"},
     "ncm": DIGITS | {"algorithm": "fedavg", "teacher": "ncm"},
     "float64": DIGITS | {"algorithm": "local", "precision": "float64"},
     "closed-form": TAUGHT | {"algorithm": "closed-form", "feature_map": SMALL_MAP},

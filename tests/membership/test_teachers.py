@@ -18,7 +18,7 @@ SMALL_MAP = "random-conv(filters=3,kernel=3,pool=2)"
 TAUGHT = SETTINGS | {"precision": "float32", "teacher": "lda", "feature_map": SMALL_MAP}
 
 
-@pytest.fixture(scope="module", params=["lda", "lda(personal=0.5)", "ncm"])
+@pytest.fixture(scope="module", params=["lda", "lda(individual=0.5)", "ncm"])
 def trained(request, tmp_path_factory):
     """A run with a teacher: its result and its folder, which nobody changes."""
     folder = tmp_path_factory.mktemp("taught") / "run"
