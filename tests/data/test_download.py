@@ -101,8 +101,8 @@ class Handler(BaseHTTPRequestHandler):
         if status in (200, 206) and server.break_after:
             body = body[: server.break_after.pop(0)]
             self.close_connection = True
+        server.sent += len(body)  # before the client can have the last byte
         self.wfile.write(body)
-        server.sent += len(body)
 
 
 @pytest.fixture
