@@ -1,0 +1,1 @@
+"""Privacy: differential privacy with exact claims, and secure sums; see docs/privacy.md."""
