@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedproto.config.plugins import FOLDERS
+from fedproto.plots.labels import hide_folders
 from fedproto.report.groups import Group
 from fedproto.report.read import Run
 from fedproto.report.summary import join_names
 
-REPEAT_NOTE = "The commands repeat each run into a new folder; --out names it."
+REPEAT_NOTE = (
+    "The commands repeat each run into a new folder; --out names it. They are to be typed beside "
+    "the run folders. Of paths only the last part is shown."
+)
 _MISSING = object()
 
 
@@ -30,8 +34,9 @@ class Block:
 def describe_configuration(groups: Sequence[Group]) -> list[Block]:
     """Return the whole configuration of a single run, or what is common and what differs."""
     if len(groups) == 1 and len(groups[0].runs) == 1:
-        settings = Block(settings=groups[0].first.toml)
-        return [settings, Block("To run it again", command=_repeat_command(groups[0]))]
+        settings = Block(settings=hide_folders(groups[0].first.toml))
+        repeat = Block("To run it again", command=_repeat_command(groups[0]), note=REPEAT_NOTE)
+        return [settings, repeat]
     blocks = [Block("Common to all runs", settings=common_settings(groups))]
     blocks += [_describe_group(group, groups) for group in groups]
     blocks.append(Block(note=REPEAT_NOTE))
@@ -91,7 +96,7 @@ def _to_toml(settings: dict[str, Any]) -> str:
     for key, value in settings.items():
         name = f"{key}.name" if key in FOLDERS else key
         # JSON and TOML write the values of a configuration alike.
-        text = json.dumps(value, ensure_ascii=False)
+        text = hide_folders(json.dumps(value, ensure_ascii=False))
         lines.append(f"{name} = {text}")
     return "\n".join(lines)
 
@@ -103,6 +108,6 @@ def _repeat_command(group: Group) -> str:
         return "# started from Python with arrays or modules of its own, which no file can name"
     commands = []
     for run in group.runs:
-        path = shlex.quote(str(run.path / "config.toml"))
+        path = shlex.quote(f"{run.path.resolve().name}/config.toml")
         commands.append(f"fedproto run {path}")
     return "\n".join(commands)

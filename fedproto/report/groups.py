@@ -10,12 +10,17 @@ from typing import Any
 
 from fedproto.config.settings import GOVERNED
 from fedproto.core.metrics import ACCURACIES
+from fedproto.plots.colours import look_of_method
 from fedproto.report.read import Run, Spread
+from fedproto.watch.freeze import name_folders
 
 #: Settings in which the runs of a group may differ. The stack depends on the memory of the GPU.
 IGNORED_SETTINGS = ("seed", "stack")
 #: Settings that make up the task.
 TASK_SETTINGS = ("dataset", "partition", "clients")
+#: What a label names of the settings in which runs of one method differ.
+MAX_NAMED_DIFFERENCES = 2
+MAX_DIFFERENCE_LETTERS = 40
 #: The accuracies that tables and figures show, in their order.
 SHOWN_ACCURACIES = (
     *ACCURACIES,
@@ -53,6 +58,11 @@ class Group:
     def first(self) -> Run:
         """The run of the smallest seed, for what is shown of one seed only."""
         return self.runs[0]
+
+    @property
+    def colour(self) -> str:
+        """The colour of the method, the same on all pages."""
+        return look_of_method(self.first.algorithm).colour
 
     @property
     def seeds(self) -> list[int]:
@@ -124,20 +134,38 @@ def _has_seed(runs: Sequence[Run], seed: int) -> bool:
 def _label_runs(runs: Sequence[Run]) -> list[str]:
     """Return a distinct label for each run.
 
-    It is the algorithm; if several runs have the same one, also the settings in which they differ;
-    and if that is not enough, also the folder.
+    It is the algorithm; if several runs have the same one, also the one or two short settings in
+    which they differ, or else the folder. `list_differences` has all settings.
     """
+    folders = name_folders([run.path for run in runs])
     labels = []
-    for run in runs:
+    for run, folder in zip(runs, folders, strict=True):
         rivals = [other for other in runs if other.algorithm == run.algorithm]
-        parts = [run.algorithm, *_describe_differences(run, rivals)]
-        labels.append(", ".join(parts))
+        differences = _describe_differences(run, rivals)
+        text = ", ".join(differences)
+        if len(differences) > MAX_NAMED_DIFFERENCES or len(text) > MAX_DIFFERENCE_LETTERS:
+            text = folder
+        labels.append(f"{run.algorithm}, {text}" if text else run.algorithm)
     distinct_labels = []
-    for label, run in zip(labels, runs, strict=True):
+    for label, folder in zip(labels, folders, strict=True):
         if labels.count(label) > 1:
-            label = f"{label}, {run.path}"
+            label = f"{label}, {folder}"
         distinct_labels.append(label)
     return distinct_labels
+
+
+def list_differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
+    """Return the settings in which groups differ: a value per group, None where there is none."""
+    keys: dict[str, None] = {}
+    for group in groups:
+        keys |= dict.fromkeys(group.first.config)
+    differences = {}
+    for key in keys:
+        values = [group.first.config.get(key) for group in groups]
+        is_varied = any(value != values[0] for value in values)
+        if is_varied and key not in IGNORED_SETTINGS:
+            differences[key] = values
+    return differences
 
 
 def _describe_differences(run: Run, rivals: Sequence[Run]) -> list[str]:

@@ -10,7 +10,7 @@ from fedproto.report.figures.figure import Figure, Section
 from fedproto.report.page import Report
 from fedproto.report.summary import Cell, Table
 
-TEXT_COLUMNS = 2  # the method and the data set; all others are numbers
+TEXT_COLUMNS = 1  # the method or setting; all others are numbers
 
 
 def render_markdown(report: Report, figure_folder: str) -> str:
@@ -18,13 +18,18 @@ def render_markdown(report: Report, figure_folder: str) -> str:
     parts = [
         f"# {_escape(report.title)}",
         _escape(report.summary),
-        "## Summary",
-        _render_table(report.table),
     ]
+    if report.facts:
+        parts.append(_escape("; ".join(f"{term}: {text}" for term, text in report.facts)))
+    if report.table.rows:
+        parts += ["## Summary", _render_table(report.table)]
     parts += [_escape(note) for note in report.notes]
     for section in report.sections:
         parts += _render_section(section, figure_folder)
-    parts.append("## Configuration")
+    if report.differences is not None:
+        parts += ["## Settings in which the runs differ", _render_table(report.differences)]
+    if report.configuration:
+        parts.append("## Configuration")
     for block in report.configuration:
         parts += _render_block(block)
     return "\n\n".join(parts) + "\n"

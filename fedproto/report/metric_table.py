@@ -108,7 +108,7 @@ def _format(name: str, mean: float | None, std: float | None) -> str:
         return NOT_DEFINED
     is_percent = name in NAMES and name != "brier"
     scale = 100 if is_percent else 1
-    text = f"{scale * mean:.2f}" if is_percent else f"{mean:.3f}"
+    text = f"{scale * mean:.1f}" if is_percent else f"{mean:.3f}"
     if std is None:
         return text
-    return f"{text} ± {scale * std:.2f}" if is_percent else f"{text} ± {std:.3f}"
+    return f"{text} ± {scale * std:.1f}" if is_percent else f"{text} ± {std:.3f}"

@@ -15,13 +15,17 @@ from fedproto.config.config_file import flatten_tables, read_tables, require_rec
 from fedproto.core.best_round import METRICS_TO_SELECT_BY
 from fedproto.core.closed_form import TEACHER
 from fedproto.core.files import check_version, read_tensors
+from fedproto.deploy.server_state import STATE_FILE
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.membership.gain import Gain
 from fedproto.membership.membership import Membership
+from fedproto.plots.labels import hide_folders
+from fedproto.report.privacy import Claim, read_claim
 from fedproto.report.read_metrics import RunMetrics, read_metrics
-from fedproto.runs.folder import JOIN, RunFolder, configs_below
+from fedproto.runs.folder import CONFIG, JOIN, RESULT, RunFolder, configs_below
 from fedproto.runs.metric_contents import explain_majority, list_failures
 from fedproto.runs.prototype_files import MEMBERS, PROTOTYPES, PROTOTYPES_FORMAT
+from fedproto.theory.files import read_theory
 
 
 @dataclass(frozen=True)
@@ -121,40 +125,48 @@ class Run:
     validation: Validation | None = None  # None if no validation rows chose the best round
     gain: Gain | None = None  # of a newcomer, against training alone
     asynchrony: Asynchrony | None = None  # None if rounds were synchronous
+    theory: dict[str, Any] | None = None  # theory.json; None if nobody measured it
+    claim: Claim | None = None  # None if the run was not private
 
 
 # --- finding runs
 
 
-def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """Read the finished runs in some folders, each once.
+class Sources(NamedTuple):
+    """What a report is about, each once."""
 
-    Returns the runs, and one sentence for each unfinished run that was left out. An unfinished run
-    that is named itself raises a RunFolderError, and so do folders without any finished run.
-    """
+    finished: list[Path]  # run folders
+    unfinished: list[Path]  # run folders
+    servers: list[Path]  # state files of deployed servers
+
+
+def find_sources(paths: Sequence[Path]) -> Sources:
+    """Return the runs and the deployed servers in some folders."""
     folders: dict[Path, Path] = {}  # by their resolved paths
+    servers: dict[Path, Path] = {}
     for path in paths:
+        server = _find_server(path)
+        if server is not None:
+            servers.setdefault(server.resolve(), server)
+            continue
         for folder in _find_folders(path):
             folders.setdefault(folder.resolve(), folder)
-    named_paths = [path.resolve() for path in paths]
-    unfinished = [path for path in folders if not (path / "result.json").exists()]
-    for path in unfinished:
-        if path in named_paths or len(unfinished) == len(folders):
-            folder = folders[path]
-            raise RunFolderError(
-                f"{folder} has not finished its rounds: finish it with `fedproto resume {folder}`"
-            )
-    runs = []
-    notes = []
-    for path, folder in folders.items():
-        if path in unfinished:
-            notes.append(
-                f"{folder} has not finished its rounds, so it is left out: "
-                f"`fedproto resume {folder}`"
-            )
-        else:
-            runs.append(read_run(folder))
-    return runs, notes
+    finished = [folder for folder in folders.values() if (folder / RESULT).exists()]
+    unfinished = [folder for folder in folders.values() if folder not in finished]
+    return Sources(finished, unfinished, list(servers.values()))
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read the finished runs in some folders, each once."""
+    return [read_run(folder) for folder in find_sources(paths).finished]
+
+
+def describe_unfinished(folder: str) -> str:
+    """Return what a report says of a run that goes on, or was stopped."""
+    return (
+        f"{folder} has not finished its rounds: the page shows how far it is, and the files of "
+        f"figures leave it out; `fedproto resume {folder}` finishes it"
+    )
 
 
 def _find_folders(path: Path) -> list[Path]:
@@ -164,9 +176,17 @@ def _find_folders(path: Path) -> list[Path]:
     if not path.is_dir():
         raise RunFolderError(f"{path} is not a folder: name a run folder")
     configs = configs_below(path)
-    if (path / "config.toml").exists() or not configs:
+    if (path / CONFIG).exists() or not configs:
         return [RunFolder.open(path).path]
     return [RunFolder.open(config.parent).path for config in configs]
+
+
+def _find_server(path: Path) -> Path | None:
+    """Return the state file of a deployed server, or None if the path is not its folder."""
+    for candidate in (path / STATE_FILE, path / "server" / STATE_FILE):
+        if candidate.is_file():
+            return candidate
+    return None
 
 
 # --- reading a run
@@ -240,7 +260,7 @@ def _to_run(
         toml=toml,
         config=config,
         algorithm=str(result["algorithm"]),
-        dataset=str(result["dataset"]),
+        dataset=hide_folders(str(result["dataset"])),
         seed=int(result["seed"]),
         rounds=rounds,
         classes=classes,
@@ -258,6 +278,8 @@ def _to_run(
         membership=Membership.of(RunFolder(path)) if has_membership else None,
         validation=_to_validation(result),
         asynchrony=_to_asynchrony(result),
+        theory=read_theory(path),
+        claim=read_claim(result),
     )
 
 

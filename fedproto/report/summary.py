@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedproto.plots.labels import describe_accuracy, is_own_accuracy
-from fedproto.report.groups import SHOWN_ACCURACIES, Group
+from fedproto.plots.labels import describe_accuracy, hide_folders, is_own_accuracy, score_name
+from fedproto.report.groups import SHOWN_ACCURACIES, Group, list_differences
 
 MAX_NAMED_ALGORITHMS = 4
 MAX_NAMED_DATASETS = 3
@@ -47,9 +47,9 @@ def _name_or_count(names: Sequence[str], max_named: int, noun: str) -> str:
 
 def describe_groups(groups: Sequence[Group]) -> str:
     """Return one sentence: what a single group reached, or which of several groups is best."""
-    clients = _join_distinct(len(group.first.clients) for group in groups)
-    rounds = _join_distinct(len(group.first.rounds) for group in groups)
-    size = f"{clients} clients, {rounds} rounds"
+    clients = _count([len(group.first.clients) for group in groups], "client")
+    rounds = _count([len(group.first.rounds) for group in groups], "round")
+    size = f"{clients}, {rounds}"
     if len(groups) == 1:
         return _describe_group(groups[0], size)
     ranking = []
@@ -60,13 +60,15 @@ def describe_groups(groups: Sequence[Group]) -> str:
     run_count = sum(len(group.runs) for group in groups)
     return (
         f"{len(groups)} configurations ({run_count} runs), {size}: the highest mean accuracy over "
-        f"all classes is that of {label} by the {_name_predictor(name)}, {best_mean:.2%}."
+        f"all classes is that of {label} by the {_name_predictor(name)}, {best_mean:.1%}."
     )
 
 
-def _join_distinct(numbers: Iterable[int]) -> str:
-    """Return the different numbers in ascending order, as a list in words."""
-    return join_names(str(number) for number in sorted(set(numbers)))
+def _count(numbers: Iterable[int], noun: str) -> str:
+    """Return the different numbers in ascending order, with their noun: `1 client`, `2 and 3`."""
+    distinct = sorted(set(numbers))
+    words = join_names(str(number) for number in distinct)
+    return f"{words} {noun}" if distinct == [1] else f"{words} {noun}s"
 
 
 def _describe_group(group: Group, size: str) -> str:
@@ -76,7 +78,7 @@ def _describe_group(group: Group, size: str) -> str:
         seeds = f", {len(group.runs)} seeds"
     reached = []
     for name, mean in _accuracies_over_all_classes(group).items():
-        reached.append(f"{mean:.2%} by the {_name_predictor(name)}")
+        reached.append(f"{mean:.1%} by the {_name_predictor(name)}")
     return f"{size}{seeds}: {join_names(reached)} over all classes, mean over clients."
 
 
@@ -110,8 +112,11 @@ def explain_table(groups: Sequence[Group]) -> list[str]:
             "over their seeds; “seeds ±” is the standard deviation of the mean over them."
         )
     notes.append(
-        "“Own classes”: scored among the classes the client has; else all classes compete. Values "
-        "uploaded in a round, and bytes in all rounds, are those of all clients together."
+        "“Own classes”: scored among the classes the client has; else all classes compete. The "
+        "head is the last layer of a client's model; the nearest prototype is the class whose mean "
+        "feature vector, averaged over clients, is closest. Values are numbers uploaded in a "
+        "round, and MB are those of all rounds, of all clients together. Columns in which all rows "
+        "are equal are left out."
     )
     return notes + _warn_of_divergence(groups)
 
@@ -126,7 +131,7 @@ def _describe_validation(groups: Sequence[Group]) -> list[str]:
             best = run.validation
             sentences.append(
                 f"{group.label} with seed {run.seed}: round {best.best_round} of {len(run.rounds)} "
-                f"was chosen by {best.select_by} on validation rows, {best.score:.2%}; the test "
+                f"was chosen by {best.select_by} on validation rows, {best.score:.1%}; the test "
                 "rows were looked at once, at the end."
             )
     return sentences
@@ -178,44 +183,69 @@ class Table:
 
 
 def make_table(groups: Sequence[Group]) -> Table:
-    """Return the table of results: accuracies, traffic and time, one row per group."""
+    """Return the table of results: accuracies, traffic and time, one row per group.
+
+    Of several rows, columns that say the same in all are left out.
+    """
+    columns = [("method", [Cell(group.label) for group in groups])]
+    for name in _list_table_accuracies(groups):
+        cells = [_accuracy_cell(group, name) for group in groups]
+        columns.append((f"{describe_accuracy(name)}, %", cells))
+    if any(len(group.runs) > 1 for group in groups):
+        columns.append(("seeds", [Cell(str(len(group.runs))) for group in groups]))
+    optional = {
+        "data set": [group.first.dataset for group in groups],
+        "clients": [str(len(group.first.clients)) for group in groups],
+        "rounds": [str(len(group.first.rounds)) for group in groups],
+        "values per round": [
+            f"{group.mean(lambda run: run.values_per_round):,.0f}" for group in groups
+        ],
+        "MB up": [format_megabytes(group.mean(lambda run: run.bytes_up)) for group in groups],
+        "MB down": [format_megabytes(group.mean(lambda run: run.bytes_down)) for group in groups],
+    }
+    for name, texts in optional.items():
+        if len(groups) == 1 or len(set(texts)) > 1:
+            columns.append((name, [Cell(text) for text in texts]))
+    seconds = [Cell(f"{group.mean(lambda run: run.seconds):.1f}") for group in groups]
+    columns.append(("seconds", seconds))
+    if any(group.first.asynchrony is not None for group in groups):
+        columns.append(("simulated time", [_clock_cell(group) for group in groups]))
+    rows = [[cells[number] for _, cells in columns] for number in range(len(groups))]
+    return Table([name for name, _ in columns], rows)
+
+
+def _list_table_accuracies(groups: Sequence[Group]) -> list[str]:
+    """Return the accuracies that some group has; one among own classes only if it differs."""
     present = set()
     for group in groups:
         present.update(group.accuracies)
-    accuracies = [name for name in SHOWN_ACCURACIES if name in present]
-    has_seeds = any(len(group.runs) > 1 for group in groups)
-    header = ["method", "data set"]
-    if has_seeds:
-        header.append("seeds")
-    header += ["clients", "rounds"]
-    header += [f"{describe_accuracy(name)}, %" for name in accuracies]
-    header += ["values per round", "bytes up", "bytes down", "seconds"]
-    rows = [_make_row(group, accuracies, has_seeds) for group in groups]
-    if any(group.first.asynchrony is not None for group in groups):
-        header.append("simulated time")
-        for row, group in zip(rows, groups, strict=True):
-            row.append(_clock_cell(group))
-    return Table(header, rows)
+    candidates = [name for name in SHOWN_ACCURACIES if name in present]
+    return [name for name in candidates if not _is_repeated(name, groups)]
 
 
-def _make_row(group: Group, accuracies: Sequence[str], has_seeds: bool) -> list[Cell]:
-    """Return the cells of a group, in the order of the header."""
-    run = group.first
-    cells = [Cell(group.label), Cell(run.dataset)]
-    sizes = [len(run.clients), len(run.rounds)]
-    if has_seeds:
-        sizes.insert(0, len(group.runs))
-    cells += [Cell(str(size)) for size in sizes]
-    cells += [_accuracy_cell(group, name) for name in accuracies]
-    traffic = [
-        group.mean(lambda run: run.values_per_round),
-        group.mean(lambda run: run.bytes_up),
-        group.mean(lambda run: run.bytes_down),
-    ]
-    cells += [Cell(f"{mean:,.0f}") for mean in traffic]
-    seconds = group.mean(lambda run: run.seconds)
-    cells.append(Cell(f"{seconds:.1f}"))
-    return cells
+def _is_repeated(name: str, groups: Sequence[Group]) -> bool:
+    """Whether an accuracy among own classes is that over all classes, in all groups."""
+    if not is_own_accuracy(name):
+        return False
+    over_all = score_name(name)
+    for group in groups:
+        if name not in group.accuracies:
+            continue
+        if over_all not in group.accuracies:
+            return False
+        if group.mean_accuracy(name) != group.mean_accuracy(over_all):
+            return False
+    return True
+
+
+def format_megabytes(count: float) -> str:
+    """Return bytes as MB, with one decimal or, below 10 MB, three digits.
+
+    >>> format_megabytes(30_070_080), format_megabytes(90_400), format_megabytes(0)
+    ('30.1', '0.0904', '0')
+    """
+    megabytes = count / 1e6
+    return f"{megabytes:,.1f}" if megabytes >= 10 else f"{megabytes:.3g}"
 
 
 def _clock_cell(group: Group) -> Cell:
@@ -229,14 +259,26 @@ def _clock_cell(group: Group) -> Cell:
 
 
 def _accuracy_cell(group: Group, name: str) -> Cell:
-    """Return a cell such as `84.72 ± 4.30`, with the deviation over seeds as its detail."""
+    """Return a cell such as `84.7 ± 4.3`, with the deviation over seeds as its detail."""
     if name not in group.accuracies:
         return Cell("–")
     accuracy = group.mean_accuracy(name)
     mean = 100 * accuracy.mean
     std = 100 * (accuracy.std or 0)
-    text = f"{mean:.2f} ± {std:.2f}"
+    text = f"{mean:.1f} ± {std:.1f}"
     std_over_seeds = group.std_over_seeds(name)
     if std_over_seeds is None:
         return Cell(text)
-    return Cell(text, f"seeds ± {100 * std_over_seeds:.2f}")
+    return Cell(text, f"seeds ± {100 * std_over_seeds:.1f}")
+
+
+def make_difference_table(groups: Sequence[Group]) -> Table | None:
+    """Return the settings in which groups differ, a column per group; None if there are none."""
+    differences = list_differences(groups)
+    if not differences:
+        return None
+    rows = []
+    for key, values in differences.items():
+        cells = [Cell("–" if value is None else hide_folders(str(value))) for value in values]
+        rows.append([Cell(key), *cells])
+    return Table(["setting", *(group.label for group in groups)], rows)

@@ -208,7 +208,7 @@ def test_different_tasks_have_no_pareto_front(runs: Path, other_run: Path) -> No
 
 def test_the_pareto_front_is_named_if_runs_are_compared(page: Path, single_page: Path) -> None:
     on_front = {row["run"] for row in select(page, "traffic", on_front="True")}
-    pattern = "On the Pareto front, the cheapest first: (.*?)</figcaption>"
+    pattern = "On the Pareto front, the cheapest first: (.*?)</p>"
     (named,) = re.findall(pattern, page.read_text())
     assert "local" in on_front
     assert all(name in named for name in on_front)

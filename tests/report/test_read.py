@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.command_line import fedproto
-from helpers.reports import RUN, make_run, read_result, refuse
+from helpers.deployment import state_after_a_round
+from helpers.reports import RUN, make_run, read_frozen, read_result, read_table, refuse
 from helpers.uploads import prototype_upload
 from safetensors import safe_open
 
@@ -69,7 +70,7 @@ def test_a_client_records_its_images_of_each_class(runs: Path) -> None:
 
 
 def label_runs(*paths: Path) -> list[str]:
-    found, _ = read_runs(paths)
+    found = read_runs(paths)
     return [group.label for group in group_runs(found)]
 
 
@@ -82,7 +83,7 @@ def test_a_copy_of_a_run_is_labelled_by_its_folder(runs: Path, tmp_path: Path) -
     original = runs / "local"
     copy = tmp_path / "copy"
     shutil.copytree(original, copy)
-    assert label_runs(original, copy) == [f"local, {original}", f"local, {copy}"]
+    assert label_runs(original, copy) == ["local, local", "local, copy"]
 
 
 def test_runs_of_one_method_are_labelled_by_their_differences(runs: Path, other_run: Path) -> None:
@@ -106,31 +107,37 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     assert "is not a folder" in refuse(tmp_path / "file")
 
 
-def test_an_unfinished_run_is_refused(damaged: Path) -> None:
+def test_an_unfinished_run_is_shown_as_far_as_it_is(damaged: Path, tmp_path: Path) -> None:
     (damaged / "result.json").unlink()
-    advice = f"has not finished its rounds: finish it with `fedproto resume {damaged}`"
-    assert refuse(damaged).endswith(advice)
-    assert refuse(damaged.parent).endswith(advice)
+    answer = fedproto("report", damaged, "--out", tmp_path / "out")
+    assert answer.code == 0
+    assert f"`fedproto resume {damaged}` finishes it" in answer.out
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Nothing here has finished yet" in page
+    assert "damaged has not finished its rounds: the page shows how far it is" in page
+    assert '"state":"stopped"' in page
+    assert str(tmp_path) not in page
 
 
 @pytest.mark.usefixtures("one_figure")
-def test_an_unfinished_run_among_others_is_left_out(damaged: Path, runs: Path) -> None:
+def test_an_unfinished_run_among_others_is_on_the_page_only(damaged: Path, runs: Path) -> None:
     (damaged / "result.json").unlink()
     shutil.copytree(runs / "local", damaged.parent / "local")
     answer = fedproto("report", damaged.parent)
     assert answer.code == 0
     assert f"`fedproto resume {damaged}`" in answer.out
-    page = (damaged.parent / "report.html").read_text()
-    assert "has not finished its rounds, so it is left out" in page
+    page = damaged.parent / "report.html"
+    assert list(read_table(page)) == ["local"]
+    assert [run["name"] for run in read_frozen(page)["runs"]] == ["local", "damaged"]
 
 
-def test_an_unfinished_run_that_is_named_beside_its_folder_is_refused(
-    damaged: Path, runs: Path
-) -> None:
-    (damaged / "result.json").unlink()
-    shutil.copytree(runs / "local", damaged.parent / "local")
-    spelled_otherwise = damaged.parent / "local" / ".." / "damaged"
-    assert "has not finished its rounds: finish it" in refuse(damaged.parent, spelled_otherwise)
+def test_the_folder_of_a_deployed_server_is_shown(tmp_path: Path) -> None:
+    state_after_a_round(tmp_path / "federation" / "server")
+    answer = fedproto("report", tmp_path / "federation", "--out", tmp_path / "out")
+    assert answer.code == 0
+    (run,) = read_frozen(tmp_path / "out" / "report.html")["runs"]
+    assert (run["kind"], run["rounds_done"]) == ("deployed", 1)
+    assert [client["name"] for client in run["clients"]] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -161,14 +168,14 @@ def test_a_result_without_a_key_is_refused(damaged: Path) -> None:
 
 def test_asynchronous_rounds_have_a_simulated_time_in_the_table(runs: Path, tmp_path: Path) -> None:
     late = make_run(tmp_path / "late", algorithm="fedavg", buffer=1, speed_spread=1.0)
-    found, _ = read_runs([runs / "local", late])
+    found = read_runs([runs / "local", late])
     table = make_table(group_runs(found))
     assert table.header[-1] == "simulated time"
     assert table.rows[0][-1].text == "–"
     stated = read_result(late)["asynchronous"]
     assert table.rows[1][-1].text == f"{stated['clock']:.1f}"
     assert table.rows[1][-1].detail == f"staleness {stated['staleness']:.1f}"
-    synchronous, _ = read_runs([runs / "local"])
+    synchronous = read_runs([runs / "local"])
     assert "simulated time" not in make_table(group_runs(synchronous)).header
 
 

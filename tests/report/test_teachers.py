@@ -49,9 +49,9 @@ def test_a_report_shows_the_teacher_and_one_sum(run):
 
 def test_a_page_is_written(run, tmp_path):
     name, folder = run
-    page = write([folder], tmp_path / "report.html").read_text()
-    assert "by the teacher" in page
-    assert ("head+teacher" in page) == (name != "closed-form")
+    text = write([folder], tmp_path / "report.html").with_suffix(".md").read_text()
+    assert "by the teacher" in text
+    assert ("head+teacher" in text) == (name != "closed-form")
 
 
 def test_of_the_sums_the_largest_is_shown():

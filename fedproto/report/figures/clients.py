@@ -11,7 +11,6 @@ from matplotlib.figure import Figure as Canvas
 
 from fedproto.plots.labels import is_own_accuracy, shorten
 from fedproto.plots.marks import add_legend, centred_offsets, make_rows, show_percent
-from fedproto.plots.style import colour_at
 from fedproto.report.figures.figure import (
     MAX_NAME_LETTERS,
     MAX_NAMED_CLIENTS,
@@ -23,7 +22,7 @@ from fedproto.report.figures.figure import (
     make_panel,
 )
 from fedproto.report.groups import Group
-from fedproto.report.read import Client, Run
+from fedproto.report.read import Client
 
 ROW_INCHES = 0.2
 BARS_HEIGHT = 0.76  # of all bars of a client; its row is 1 high
@@ -56,9 +55,9 @@ def _draw_group(group: Group, position: int) -> Figure:
     clients = group.first.clients
     accuracies = [name for name in group.accuracies if not is_own_accuracy(name)]
     if len(clients) <= MAX_NAMED_CLIENTS:
-        canvas, axes = _draw_bars(group.first, accuracies, position)
+        canvas, axes = _draw_bars(group, accuracies)
     else:
-        canvas, axes = _draw_ranking(group.first, accuracies, position)
+        canvas, axes = _draw_ranking(group, accuracies)
     axes.set_title(shorten(group.label))
     way = accuracies[0]  # by the head, if a model was trained
     best = max(clients, key=lambda client: client.accuracy[way])
@@ -82,14 +81,15 @@ def _describe_accuracy(client: Client, way: str) -> str:
     return f"client {client.name} with {client.accuracy[way]:.1%}"
 
 
-def _draw_bars(run: Run, accuracies: Sequence[str], position: int) -> tuple[Canvas, Axes]:
+def _draw_bars(group: Group, accuracies: Sequence[str]) -> tuple[Canvas, Axes]:
     """Draw a named row per client, with a filled bar for the head and a hatched one otherwise."""
+    run = group.first
     has_legend = len(accuracies) > 1
     rows = np.arange(len(run.clients))
     height = 0.8 + ROW_INCHES * len(rows)
     canvas, axes = make_panel(height, legend_rows=1 if has_legend else 0)
     thickness = BARS_HEIGHT / len(accuracies)
-    colour = colour_at(position)
+    colour = group.colour
     entries = []
     offsets = centred_offsets(len(accuracies), thickness)
     for number, (accuracy, offset) in enumerate(zip(accuracies, offsets, strict=True)):
@@ -122,8 +122,9 @@ def _describe_client(client: Client) -> str:
     return f"{name} · {model} · {classes} cl."
 
 
-def _draw_ranking(run: Run, accuracies: Sequence[str], position: int) -> tuple[Canvas, Axes]:
+def _draw_ranking(group: Group, accuracies: Sequence[str]) -> tuple[Canvas, Axes]:
     """Draw the accuracies of too many clients for names, from best to worst."""
+    run = group.first
     canvas, axes = make_panel(2.6, 1)
     entries = []
     for number, accuracy in enumerate(accuracies):
@@ -131,7 +132,7 @@ def _draw_ranking(run: Run, accuracies: Sequence[str], position: int) -> tuple[C
         values.sort(reverse=True)
         ranks = range(1, len(values) + 1)
         dashes = "-" if number == 0 else "--"
-        (line,) = axes.plot(ranks, values, dashes, color=colour_at(position))
+        (line,) = axes.plot(ranks, values, dashes, color=group.colour)
         entries.append((line, accuracy))
     axes.set(ylim=(0, 1.02), xlabel="clients, from best to worst", ylabel="accuracy, %")
     show_percent(axes)

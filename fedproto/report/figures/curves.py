@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedproto.plots.labels import is_own_accuracy, score_name, shorten
 from fedproto.plots.marks import draw_line_with_band, show_percent
-from fedproto.plots.style import colour_at, marker_at
+from fedproto.plots.style import marker_at
 from fedproto.report.figures.figure import (
     Figure,
     Section,
@@ -36,6 +37,7 @@ DASHES: dict[str, Dashes] = {
 }
 MARKERS_PER_LINE = 8
 PANEL_INCHES = 2.9
+MAX_EVALUATION_TICKS = 10
 
 Curve = list[tuple[int, Spread]]  # the number of a round, mean and deviation over clients
 
@@ -46,15 +48,27 @@ def draw_curves(groups: Sequence[Group]) -> Section:
     Lines are means over clients, and over seeds where there are several; bands are the standard
     deviation over clients.
     """
-    figures = [
-        _draw_accuracy(groups, "accuracy", "Accuracy over all classes", own=False),
-        _draw_accuracy(groups, "accuracy-own", "Accuracy among a client's own classes", own=True),
-    ]
+    figures = [_draw_accuracy(groups, "accuracy", "Accuracy over all classes", own=False)]
+    if _differ_among_own_classes(groups):
+        title = "Accuracy among a client's own classes"
+        figures.append(_draw_accuracy(groups, "accuracy-own", title, own=True))
     figures += [_draw_loss(groups, term) for term in _loss_terms(groups)]
     return Section("Accuracy and loss", figures)
 
 
 # --- accuracy
+
+
+def _differ_among_own_classes(groups: Sequence[Group]) -> bool:
+    """Whether some accuracy among own classes is not that over all classes, in some round."""
+    for series in list_series(groups, own=True):
+        over_all = score_name(series.accuracy)
+        if over_all not in series.group.accuracies:
+            return True
+        own_curve = accuracy_curve(series.group, series.accuracy)
+        if own_curve != accuracy_curve(series.group, over_all):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,13 @@ def _draw_accuracy(groups: Sequence[Group], name: str, title: str, own: bool) ->
     for series in all_series:
         curve = accuracy_curve(series.group, series.accuracy)
         line = _draw_curve(
-            axes, series.position, curve, dashes=series.dashes, line_count=len(labels)
+            axes,
+            series.position,
+            series.group.colour,
+            curve,
+            dashes=series.dashes,
+            line_count=len(labels),
+            limits=(0.0, 1.0),
         )
         entries.append((line, series.label))
         final_means.append(f"{series.label} {series.final_mean:.1%}")
@@ -112,6 +132,7 @@ def _draw_accuracy(groups: Sequence[Group], name: str, title: str, own: bool) ->
     ylabel = "validation accuracy, %" if has_validation else "accuracy, %"
     axes.set(title=title, xlabel="round", ylabel=ylabel)
     show_percent(axes)
+    _tick_evaluations(axes, all_series)
     add_series_legend(canvas, entries)
     return finish_figure(
         canvas,
@@ -121,6 +142,15 @@ def _draw_accuracy(groups: Sequence[Group], name: str, title: str, own: bool) ->
         alt=f"{title} against rounds. In the end: {', '.join(final_means)}.",
         table=_accuracy_table(groups, own),
     )
+
+
+def _tick_evaluations(axes: Axes, all_series: Sequence[Series]) -> None:
+    """Put the ticks where evaluations are, if they are few."""
+    rounds: set[int] = set()
+    for series in all_series:
+        rounds.update(number for number, _ in accuracy_curve(series.group, series.accuracy))
+    if len(rounds) <= MAX_EVALUATION_TICKS:
+        axes.set_xticks(sorted(rounds))
 
 
 def _accuracy_caption(groups: Sequence[Group], all_series: Sequence[Series]) -> str:
@@ -202,7 +232,9 @@ def _draw_loss(groups: Sequence[Group], term: str) -> Figure:
     last_losses = []
     for position, curve in curves.items():
         label = groups[position].label
-        line = _draw_curve(axes, position, curve, dashes="-", line_count=len(curves))
+        line = _draw_curve(
+            axes, position, groups[position].colour, curve, dashes="-", line_count=len(curves)
+        )
         entries.append((line, label))
         _, last = curve[-1]
         last_losses.append(f"{label} {last.mean:.3g}")
@@ -260,7 +292,15 @@ def _average_curves(curves: Iterable[Curve]) -> Curve:
     return average
 
 
-def _draw_curve(axes: Axes, position: int, curve: Curve, dashes: Dashes, line_count: int) -> Line2D:
+def _draw_curve(
+    axes: Axes,
+    position: int,
+    colour: str,
+    curve: Curve,
+    dashes: Dashes,
+    line_count: int,
+    limits: tuple[float, float] = (-math.inf, math.inf),
+) -> Line2D:
     """Draw a curve with its band; the more lines there are, the paler the bands."""
     rounds = [number for number, _ in curve]
     means = [spread.mean for _, spread in curve]
@@ -271,7 +311,8 @@ def _draw_curve(axes: Axes, position: int, curve: Curve, dashes: Dashes, line_co
         means,
         deviations,
         band_alpha=max(0.05, 0.2 / line_count**0.5),
-        color=colour_at(position),
+        band_limits=limits,
+        color=colour,
         marker=marker_at(position),
         linestyle=dashes,
         markevery=max(1, len(rounds) // MARKERS_PER_LINE),

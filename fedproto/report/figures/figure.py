@@ -11,9 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from fedproto.core.csv_cells import write_csv
+from fedproto.plots.colours import INK, INK_ON_DARK
 from fedproto.plots.labels import shorten
 from fedproto.plots.marks import add_legend
-from fedproto.plots.style import INK, INK_ON_DARK, make_panels, save_png, save_svg
+from fedproto.plots.style import make_panels, save_png, save_svg
 from fedproto.report.summary import Table
 
 #: Letters stay readable on a phone, and two figures fit side by side on a desktop.

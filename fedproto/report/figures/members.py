@@ -10,9 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from fedproto.membership.membership import Membership
+from fedproto.plots.colours import INK, colour_at
 from fedproto.plots.labels import shorten
 from fedproto.plots.marks import hide_coordinates, name_point
-from fedproto.plots.style import INK, colour_at, marker_at
+from fedproto.plots.style import marker_at
 from fedproto.report.figures.figure import Figure, Section, finish_figure, make_panel
 from fedproto.report.groups import Group
 from fedproto.report.read import Prototypes

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from fedproto.plots.colours import INK, colour_at
 from fedproto.plots.labels import shorten
 from fedproto.plots.marks import hide_coordinates, name_point
 from fedproto.plots.projection import project_by_pca, project_by_tsne
-from fedproto.plots.style import INK, colour_at, marker_at
+from fedproto.plots.style import marker_at
 from fedproto.report.figures.figure import (
     MAX_PANELS,
     Figure,

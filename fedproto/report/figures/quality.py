@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fedproto.plots.colours import colour_at
 from fedproto.plots.labels import shorten
-from fedproto.plots.style import colour_at, marker_at
+from fedproto.plots.style import marker_at
 from fedproto.report.figures.figure import (
     MAX_PANELS,
     Figure,

@@ -10,9 +10,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from fedproto.plots.colours import INK
 from fedproto.plots.labels import format_bytes
 from fedproto.plots.marks import draw_front, pareto_front, show_bytes, show_percent
-from fedproto.plots.style import INK, colour_at, marker_at
+from fedproto.plots.style import marker_at
 from fedproto.report.figures.curves import (
     Series,
     accuracy_curve,
@@ -128,7 +129,7 @@ def _caption(groups: Sequence[Group], front: Sequence[Outcome]) -> str:
 def _draw_outcome(axes: Axes, outcome: Outcome) -> Line2D:
     """Draw the way of a group and its end; a level line for a group that sends nothing."""
     series = outcome.series
-    colour = colour_at(series.position)
+    colour = series.group.colour
     if not outcome.bytes_up:
         return axes.axhline(outcome.mean, color=colour, linestyle=":")
     look: dict[str, Any] = {"color": colour, "linestyle": series.dashes}
