@@ -37,7 +37,10 @@ class Row:
     @property
     def score(self) -> str:
         """The accuracy that stands for the method: what it predicts with."""
-        return "prototype" if str(self.settings["algorithm"]).startswith("fedproto") else "head"
+        algorithm = str(self.settings["algorithm"])
+        if algorithm.startswith("closed-form"):
+            return "teacher"
+        return "prototype" if algorithm.startswith("fedproto") else "head"
 
 
 @dataclass(frozen=True)
@@ -245,14 +248,17 @@ def _plan_cell(spec: Spec, row: Row, column: str, seed: int, finished: bool) -> 
 def find_data_files(settings: Settings) -> Settings:
     """Return settings in which `data:PATH` is replaced by where the file is.
 
-    Raises DataError if it is in none of the data folders.
+    A data set may be such a file, too: `npz:data:PATH`. Raises DataError if it is in none of the
+    data folders.
     """
     data_folders = DataFolders(settings.get("data_dir"))
     found = {}
     for key, value in settings.items():
-        if isinstance(value, str) and value.startswith(DATA_PREFIX):
-            path = data_folders.find(value.removeprefix(DATA_PREFIX))
-            found[key] = str(path)
+        if not isinstance(value, str):
+            continue
+        kind, prefix, path = value.partition(DATA_PREFIX)
+        if prefix and kind in ("", "npz:"):
+            found[key] = f"{kind}{data_folders.find(path)}"
     return settings | found
 
 

@@ -219,11 +219,12 @@ def _details(cells: Sequence[Json]) -> str:
 
 
 def _measured_scores(cells: Sequence[Json]) -> list[str]:
-    """Return the accuracies that at least one cell has, in their usual order."""
-    measured: set[str] = set()
+    """Return the accuracies that at least one cell has, in their usual order; then others."""
+    measured: dict[str, None] = {}
     for cell in cells:
-        measured.update(cell["accuracy"])
-    return [score for score in ACCURACIES if score in measured]
+        measured |= dict.fromkeys(cell["accuracy"])
+    usual = [score for score in ACCURACIES if score in measured]
+    return usual + [score for score in measured if score not in ACCURACIES]
 
 
 def _scores_before_training(cells: Sequence[Json]) -> list[str]:

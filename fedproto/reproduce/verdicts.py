@@ -10,6 +10,8 @@ from pathlib import Path
 
 from fedproto.reproduce.claims import Claim
 from fedproto.reproduce.evidence import read_results
+from fedproto.reproduce.methods.claims import judge_methods
+from fedproto.reproduce.privacy_claim import judge_privacy
 from fedproto.reproduce.study_claims import (
     judge_best_lambda,
     judge_clusters,
@@ -28,6 +30,7 @@ from fedproto.reproduce.table_claims import (
     judge_rounds,
     judge_traffic,
 )
+from fedproto.reproduce.theory_claims import judge_aggregation, judge_theory
 
 
 def judge_all(folder: Path) -> tuple[list[Claim], list[Claim]]:
@@ -45,6 +48,14 @@ def judge_all(folder: Path) -> tuple[list[Claim], list[Claim]]:
         judge_distance(results),
         judge_start(results),
         judge_clusters(folder),
+        judge_privacy(folder),
+        *judge_theory(folder),
     ]
-    further = [judge_own_classes(results), judge_travel(results), judge_options(results)]
+    further = [
+        judge_own_classes(results),
+        judge_travel(results),
+        judge_options(results),
+        judge_aggregation(folder),
+    ]
+    further += judge_methods(results)
     return papers, further

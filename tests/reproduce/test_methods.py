@@ -1,6 +1,7 @@
 """The table of all methods: what is planned, tuned, run, kept and said."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,13 @@ from fedproto.config.config_file import read_tables
 from fedproto.config.settings import configure
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.reproduce.evidence import measure_accuracy, read_results
-from fedproto.reproduce.methods import benchmark, tuning
-from fedproto.reproduce.methods.benchmark import plan_groups, read_benchmark, read_only
+from fedproto.reproduce.methods import benchmark, records, tuning
+from fedproto.reproduce.methods.benchmark import (
+    choose_size,
+    plan_groups,
+    read_benchmark,
+    read_only,
+)
 from fedproto.reproduce.methods.page import compare_with, find_best, render_page
 from fedproto.reproduce.methods.records import Records, identify
 from fedproto.reproduce.methods.training import make_methods, tune_all
@@ -142,6 +148,53 @@ def test_an_unknown_part_is_refused(only, sentence) -> None:
         read_benchmark(Request(), read_only(only))
 
 
+def test_the_form_for_a_cpu_is_the_same_benchmark_with_less_of_everything() -> None:
+    small = read_benchmark(Request(), size="cpu")
+    assert (small.size, small.stem, small.is_tuned) == ("cpu", "table-methods-cpu", True)
+    assert [method.name for method in small.methods] == [method.name for method in WHOLE.methods]
+    names = {column.name for column in WHOLE.columns}
+    assert {column.name for column in small.columns} < names
+    assert small.tuning["budget"] < WHOLE.tuning["budget"]
+    assert small.tuning["seed"] == WHOLE.tuning["seed"]
+    only = {"dataset": ["mnist", "cifar10"], "architecture": ["equal"], "k": ["20"]}
+    part = read_benchmark(Request(methods=("local",)), only, "cpu")
+    rounds = {}
+    for group in plan_groups(part, TUNED, finished=True):
+        config = group[0].cell.config
+        rounds[group[0].column.dataset] = config.rounds
+        assert config.rounds < 60
+        assert config.partition.options["test_shots"] is not None
+    assert rounds == {"mnist": 40, "cifar10": 40}  # the size's win over those of a data set
+    assert part.columns[-1].settings["dataset"].startswith("npz:")  # but for what it says of one
+    assert "perceptrons" in part.title_of("datasets", "cifar10")
+    assert "perceptrons" not in WHOLE.title_of("datasets", "cifar10")
+    with pytest.raises(ConfigError, match=r"--size cpu --tune --only dataset=mnist --methods 'Loc"):
+        plan_groups(part, {})
+
+
+def test_closed_forms_have_features_of_their_data_set() -> None:
+    """On CIFAR-10 those of the network that everybody starts from; elsewhere random filters."""
+    for group in plan_groups(WHOLE, TUNED, finished=True):
+        run = group[0]
+        config = run.cell.config
+        if run.method.has_closed_form and run.column.dataset == "cifar10":
+            assert config.feature_map[0].name == "frozen"
+        else:
+            assert config.feature_map == ()
+    closed = [method.name for method in WHOLE.methods if method.has_closed_form]
+    assert closed == ["Closed form", "Local + teacher", "Contrast + teacher", "FedBlend + teacher"]
+
+
+def test_sizes_are_named_in_a_sentence() -> None:
+    assert choose_size(None, False) == "full"
+    assert choose_size("cpu", False) == "cpu"
+    assert choose_size(None, True) == "quick"
+    with pytest.raises(ConfigError, match=r"unknown size 'small', accepted: cpu, full"):
+        choose_size("small", False)
+    with pytest.raises(ConfigError, match="--size and --quick exclude each other"):
+        choose_size("cpu", True)
+
+
 def test_a_method_that_was_not_tuned_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Local has no chosen settings on mnist: run `fedproto"):
         plan_groups(WHOLE, {})
@@ -160,6 +213,22 @@ def test_a_record_is_known_on_another_machine() -> None:
         )
     )
     assert identify(here) == identify(there) != identify(other)
+    first, second, third = (
+        configure({"dataset": f"npz:{path}", "partition": "nway"})[0]
+        for path in ("/a/features.npz", "data:features.npz", "/a/others.npz")
+    )
+    assert identify(first) == identify(second) != identify(third)
+
+
+def test_a_setting_with_its_default_is_not_part_of_what_a_record_is(monkeypatch) -> None:
+    """So a setting that the package gains later leaves all records as they are."""
+    (plain,) = configure({"dataset": "digits"})
+    (changed,) = configure({"dataset": "digits", "epochs": 2})
+    before = identify(plain)
+    assert before != identify(changed)
+    others = [setting for setting in fields(plain) if setting.name != "epochs"]
+    monkeypatch.setattr(records, "fields", lambda _: others)
+    assert identify(plain) == before == identify(changed)
 
 
 # --- running
@@ -232,8 +301,8 @@ def test_archives_of_several_calls_add_up(tiny: Path) -> None:
     first, second = tiny.parent / "a.gz", tiny.parent / "b.gz"
     make(tiny.parent / "a", first, only="architecture=equal", methods=("local",))
     make(tiny.parent / "b", second, only="architecture=equal", methods=("fedproto",))
-    records = Records(tiny / "runs")
-    assert (records.unpack(first), records.unpack(second), records.unpack(first)) == (4, 4, 0)
+    kept = Records(tiny / "runs")
+    assert (kept.unpack(first), kept.unpack(second), kept.unpack(first)) == (4, 4, 0)
     _, files, _ = make(tiny, run=False)
     assert len(json.loads(files[0].read_text())["cells"]) == 4
 
@@ -256,7 +325,7 @@ def test_methods_are_tuned_once_and_the_table_takes_what_was_chosen(tiny: Path) 
         "001-seed=1000",
         "001-seed=1000-partition=1",
     ]
-    stored = json.loads((tiny / tuning.TUNED).read_text())
+    stored = json.loads((tiny / tuning.name_tuned()).read_text())
     found = stored["datasets"]["mnist5k"]["FedProto"]
     assert set(found["settings"]) == {"lr", "lam"}
     assert found["tried"] == 2
@@ -329,6 +398,9 @@ def test_the_page_by_hand() -> None:
         "command": "fedproto reproduce table-methods",
         "trials": 40,
         "tuning": {"budget": 10, "rounds": 20},
+        "size": "cpu",
+        "settings": {"rounds": 10, "batch": 8},
+        "methods": ["Local", "Best", "Late"],
         "titles": {"datasets": {"mnist": "MNIST"}, "partitions": {"nway3": "n = 3"}},
         "cells": cells,
     }
@@ -339,6 +411,9 @@ def test_the_page_by_hand() -> None:
     )
     assert "| Local | 55.00 | 20.00 | 50.00 | 45.00 | 30.00 |  | -20.05 ± 0.64, worse |" in page
     assert "10 settings per method and data set, up to 20 rounds, 40 in all" in page
+    assert "They are in `table-methods-cpu-tuned.json`" in page
+    assert "Settings of all runs, unless a data set has its own: rounds 10, batch 8." in page
+    assert "**Not run yet**: Late." in page
     assert "**Diverged** and without a result: Lost (c), seed 0." in page
 
 
@@ -346,7 +421,7 @@ def test_the_page_by_hand() -> None:
 
 
 def test_the_command_refuses_what_only_the_table_of_methods_has(tmp_path) -> None:
-    for flag in (["--tune"], ["--only", "k=20"], ["--minutes", "1"]):
+    for flag in (["--tune"], ["--only", "k=20"], ["--minutes", "1"], ["--size", "cpu"]):
         done = fedproto("reproduce", "table-mnist", "--quick", *flag, "--out", tmp_path)
         assert done.code == 2
         assert f"{flag[0]} is for table-methods, not for table-mnist" in done.err

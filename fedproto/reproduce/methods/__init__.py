@@ -7,4 +7,5 @@ training.py    runs what is missing until the time is up
 records.py     what is kept of a finished federation, and archives of it
 gathering.py   the runs' results as JSON
 page.py        the JSON as Markdown
+claims.py      what the numbers say about which method is best, for the verdicts
 """

@@ -14,6 +14,12 @@ from fedproto.reproduce.plan import Request, Settings, cell_name, find_data_file
 from fedproto.runs.sweep import Cell
 
 TARGET = "table-methods"
+#: The sizes of the benchmark: all of methods.toml, or what its table of this name has.
+FULL = "full"
+CPU = "cpu"
+QUICK = "quick"
+#: What `--size` takes.
+SIZES = (FULL, CPU)
 SPEC = Path(__file__).parent / "methods.toml"
 EQUAL = "equal"
 MIXED = "mixed"
@@ -21,8 +27,11 @@ ARCHITECTURES = (EQUAL, MIXED)
 #: What `--only` restricts, in the order in which names of columns have it.
 AXES = ("dataset", "partition", "architecture", "k")
 
+#: The algorithm that is nothing but a teacher.
+CLOSED_FORM = "closed-form"
+
 #: What a method's line may hold besides settings of its runs.
-METHOD_KEYS = ("score", "search")
+METHOD_KEYS = ("score", "search", "shares_weights")
 
 Table = dict[str, Any]
 
@@ -35,12 +44,19 @@ class Method:
     settings: Settings  # the algorithm and the options that make it this method
     score: str
     search: str | None
+    shares_weights: bool = False
+
+    @property
+    def has_closed_form(self) -> bool:
+        """Whether it classifies by sums over fixed features, alone or beside a model."""
+        return "teacher" in self.settings or self.settings["algorithm"] == CLOSED_FORM
 
 
 @dataclass(frozen=True)
 class Column:
     """A setting in which methods are compared.
 
+    teacher_settings  those of methods with a closed form
     seeds     how many of the benchmark's
     is_alone  whether it is trained by itself, and not together with other partitions
     """
@@ -50,6 +66,7 @@ class Column:
     architecture: str
     k: int
     settings: Settings
+    teacher_settings: Settings
     seeds: int
     is_alone: bool
 
@@ -88,7 +105,9 @@ class BenchmarkRun:
 class Benchmark:
     """What methods.toml asks for, and the part of it that is wanted.
 
-    tables  the file's content, for titles and for tuning
+    tables  the file's content, for titles
+    tuning  how methods are tuned
+    size    which form of the benchmark it is
     """
 
     tables: Table
@@ -96,15 +115,47 @@ class Benchmark:
     columns: list[Column]
     seeds: list[int]
     settings: Settings
-    quick: bool = False
+    tuning: Table
+    size: str = FULL
     only: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def stem(self) -> str:
+        """What the names of its files begin with."""
+        return name_files(self.size)
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether its methods have settings that were chosen for it."""
+        return self.size != QUICK
 
     def title_of(self, axis: str, name: str) -> str:
         """Return what pages call a data set (`datasets`) or a partition (`partitions`)."""
-        return self.tables[axis][name]["title"]
+        title = self.tables[axis][name]["title"]
+        if axis == "datasets":
+            form = self.tables["sizes"].get(self.size, {})
+            title = form.get("titles", {}).get(name, title)
+        return title
+
+
+def name_files(size: str) -> str:
+    """Return what the names of the files of a size begin with."""
+    return f"{TARGET}-{size}" if size == CPU else TARGET
 
 
 # --- reading
+
+
+def choose_size(size: str | None, quick: bool) -> str:
+    """Return the size that `--size` and `--quick` ask for.
+
+    Raises ConfigError for a size that there is not, and for both at once.
+    """
+    if size is not None and quick:
+        raise ConfigError("--size and --quick exclude each other: --quick is a size of its own")
+    if size is not None and size not in SIZES:
+        raise unknown("size", size, SIZES)
+    return QUICK if quick else size or FULL
 
 
 def read_only(text: str | None) -> dict[str, list[str]]:
@@ -123,32 +174,32 @@ def read_only(text: str | None) -> dict[str, list[str]]:
     return wanted
 
 
-def read_benchmark(request: Request, only: Mapping[str, Sequence[str]] | None = None) -> Benchmark:
-    """Return the benchmark, or the part of it that is asked for.
+def read_benchmark(
+    request: Request, only: Mapping[str, Sequence[str]] | None = None, size: str | None = None
+) -> Benchmark:
+    """Return the benchmark in a size, or the part of it that is asked for.
 
+    Without a size, it is the quick one if the request is for that, else all of it.
     Raises ConfigError for a method, or a value of an axis, that it does not have.
     """
     tables = read_tables(SPEC)
-    quick = tables["quick"] if request.quick else {}
-    settings = tables["settings"] | quick.get("settings", {}) | dict(request.settings)
+    size = size or (QUICK if request.quick else FULL)
+    form = tables["sizes"].get(size, {})
+    settings = tables["settings"] | form.get("settings", {}) | dict(request.settings)
     if request.rounds is not None:
         settings["rounds"] = request.rounds
-    datasets = quick.get("datasets")
-    if datasets is None:
-        datasets = [name for name in tables["datasets"] if name not in tables["quick"]["datasets"]]
     columns = []
-    has_own_rounds = request.rounds is None and not request.quick
-    for architecture in ARCHITECTURES:
-        for k in tables["quick_shots"] if quick else tables["shots"]:
-            for dataset in datasets:
-                for partition in quick.get("partitions", tables["partitions"]):
-                    column = make_column(
-                        tables, dataset, partition, architecture, k, has_own_rounds
-                    )
+    for architecture in form.get("architectures", ARCHITECTURES):
+        for k in form.get("shots", tables["shots"]):
+            for dataset in form.get("datasets", _list_datasets(tables)):
+                for partition in form.get("partitions", tables["partitions"]):
+                    column = make_column(tables, dataset, partition, architecture, k, size)
+                    if request.rounds is not None:
+                        column.settings.pop("rounds", None)
                     columns.append(column)
-    names = quick.get("methods", tables["methods"])
+    names = form.get("methods", tables["methods"])
     methods = [_read_method(name, tables["methods"][name]) for name in names]
-    seeds = tables["seeds"][: quick.get("seeds")]
+    seeds = tables["seeds"][: form.get("seeds")]
     if request.seeds is not None:
         seeds = list(range(request.seeds))
     return Benchmark(
@@ -157,9 +208,16 @@ def read_benchmark(request: Request, only: Mapping[str, Sequence[str]] | None = 
         columns=_select_columns(columns, only or {}),
         seeds=seeds,
         settings=settings,
-        quick=request.quick,
+        tuning=tables["tuning"] | form.get("tuning", {}),
+        size=size,
         only=only or {},
     )
+
+
+def _list_datasets(tables: Table) -> list[str]:
+    """Return the data sets of the whole benchmark: all but that of the quick version."""
+    of_quick = tables["sizes"][QUICK]["datasets"]
+    return [name for name in tables["datasets"] if name not in of_quick]
 
 
 def _read_method(name: str, table: Table) -> Method:
@@ -169,36 +227,49 @@ def _read_method(name: str, table: Table) -> Method:
         settings=settings,
         score=table.get("score", "head"),
         search=table.get("search"),
+        shares_weights=table.get("shares_weights", False),
     )
 
 
 def make_column(
-    tables: Table,
-    dataset: str,
-    partition: str,
-    architecture: str,
-    k: int,
-    has_own_rounds: bool = True,
+    tables: Table, dataset: str, partition: str, architecture: str, k: int, size: str
 ) -> Column:
-    """Return a column; without `has_own_rounds`, the data set does not say how many rounds."""
+    """Return a column.
+
+    The settings that a size has for a data set replace the data set's own; those that it has for
+    every run win over them.
+    """
     of_dataset = tables["datasets"][dataset]
     of_partition = tables["partitions"][partition]
-    settings = of_dataset["settings"] | of_partition["settings"]
-    if not has_own_rounds:
-        settings.pop("rounds", None)
+    form = tables["sizes"].get(size, {})
+    of_form = form.get("dataset_settings", {}).get(dataset)
+    settings = _without(of_dataset["settings"], form.get("settings", {}))
+    if of_form is not None:
+        settings = dict(of_form)
+    settings |= of_partition["settings"]
+    seeds = of_dataset.get("seeds", len(tables["seeds"]))
+    seeds = form.get("dataset_seeds", {}).get(dataset, seeds)
+    teacher_settings = of_dataset.get("teacher_settings", {})
+    teacher_settings = form.get("teacher_settings", {}).get(dataset, teacher_settings)
     for key, factor in of_partition["shots"].items():
         settings[key] = factor * k
     if architecture == MIXED:
-        settings["model"] = of_dataset["mixed"]
+        settings["model"] = form.get("mixed", {}).get(dataset, of_dataset["mixed"])
     return Column(
         dataset=dataset,
         partition=partition,
         architecture=architecture,
         k=k,
         settings=settings,
-        seeds=of_dataset.get("seeds", len(tables["seeds"])),
+        teacher_settings=teacher_settings,
+        seeds=seeds,
         is_alone=of_dataset.get("alone", False),
     )
+
+
+def _without(settings: Settings, others: Settings) -> Settings:
+    """Return settings without those that others have, too."""
+    return {key: value for key, value in settings.items() if key not in others}
 
 
 def _select_methods(methods: list[Method], wanted: Sequence[str]) -> list[Method]:
@@ -273,17 +344,20 @@ def _find_tuned(
     chosen = tuned.get(column.dataset, {}).get(method.name)
     if chosen is not None:
         return chosen
-    if benchmark.quick or finished:
+    if finished or not benchmark.is_tuned:
         return {}
+    flag = "" if benchmark.size == FULL else f" --size {benchmark.size}"
     raise ConfigError(
         f"{method.name} has no chosen settings on {column.dataset}: run `fedproto reproduce "
-        f"{TARGET} --tune --only dataset={column.dataset} --methods {method.name}` first"
+        f"{TARGET}{flag} --tune --only dataset={column.dataset} --methods '{method.name}'` first"
     )
 
 
 def settings_of(benchmark: Benchmark, method: Method, column: Column) -> Settings:
     """Return the settings of a method in a column, before anything is tuned."""
     of_column = dict(column.settings)
+    if method.has_closed_form:
+        of_column |= column.teacher_settings
     settings = benchmark.settings | of_column | method.settings
     return settings | {"select_by": f"{method.score}_own"}
 

@@ -8,11 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedproto.reproduce.methods.benchmark import TARGET, Benchmark, BenchmarkRun
+from fedproto.reproduce.methods.benchmark import (
+    CPU,
+    FULL,
+    QUICK,
+    TARGET,
+    Benchmark,
+    BenchmarkRun,
+)
 from fedproto.reproduce.methods.records import Records
 from fedproto.reproduce.tables import summary
 
 Json = dict[str, Any]
+
+#: What asks for a size.
+_FLAGS = {FULL: "", CPU: " --size cpu", QUICK: " --quick"}
 
 
 def gather(
@@ -41,13 +51,17 @@ def gather(
             cell["accuracy"] = _summarise(cell["runs"])
     seconds = [run["seconds"] for cell in cells.values() for run in cell["runs"]]
     title = benchmark.tables["title"]
+    if benchmark.size != FULL:
+        title += f", {benchmark.tables['sizes'][benchmark.size]['title']}"
     return {
-        "title": f"{title}, quick version: not the table's setting" if benchmark.quick else title,
-        "quick": benchmark.quick,
-        "command": f"fedproto reproduce {TARGET}" + (" --quick" if benchmark.quick else ""),
+        "title": title,
+        "size": benchmark.size,
+        "quick": benchmark.size == QUICK,
+        "command": f"fedproto reproduce {TARGET}{_FLAGS[benchmark.size]}",
         "settings": benchmark.settings,
+        "methods": [method.name for method in benchmark.methods],
         "trials": trials,
-        "tuning": benchmark.tables["tuning"],
+        "tuning": benchmark.tuning,
         "titles": _list_titles(benchmark),
         "machines": sorted(machines),
         "seconds": round(sum(seconds), 1),
@@ -59,7 +73,7 @@ def _list_titles(benchmark: Benchmark) -> Json:
     """Return what pages call the data sets and the partitions."""
     titles: Json = {}
     for axis in ("datasets", "partitions"):
-        titles[axis] = {name: table["title"] for name, table in benchmark.tables[axis].items()}
+        titles[axis] = {name: benchmark.title_of(axis, name) for name in benchmark.tables[axis]}
     return titles
 
 
@@ -76,6 +90,7 @@ def _begin_cell(run: BenchmarkRun) -> Json:
         "architecture": column.architecture,
         "k": column.k,
         "score": run.method.score,
+        "shares_weights": run.method.shares_weights,
         "rounds": config.rounds,
         "runs": [],
         "diverged": [],

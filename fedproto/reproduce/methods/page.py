@@ -8,7 +8,7 @@ from typing import Any
 
 from fedproto.plots.labels import format_bytes
 from fedproto.reproduce.markdown import format_columns, format_table
-from fedproto.reproduce.methods.benchmark import ARCHITECTURES
+from fedproto.reproduce.methods.benchmark import ARCHITECTURES, name_files
 from fedproto.reproduce.statistics import (
     ACCURACY_MARGIN,
     Comparison,
@@ -61,12 +61,18 @@ def _describe_runs(content: Json, cells: Sequence[Json]) -> str:
         f"{federations:,} federations, made by `{content['command']}`: {content['seconds']:,.0f} s "
         f"of runs on {machines}. "
     )
+    settings = [f"{name} {value}" for name, value in content["settings"].items()]
+    text += f"Settings of all runs, unless a data set has its own: {', '.join(settings)}. "
+    run_methods = {cell["method"] for cell in cells}
+    missing = [name for name in content["methods"] if name not in run_methods]
+    if missing:
+        text += f"**Not run yet**: {', '.join(missing)}. "
     if content["trials"]:
         text += (
             f"Every method's settings were chosen on validation rows before any test row was "
             f"looked at: {tuning['budget']} settings per method and data set, up to "
             f"{tuning['rounds']} rounds, {content['trials']:,} in all, with seeds that the table "
-            "does not use. They are in `table-methods-tuned.json`."
+            f"does not use. They are in `{name_files(content['size'])}-tuned.json`."
         )
     else:
         text += "Settings are the defaults: nothing was tuned."

@@ -18,15 +18,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from fedproto.config.options import Part
 from fedproto.config.settings import Config
 from fedproto.core.files import parse_json, read_json, write_atomically
 from fedproto.errors import RunFolderError
 from fedproto.reproduce.methods.benchmark import TARGET, BenchmarkRun
+from fedproto.reproduce.plan import DATA_PREFIX
 from fedproto.runs.folder import DIVERGED, RunFolder
 from fedproto.runs.sweep import COMPUTE_SETTINGS
 
-#: The folder of the records, beside that of the runs.
-RECORDS = f"{TARGET}-records"
 #: Digits that are kept of an accuracy: a hundredth of a percent point.
 DIGITS = 4
 VERSION = 1
@@ -37,29 +37,53 @@ Json = dict[str, Any]
 def identify(config: Config) -> str:
     """Return a hash of the settings that make a run what it is, on any machine.
 
-    How it is computed and the place of a file of weights are left out.
+    How it is computed and the folders of files are left out, and so is what has its default: a
+    setting that the package gains later changes no hash.
     """
-    neutral: Json = {}
+    portable = replace(
+        config,
+        dataset=_without_folders(config.dataset),
+        model=_without_weights(config.model),
+        feature_map=_without_weights(config.feature_map),
+    )
+    lines = []
     for setting in fields(Config):
-        if setting.name in COMPUTE_SETTINGS:
-            neutral[setting.name] = setting.default
-    models = []
-    for part in config.model:
+        value = getattr(portable, setting.name)
+        if setting.name in COMPUTE_SETTINGS or value == setting.default:
+            continue
+        parts = value if isinstance(value, tuple) else (value,)
+        lines.append(f"{setting.name} = {', '.join(str(part) for part in parts)}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _without_weights(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return plug-ins without the option that names a file of weights."""
+    kept = []
+    for part in parts:
         options = {name: value for name, value in part.options.items() if name != "weights"}
-        models.append(replace(part, options=options))
-    text = replace(config, model=tuple(models), **neutral).toml()
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        kept.append(replace(part, options=options))
+    return tuple(kept)
+
+
+def _without_folders(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return data sets in which `npz:FOLDER/FILE` and `npz:data:FILE` are `npz:FILE`."""
+    kept = []
+    for part in parts:
+        kind, colon, path = part.name.partition(":")
+        file_name = Path(path).name.removeprefix(DATA_PREFIX)
+        kept.append(replace(part, name=f"{kind}{colon}{file_name}"))
+    return tuple(kept)
 
 
 # --- records
 
 
 class Records:
-    """The records of a folder."""
+    """The records of a folder, beside that of the runs; `stem` begins the names of both."""
 
-    def __init__(self, runs: Path) -> None:
-        self.folder = runs / RECORDS
-        self.runs = runs / TARGET
+    def __init__(self, runs: Path, stem: str = TARGET) -> None:
+        self.folder = runs / f"{stem}-records"
+        self.runs = runs / stem
 
     def find(self, run: BenchmarkRun) -> Json | None:
         """Return the record of a federation with these settings, if there is one."""

@@ -44,9 +44,10 @@ def tune_all(
     out: Path,
     minutes: float | None,
     open_reporter: OpenSearchReporter,
+    size: str | None = None,
 ) -> Iterator[str]:
     """Choose the settings of the methods asked for; yield a sentence after each search."""
-    benchmark = read_benchmark(request, only)
+    benchmark = read_benchmark(request, only, size)
     for dataset, method in tune_methods(benchmark, out, open_reporter, deadline_after(minutes)):
         yield f"{method} is tuned on {dataset}"
 
@@ -59,16 +60,19 @@ def make_methods(
     minutes: float | None,
     open_reporter: OpenReporter | None,
     say: Say,
+    size: str | None = None,
 ) -> Iterator[Path]:
     """Run what is missing of the part that is asked for; write all that is finished.
 
-    Without a reporter nothing is run. No group is begun once the minutes have passed.
+    Without a reporter nothing is run. No group is begun once the minutes have passed. Without a
+    size, all of the benchmark is meant, or its quick version if the request is for that.
     """
-    benchmark = read_benchmark(request, only)
-    tuned = {} if request.quick else read_tuned(out)
+    benchmark = read_benchmark(request, only, size)
+    stem = benchmark.stem
+    tuned = read_tuned(out, stem) if benchmark.is_tuned else {}
     groups = plan_groups(benchmark, tuned, finished=open_reporter is None)
-    refuse_foreign_files(out, TARGET)
-    records = Records(out / "runs")
+    refuse_foreign_files(out, stem)
+    records = Records(out / "runs", stem)
     if archive is not None and archive.exists():
         records.unpack(archive)
     if open_reporter is not None:
@@ -78,16 +82,16 @@ def make_methods(
         if len(finished) < len(runs):
             say(f"{len(finished):,} of {len(runs):,} federations are finished; run it again")
     # The page shows all finished runs, also those that were not asked for this time.
-    whole = read_benchmark(replace(request, methods=(), seeds=None))
+    whole = read_benchmark(replace(request, methods=(), seeds=None), size=size)
     planned = []
     for group in plan_groups(whole, tuned, finished=True):
         planned += group
-    content = gather(whole, planned, records, 0 if request.quick else count_trials(out))
+    content = gather(whole, planned, records, count_trials(out, stem) if whole.is_tuned else 0)
     if not content["cells"]:
         raise RunFolderError(f"{records.folder} holds no finished run of {TARGET}")
     texts = {
-        f"{TARGET}.json": json.dumps(content) + "\n",
-        f"{TARGET}.md": render_page(content),
+        f"{stem}.json": json.dumps(content) + "\n",
+        f"{stem}.md": render_page(content),
     }
     for name, text in texts.items():
         write_atomically(out / name, text.encode())
@@ -95,7 +99,7 @@ def make_methods(
     if find_spec("matplotlib") is not None:
         from fedproto.reproduce.pictures.methods import draw_datasets
 
-        yield from draw_datasets(content, out)
+        yield from draw_datasets(content, out, stem)
 
 
 def _run_groups(

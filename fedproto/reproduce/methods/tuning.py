@@ -1,6 +1,7 @@
 """Chooses the settings of each method on each data set, by validation rows only.
 
-They are kept in one file, `table-methods-tuned.json`, which the table is made with from then on.
+They are kept in one file, `table-methods-tuned.json` for the whole benchmark, which the table is
+made with from then on.
 Every method gets the same number of trials, on the same federations.
 """
 
@@ -26,34 +27,35 @@ from fedproto.reproduce.methods.benchmark import (
 from fedproto.reproduce.plan import Settings, cell_name, find_data_files
 from fedproto.runs.tune.search import OpenReporter, Search, SearchOptions
 
-TUNED = f"{TARGET}-tuned.json"
-#: The folder of the searches, beside those of the runs.
-SEARCHES = f"{TARGET}-tuning"
-
 #: By data set and method.
 TunedSettings = dict[str, dict[str, Settings]]
 
 
-def read_tuned(out: Path) -> TunedSettings:
+def name_tuned(stem: str = TARGET) -> str:
+    """Return the name of the file of chosen settings; `stem` begins those of all files."""
+    return f"{stem}-tuned.json"
+
+
+def read_tuned(out: Path, stem: str = TARGET) -> TunedSettings:
     """Return the chosen settings by data set and method; none if nothing was tuned yet."""
-    content = _read_file(out)
+    content = _read_file(out, stem)
     chosen: TunedSettings = {}
     try:
         for dataset, methods in content["datasets"].items():
             chosen[dataset] = {name: found["settings"] for name, found in methods.items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(f"{out / TUNED} is damaged: {error!r}") from error
+        raise RunFolderError(f"{out / name_tuned(stem)} is damaged: {error!r}") from error
     return chosen
 
 
-def count_trials(out: Path) -> int:
+def count_trials(out: Path, stem: str = TARGET) -> int:
     """Return how many settings were tried for all methods and data sets together."""
-    datasets = _read_file(out)["datasets"].values()
+    datasets = _read_file(out, stem)["datasets"].values()
     return sum(found["tried"] for methods in datasets for found in methods.values())
 
 
-def _read_file(out: Path) -> dict[str, Any]:
-    path = out / TUNED
+def _read_file(out: Path, stem: str) -> dict[str, Any]:
+    path = out / name_tuned(stem)
     if not path.exists():
         return {"command": f"fedproto reproduce {TARGET} --tune", "datasets": {}}
     content = read_json(path)
@@ -72,14 +74,15 @@ def tune_methods(
     """
     for dataset in dict.fromkeys(column.dataset for column in benchmark.columns):
         for method in benchmark.methods:
-            if method.name in _read_file(out)["datasets"].get(dataset, {}):
+            if method.name in _read_file(out, benchmark.stem)["datasets"].get(dataset, {}):
                 continue
             if is_over():
                 return
             search, options = prepare_search(benchmark, method, dataset)
             name = cell_name(method.name, dataset, options.seeds)
-            content = search.run(out / "runs" / SEARCHES / name, open_reporter)
-            _keep(out, dataset, method, content)
+            folder = out / "runs" / f"{benchmark.stem}-tuning"
+            content = search.run(folder / name, open_reporter)
+            _keep(out, benchmark.stem, dataset, method, content)
             yield dataset, method.name
 
 
@@ -87,7 +90,7 @@ def prepare_search(
     benchmark: Benchmark, method: Method, dataset: str
 ) -> tuple[Search, SearchOptions]:
     """Return the search for a method's settings on a data set, and how it is done."""
-    table = benchmark.tables["tuning"]
+    table = benchmark.tuning
     columns = _columns_of_tuning(benchmark, dataset)
     settings = find_data_files(settings_of(benchmark, method, columns[0]))
     settings = settings | {"seed": table["seed"]}
@@ -106,16 +109,16 @@ def _columns_of_tuning(benchmark: Benchmark, dataset: str) -> list[Column]:
     """Return the columns with equal architectures by which settings are chosen."""
     tables = benchmark.tables
     columns = []
-    for partition, k in tables["tuning"]["federations"]:
-        columns.append(make_column(tables, dataset, partition, EQUAL, k))
+    for partition, k in benchmark.tuning["federations"]:
+        columns.append(make_column(tables, dataset, partition, EQUAL, k, benchmark.size))
     return columns
 
 
-def _keep(out: Path, dataset: str, method: Method, content: dict[str, Any]) -> None:
+def _keep(out: Path, stem: str, dataset: str, method: Method, content: dict[str, Any]) -> None:
     """Add what a search found to the file."""
     best = content["candidates"][content["best"]]
     default = content["candidates"][content["default"]]
-    stored = _read_file(out)
+    stored = _read_file(out, stem)
     stored["datasets"].setdefault(dataset, {})[method.name] = {
         "settings": best["settings"],
         "validation": best["validation"],
@@ -126,4 +129,4 @@ def _keep(out: Path, dataset: str, method: Method, content: dict[str, Any]) -> N
         "rungs": content["rungs"],
     }
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / TUNED, (json.dumps(stored, indent=1) + "\n").encode())
+    write_atomically(out / name_tuned(stem), (json.dumps(stored, indent=1) + "\n").encode())

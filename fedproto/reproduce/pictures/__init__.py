@@ -31,9 +31,11 @@ from fedproto.reproduce.pictures.embeddings import (
 from fedproto.reproduce.pictures.rows import Cells, Rows, to_csv
 from fedproto.reproduce.pictures.studies import (
     draw_dots,
+    draw_gram,
     draw_start,
     draw_travel,
     make_dot_rows,
+    make_gram_rows,
     make_start_rows,
     make_travel_rows,
 )
@@ -56,6 +58,7 @@ PICTURES = {
     "fig-tsne": Picture(make_embedding_rows, draw_embeddings),
     "study-travel": Picture(make_travel_rows, draw_travel),
     "study-before": Picture(make_start_rows, draw_start),
+    "study-gram": Picture(make_gram_rows, draw_gram),
 }
 TABLE = Picture(make_table_rows, draw_table)
 STUDY = Picture(make_dot_rows, draw_dots)

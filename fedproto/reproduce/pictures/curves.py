@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 
+from fedproto.plots.colours import COLOURS
 from fedproto.plots.marks import draw_line_with_band, show_percent
-from fedproto.plots.style import COLOURS
 from fedproto.reproduce.pictures.panels import (
     add_wide_legend,
     colour_of,

@@ -12,9 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 
+from fedproto.plots.colours import INK
 from fedproto.plots.marks import hide_coordinates, name_point
 from fedproto.plots.projection import project_by_tsne
-from fedproto.plots.style import GRID, INK
+from fedproto.plots.style import GRID
 from fedproto.reproduce.pictures.embedding_measures import choose_rows, measure_embeddings
 from fedproto.reproduce.pictures.panels import add_wide_legend, make_wide_panels
 from fedproto.reproduce.pictures.rows import Cell, Cells, Rows, column, distinct, where

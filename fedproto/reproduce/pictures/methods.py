@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from fedproto.core.files import write_atomically
+from fedproto.plots.colours import INK, colour_at
 from fedproto.plots.marks import draw_front, pareto_front, show_bytes
-from fedproto.plots.style import INK, colour_at, figure_style, marker_at, save_png
+from fedproto.plots.style import figure_style, marker_at, save_png
 from fedproto.reproduce.methods.benchmark import EQUAL, TARGET
 from fedproto.reproduce.methods.page import measure_own
 from fedproto.reproduce.pictures.panels import add_wide_legend, make_wide_panels
@@ -20,22 +22,30 @@ from fedproto.reproduce.pictures.rows import Rows, to_csv, where
 
 #: Bytes at which a method that sends nothing is drawn, on a logarithmic axis.
 NOTHING_SENT = 100.0
+TITLE_LETTERS_PER_LINE = 80
 
 
-def draw_datasets(content: dict[str, Any], out: Path) -> Iterator[Path]:
-    """Write the numbers of all figures, and one figure per data set; yield each path."""
+def draw_datasets(content: dict[str, Any], out: Path, stem: str = TARGET) -> Iterator[Path]:
+    """Write the numbers of all figures, one of all data sets, and one of each; yield each path.
+
+    `stem` begins the names of the files.
+    """
     cells = [cell for cell in content["cells"] if cell["runs"]]
     rows = make_rows(cells)
     if not rows:
         return
-    yield _write(out / f"{TARGET}.csv", to_csv(rows))
+    yield _write(out / f"{stem}.csv", to_csv(rows))
     methods = list(dict.fromkeys(cell["method"] for cell in cells))
+    titles = content["titles"]["datasets"]
+    with figure_style():
+        picture = save_png(draw_overview(rows, methods, titles))
+    yield _write(out / f"{stem}.png", picture)
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
         with figure_style():
             canvas = draw(where(rows, dataset=dataset), methods)
-            canvas.suptitle(content["titles"]["datasets"][dataset])
+            canvas.suptitle(textwrap.fill(titles[dataset], TITLE_LETTERS_PER_LINE))
             picture = save_png(canvas)
-        yield _write(out / f"{TARGET}-{dataset}.png", picture)
+        yield _write(out / f"{stem}-{dataset}.png", picture)
 
 
 def make_rows(cells: Sequence[dict[str, Any]]) -> Rows:
@@ -64,6 +74,26 @@ def make_rows(cells: Sequence[dict[str, Any]]) -> Rows:
                 }
             )
     return rows
+
+
+def draw_overview(rows: Rows, methods: Sequence[str], titles: Mapping[str, str]) -> Canvas:
+    """Return a panel per data set, with the smallest k."""
+    k = min(row["k"] for row in rows)
+    few = where(rows, k=k)
+    datasets = list(dict.fromkeys(row["dataset"] for row in few))
+    canvas, panels = make_wide_panels(3.6, columns=len(datasets))
+    handles: dict[str, Any] = {}
+    for axes, dataset in zip(panels, datasets, strict=True):
+        _draw_panel(axes, where(few, dataset=dataset), methods, handles)
+        short_title, _, _ = titles[dataset].partition(" (")
+        axes.set_title(short_title)
+        axes.set_xticks([NOTHING_SENT, 1e6, 1e8], ["0", "1", "100"])
+        axes.minorticks_off()
+        axes.set_xlabel("MB, up and down")
+    panels[0].set_ylabel(f"accuracy over own classes, %, k = {k}")
+    entries = [(handle, name) for name, handle in handles.items()]
+    add_wide_legend(canvas, entries, max_columns=5)
+    return canvas
 
 
 def draw(rows: Rows, methods: Sequence[str]) -> Canvas:

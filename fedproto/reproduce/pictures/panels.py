@@ -8,8 +8,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
+from fedproto.plots.colours import COLOURS
 from fedproto.plots.marks import add_legend
-from fedproto.plots.style import COLOURS, make_panels
+from fedproto.plots.style import make_panels
 
 WIDTH_INCHES = 8.0  # 1,600 pixels, whose letters can still be read at half that size
 PALE = "#8a9199"  # the colour of the paper's values

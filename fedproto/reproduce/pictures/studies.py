@@ -11,9 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
+from fedproto.plots.colours import COLOURS, INK
 from fedproto.plots.labels import describe_accuracy
-from fedproto.plots.marks import centred_offsets, make_rows
-from fedproto.plots.style import COLOURS, GRID, INK
+from fedproto.plots.marks import centred_offsets, make_rows, show_bytes
+from fedproto.plots.style import GRID
 from fedproto.reproduce.pictures.panels import (
     PALE,
     add_wide_legend,
@@ -201,4 +202,58 @@ def draw_start(rows: Rows) -> Canvas:
         ha="center",
         va="bottom",
     )
+    return canvas
+
+
+# --- accuracy by what a closed form costs
+
+LADDER_ENDING = " values"  # rows that differ in nothing but the number of features
+
+
+def make_gram_rows(cells: Cells, _: Path) -> Rows:
+    """Return a row per cell, with the bytes that a client uploads."""
+    rows = []
+    for cell in cells:
+        own = f"{cell['score']}_own"
+        sent = []
+        for run in cell["runs"]:
+            clients = len(run["accuracy"][own])
+            sent.append(run["communication"]["bytes_up"] / clients)
+        about = {"method": cell["method"], "column": cell["column"]}
+        accuracy = pick_mean(cell["accuracy"][own])
+        rows.append({**about, "bytes": round(statistics.fmean(sent)), **accuracy})
+    return rows
+
+
+def draw_gram(rows: Rows) -> Canvas:
+    """Draw a line per data set over the number of features, and a mark for other ways to send."""
+    canvas, (axes,) = make_wide_panels(3.6)
+    entries: list[tuple[Any, str]] = []
+    for number, name in enumerate(distinct(rows, "column")):
+        own_rows = where(rows, column=name)
+        ladder = [row for row in own_rows if row["method"].endswith(LADDER_ENDING)]
+        others = [row for row in own_rows if row not in ladder]
+        handle = axes.errorbar(
+            column(ladder, "bytes"),
+            [100 * row["mean"] for row in ladder],
+            yerr=[100 * half for half in half_widths(ladder)],
+            marker="o",
+            color=COLOURS[number],
+        )
+        entries.append((handle, name))
+        for place, row in enumerate(others):
+            (mark,) = axes.plot(
+                [row["bytes"]],
+                [100 * row["mean"]],
+                "s^"[place % 2],
+                color=COLOURS[number],
+                mfc="white",
+            )
+            if number == 0:
+                entries.append((mark, row["method"]))
+    axes.set_xscale("log")
+    axes.set_xlabel("bytes that a client uploads, once")
+    axes.set_ylabel("accuracy over own classes, %")
+    show_bytes(axes)
+    add_wide_legend(canvas, entries)
     return canvas

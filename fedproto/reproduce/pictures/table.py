@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 
+from fedproto.plots.colours import COLOURS, INK
 from fedproto.plots.labels import OWN_SUFFIX, format_bytes, is_own_accuracy
 from fedproto.plots.marks import centred_offsets, draw_front, pareto_front, show_percent
-from fedproto.plots.style import COLOURS, INK
 from fedproto.reproduce.pictures.panels import (
     PALE,
     add_wide_legend,
