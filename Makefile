@@ -17,7 +17,7 @@ setup: .venv/installed
 	touch $@
 
 run: setup
-	$(BIN)/fedproto run --model cnn-mh --algorithm local,fedproto --shots-stdev 10 --rounds 50
+	$(BIN)/fedproto run --model cnn-mh --algorithm local,fedproto,closed-form --shots-stdev 10 --rounds 50
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"

@@ -281,7 +281,9 @@ def train_together(name: str, accuracy: str, planned: Sequence[Planned]) -> list
         configs.append(config)
         federations.append(federation)
     method = Method.build(configs[0])
-    experiments = Experiment.share_engine(configs, method.compose(federations[0]), federations)
+    experiments = Experiment.share_engine(
+        configs, method.compose(federations, configs), federations
+    )
     engine = experiments[0].engine
     federation_runs = [experiment.federation_run() for experiment in experiments]
     curves: list[list[float]] = [[] for _ in planned]

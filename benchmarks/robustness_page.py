@@ -95,7 +95,8 @@ def _table(found: Mapping[str, Any], algorithm: str, way: str) -> list[str]:
 
 def draw_figure(found: Mapping[str, Any]) -> bytes:
     """Return a PNG: accuracy against the fraction of attackers, by attack and measure."""
-    from fedproto.plots.style import colour_at, figure_style, make_panels, marker_at, save_png
+    from fedproto.plots.colours import colour_at
+    from fedproto.plots.style import figure_style, make_panels, marker_at, save_png
 
     study = found["study"]
     attacks = study["attacks"]

@@ -221,8 +221,9 @@ def write_table(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 def draw(measured: dict[str, Any]) -> bytes:
     """Return the figure: accuracy against bytes per round, one panel per study."""
+    from fedproto.plots.colours import colour_at
     from fedproto.plots.labels import format_bytes
-    from fedproto.plots.style import colour_at, figure_style, make_panels, marker_at, save_png
+    from fedproto.plots.style import figure_style, make_panels, marker_at, save_png
 
     studies = measured["studies"]
     with figure_style():

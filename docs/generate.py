@@ -1,4 +1,4 @@
-"""Write docs/configuration.md and docs/api.md from the code.
+"""Write docs/configuration.md and docs/api.md from the code, and copy figures from results/.
 
 python docs/generate.py
 """
@@ -6,6 +6,7 @@ python docs/generate.py
 from __future__ import annotations
 
 import inspect
+import shutil
 import types
 import typing
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from fedproto.config.options import Bounds, FilePath, options_of
 from fedproto.config.settings import DEFAULTS, Config
 
 DOCS = Path(__file__).resolve().parent
+#: Figures of results/ that pages show.
+FIGURES = ("table-methods-cpu-*.png", "study-gram.png")
 
 #: Keys of a run: what each means.
 RUN_MEANINGS = {
@@ -71,6 +74,22 @@ RUN_MEANINGS = {
     "as much as others",
     "speed_spread": "how much the durations of local training differ in asynchronous rounds: the "
     "standard deviation of their logarithm",
+    "privacy": "what [differential privacy](privacy.md) protects: nothing, a record in what is "
+    "released, a record also in what is trained, or a whole client",
+    "epsilon": "privacy budget of each record or client over the whole run; none: what the noise "
+    "costs",
+    "delta": "chance that a privacy claim fails",
+    "noise_multiplier": "standard deviation of the noise in units of the sensitivity; none: what "
+    "`epsilon` needs",
+    "clip": "L2 norm that embeddings (with `privacy=client`: a client's values) are clipped to",
+    "step_noise": "noise of each step of training, in units of `gradient_clip`, with "
+    "`privacy=training`; none: what `epsilon` needs",
+    "gradient_clip": "L2 norm that the gradient of each record is clipped to, with "
+    "`privacy=training`",
+    "noise_at": "who adds the noise: every client, or the server to the sum; `auto`: clients, but "
+    "the server with `privacy=client`",
+    "noise_source": "`seeded` noise can be repeated; it is for tests, and nothing is private then",
+    "count_threshold": "a class counts above so many standard deviations of the noise on its count",
     "seed": "seed of partition, initial weights, shuffles and samples",
     "engine": "how clients are trained: see [engines](engines.md)",
     "device": "where clients are trained; `auto` takes a GPU if there is one",
@@ -228,6 +247,10 @@ OPTION_MEANINGS = {
         "weighted": "count an upload by its weight; false: all alike",
         "smoothing": "ν, the least distance that counts",
         "iterations": "steps of the search",
+        "threshold": "fraction of a round's clients that must stay to its end; at least a majority",
+        "largest": "largest weight × value of one client; a client with a larger one sends nothing",
+        "error": "by which rounding may move a value of one client",
+        "simulate": "what a simulated run does: round and count, or run the whole protocol, too",
     },
 }
 
@@ -455,6 +478,9 @@ PAGES = {"configuration.md": configuration_page, "api.md": api_page}
 def main() -> None:
     for name, make in PAGES.items():
         (DOCS / name).write_text(make())
+    for pattern in FIGURES:
+        for path in sorted((DOCS.parent / "results").glob(pattern)):
+            shutil.copyfile(path, DOCS / "images" / path.name)
 
 
 if __name__ == "__main__":

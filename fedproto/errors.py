@@ -3,6 +3,8 @@
 FedProtoError
 ├── ConfigError      a name, key or value that cannot be used
 ├── DataError        a data file or array that cannot be used
+│   ├── ColumnsError       columns of a table that tell rows apart instead of describing them
+│   ├── ImageSizesError    images of several sizes, where all must have one
 │   └── MessageError       a message of the server that a deployed member cannot use
 ├── RunFolderError   a run folder that is in the way, damaged, or not one
 │   └── WriteError         a file or folder that cannot be written (disk full, read-only, forbidden)
@@ -11,6 +13,9 @@ FedProtoError
 │   └── LostProcessError   one of several processes of a run is gone
 ├── Refused          an answer of a member that the server does not believe, or one of the server's
 ├── RefusedByMember  what the server asks for, and a member's own file does not allow
+│   ├── BudgetSpent        it would exceed the member's privacy budget
+│   └── ProtectionTooWeak  it protects less than the member demands
+├── DoesNotApply     an attack that cannot be tried on a run
 ├── KnownToAllError  carries an error of one of several processes, once all of them know of it
 └── MissingExtra     a Python package that is not installed
 """
@@ -35,6 +40,18 @@ class ConfigError(FedProtoError):
 
 class DataError(FedProtoError):
     pass
+
+
+class ColumnsError(DataError):
+    def __init__(self, message: str, columns: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.columns = columns
+
+
+class ImageSizesError(DataError):
+    def __init__(self, message: str, sizes: list[tuple[int, int]]) -> None:
+        super().__init__(message)
+        self.sizes = sizes  # (height, width) of every file
 
 
 class MessageError(DataError):
@@ -70,6 +87,18 @@ class Refused(FedProtoError):
 
 class RefusedByMember(FedProtoError):
     pass
+
+
+class BudgetSpent(RefusedByMember):
+    pass
+
+
+class ProtectionTooWeak(RefusedByMember):
+    pass
+
+
+class DoesNotApply(FedProtoError):
+    """Its text says why, without a stop, so that it can end a sentence."""
 
 
 class KnownToAllError(FedProtoError):

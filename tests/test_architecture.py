@@ -23,16 +23,21 @@ LAYERS = [
     {"errors"},
     {"core"},
     {"config"},
+    {"privacy"},
     {"teachers"},
     {"algorithms", "combiners", "data", "metrics", "models", "partitions", "transforms"},
     {"feature_maps"},
     {"engines"},
     {"runs"},
+    {"theory"},
+    {"setup"},
     {"membership"},
     {"inference"},
     {"deploy"},
     {"plots"},
+    {"watch"},
     {"report"},
+    {"audit"},
     {"reproduce"},
     {"__init__"},
     {"cli"},
@@ -116,7 +121,7 @@ FLOWER = (
 
 
 #: The folders of modules that draw.
-MATPLOTLIB = ("plots/", "report/", "reproduce/pictures/")
+MATPLOTLIB = ("plots/", "report/", "audit/figures/", "reproduce/pictures/")
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -280,11 +285,15 @@ def test_the_version_is_that_of_the_project() -> None:
 #: Modules whose docstrings have examples.
 WITH_EXAMPLES = [
     "algorithms",
+    "cli.numbers",
     "config.options",
     "core.class_names",
     "core.engine",
     "core.rng",
     "core.tensors",
+    "watch.freeze",
+    "watch.guard",
+    "watch.numbers",
 ]
 
 

@@ -108,6 +108,14 @@ def test_the_reference_pages_are_what_the_code_says(page: str) -> None:
     assert (DOCS / page).read_text() == generator["PAGES"][page]()
 
 
+def test_figures_are_those_of_the_results() -> None:
+    """If this fails: `python docs/generate.py`."""
+    generator = runpy.run_path(str(DOCS / "generate.py"))
+    for pattern in generator["FIGURES"]:
+        for path in (DOCS.parent / "results").glob(pattern):
+            assert (DOCS / "images" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
 def test_every_page_is_in_the_index_and_in_the_navigation() -> None:
     index = (DOCS / "index.md").read_text()
     navigation = (DOCS.parent / "mkdocs.yml").read_text()

@@ -45,7 +45,8 @@ def show_status(
     state: Annotated[
         Path,
         typer.Argument(
-            help="the server's state: a folder of `deploy init`, or its folder `server`"
+            help="the server's state: a folder of `deploy init`, or its folder `server`; or a "
+            "member's TOML file, whose ledger of epsilon is shown"
         ),
     ],
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
@@ -53,6 +54,9 @@ def show_status(
     """Show the members, when each was last heard, rounds, accuracies, bytes and refusals."""
     from fedproto.deploy.status import make_rows, read_status
 
+    if state.suffix == ".toml" and state.is_file():
+        _show_ledger(state, json)
+        return
     found = read_status(state)
     if json:
         from json import dumps
@@ -66,6 +70,7 @@ def show_status(
         "classes",
         "accuracy",
         "metrics",
+        "epsilon",
         "up",
         "down",
         "beside",
@@ -75,3 +80,22 @@ def show_status(
     )
     print_table(headers, make_rows(found))
     say(f"round {found['round']}, {found['algorithm']}, classes {', '.join(found['classes'])}")
+
+
+def _show_ledger(path: Path, json: bool) -> None:
+    """Print what a member has spent of its budget, from its own ledger."""
+    from fedproto.deploy.status import make_ledger_rows, read_ledger
+
+    spent = read_ledger(path)
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(spent, indent=1))
+        return
+    print_table(("federation", "rounds", "last", "epsilon"), make_ledger_rows(spent))
+    limit = spent["max_epsilon_per_year"]
+    budget = "no budget is set" if limit is None else f"the budget is {limit:g}"
+    say(
+        f"{spent['member']} has spent epsilon {spent['epsilon']:.4g} (delta {spent['delta']:g}) "
+        f"within a year; {budget}; {spent['ledger']}"
+    )

@@ -12,35 +12,48 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedproto.cli.audit_command import audit
 from fedproto.cli.bench_command import bench
+from fedproto.cli.check_command import check
 from fedproto.cli.data_commands import data_app
 from fedproto.cli.deploy_commands import deploy_app
 from fedproto.cli.inference_commands import export, predict
+from fedproto.cli.init_command import init
 from fedproto.cli.list_command import list_plugins
 from fedproto.cli.membership_commands import extend, join, members
 from fedproto.cli.output import escape
 from fedproto.cli.plain_help import PlainTyper
 from fedproto.cli.report_command import report
 from fedproto.cli.run_commands import RUN_EPILOG, resume, run
+from fedproto.cli.runs_command import runs
 from fedproto.cli.sweep_commands import reproduce, sweep
+from fedproto.cli.theory_command import theory
 from fedproto.cli.tune_command import tune
+from fedproto.cli.volume import own_volume
+from fedproto.cli.watch_command import watch
 from fedproto.config import plugin_trust
 from fedproto.core.interrupts import handle_sigterm
 from fedproto.errors import FedProtoError
 
 app = PlainTyper(
     help="Federated learning by class prototypes, for clients that share only class names.",
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command()(init)
+app.command()(check)
 app.command(epilog=RUN_EPILOG)(run)
 app.command()(resume)
 app.command()(sweep)
 app.command()(tune)
+app.command()(theory)
 app.command()(reproduce)
 app.command()(bench)
 app.command()(report)
+app.command()(watch)
+app.command()(audit)
+app.command()(runs)
 app.command("list")(list_plugins)
 app.command()(predict)
 app.command()(export)
@@ -69,6 +82,7 @@ def prepare_command(
         ),
     ] = False,
 ) -> None:
+    context.with_resource(own_volume())
     context.with_resource(plugin_trust.own_trust())  # what a command's flags allow ends with it
 
 

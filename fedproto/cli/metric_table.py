@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE
-from rich.markup import escape
 from rich.table import Table
 
+from fedproto.cli.fitted_tables import TextColumn, fit_tables
+from fedproto.cli.numbers import percent
 from fedproto.core.measurement import METRICS
 from fedproto.runs.metric_contents import (
     BASELINES,
@@ -24,30 +24,29 @@ HEADERS = {"auroc": "AUROC", "macro_f1": "macro\nF1", "ece": "ECE", "brier": "Br
 NOT_DEFINED = "-"
 
 
-def metric_table(results: Sequence[dict[str, Any]]) -> Table | None:
+def metric_tables(results: Sequence[dict[str, Any]], width: int) -> list[Table]:
     """Return a table with a row per way to predict and per baseline: means over clients.
 
-    None for results of an older version, which have no metrics.
+    Columns that do not fit a terminal of this width are in a further table. There is none for
+    results of an older version, which have no metrics.
     """
     measured = [result for result in results if result.get("metrics")]
     if not measured:
-        return None
+        return []
     names = _list_metrics(measured)
-    title = "mean over clients, %; the worst client by accuracy"
-    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
-    table.add_column("predicted by")
-    for name in names:
-        table.add_column(escape(head_metric(name)), justify="right", overflow="fold")
-    table.add_column("worst\nclient", justify="right")
-    table.add_column("", overflow="fold")
+    rows = []
     for result in measured:
-        prefix = f"{result['algorithm']} " if len(measured) > 1 else ""
-        for way in shown_ways(result["metrics"]):
-            _add_row(table, prefix + way, result["metrics"][way], names, result)
-    table.add_section()
+        rows += _rows_of_run(result, names, is_alone=len(measured) == 1)
+    first_baseline = len(rows)
     for label, metrics in _list_baselines(measured[0]):
-        _add_row(table, label, metrics, names, measured[0], style="dim")
-    return table
+        rows.append(_make_row(label, metrics, names, measured[0]))
+    headers = ["predicted by", *(head_metric(name) for name in names), "worst\nclient", "its name"]
+    columns = []
+    for place, header in enumerate(headers):
+        columns.append(TextColumn(header, [row[place] for row in rows]))
+    styles = [""] * first_baseline + ["dim"] * (len(rows) - first_baseline)
+    title = "mean over clients, %; the worst client by accuracy"
+    return fit_tables(columns, width, title, section_after=first_baseline, styles=styles)
 
 
 def head_metric(name: str) -> str:
@@ -77,29 +76,34 @@ def _list_baselines(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return rows
 
 
-def _add_row(
-    table: Table,
-    label: str,
-    metrics: dict[str, Any],
-    names: Sequence[str],
-    result: dict[str, Any],
-    style: str = "",
-) -> None:
-    cells = []
+def _rows_of_run(
+    result: dict[str, Any], names: Sequence[str], *, is_alone: bool
+) -> list[list[str]]:
+    """Return a row for each way to predict; where there are several runs, with the algorithm."""
+    prefix = "" if is_alone else f"{result['algorithm']} "
+    metrics = result["metrics"]
+    return [_make_row(prefix + way, metrics[way], names, result) for way in shown_ways(metrics)]
+
+
+def _make_row(
+    label: str, metrics: dict[str, Any], names: Sequence[str], result: dict[str, Any]
+) -> list[str]:
+    """Return the cells of one row: the label, the metrics, and the worst client with its name."""
+    cells = [label]
     for name in names:
         mean = metrics.get(name, {}).get("mean")
         cells.append(_format(name, mean))
     cells.append(_format("accuracy", metrics["accuracy"]["worst"]))
     client = result["clients"][metrics["accuracy"]["worst_client"]]
-    name = str(client.get("name", client["id"]))
-    table.add_row(escape(label), *cells, escape(name), style=style)
+    cells.append(str(client.get("name", client["id"])))
+    return cells
 
 
 def _format(name: str, value: float | None) -> str:
     """Return a metric in percent; one from outside as it is, since its scale is not known."""
     if value is None:
         return NOT_DEFINED
-    return f"{100 * value:.1f}" if name in METRICS else f"{value:.3g}"
+    return percent(value) if name in METRICS else f"{value:.3g}"
 
 
 def warn_of_metrics(result: dict[str, Any]) -> list[str]:

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape as escape_markup
 
+from fedproto.cli.volume import is_quiet
+
 if TYPE_CHECKING:
     from fedproto.runs.experiment import Experiment
     from fedproto.runs.folder import RunFolder
@@ -19,7 +21,14 @@ COLUMNS_OF_A_FILE = 200
 
 
 def say(sentence: str, *, style: str = "", stderr: bool = False) -> None:
-    """Print a line as it is: paths may hold [brackets], and scripts want lines unbroken."""
+    """Print a line as it is: paths may hold [brackets], and scripts want lines unbroken.
+
+    With --quiet, only lines for stderr and warnings, which have a style, are printed, all there.
+    """
+    if is_quiet():
+        if not style and not stderr:
+            return
+        stderr = True
     console = Console(stderr=stderr)
     console.print(sentence, style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -33,16 +42,16 @@ def wide_console() -> Console:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of plain text under their headers."""
-    from rich.table import Table
+    """Print rows of plain text under their headers; what is too wide follows below."""
+    from fedproto.cli.fitted_tables import TextColumn, fit_tables
 
-    table = Table(show_edge=False, pad_edge=False)
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    for row in rows:
-        cells = [escape(cell) for cell in row]
-        table.add_row(*cells)
-    wide_console().print(table, highlight=False)
+    columns = []
+    for place, header in enumerate(headers):
+        cells = [" ".join(row[place].split()) for row in rows]
+        columns.append(TextColumn(header, cells))
+    console = wide_console()
+    for table in fit_tables(columns, console.width):
+        console.print(table, highlight=False)
 
 
 def print_json_lines(objects: Sequence[dict[str, Any]]) -> None:
@@ -70,8 +79,9 @@ def execute(experiment: Experiment, folder: RunFolder, resumable: Path) -> dict[
 
     name = experiment.algorithm.name
     rounds = experiment.config.rounds
+    console = Console(quiet=is_quiet())
     try:
-        with progress_bar(Console(), name, experiment.progress.round, rounds) as on_round:
+        with progress_bar(console, name, experiment.progress.round, rounds) as on_round:
             return experiment.execute(folder, on_round).data
     except Interrupted as interruption:
         if interruption.__cause__ is not None:
@@ -87,10 +97,11 @@ def execute(experiment: Experiment, folder: RunFolder, resumable: Path) -> dict[
 
 def show_results(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
     """Print the contents of some result.json files, each under its label, side by side."""
-    from fedproto.cli.metric_table import metric_table, warn_of_metrics
+    from fedproto.cli.metric_table import metric_tables, warn_of_metrics
     from fedproto.cli.tables import (
         clients_tables,
         compare_runs,
+        describe_privacy,
         describe_traffic,
         describe_validation,
     )
@@ -99,15 +110,19 @@ def show_results(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> No
     for result, label in zip(results, labels, strict=True):
         labelled.append(result | {"algorithm": label})
     console = wide_console()
+    console.quiet = is_quiet()
     for table in clients_tables(labelled, console.width):
         console.print(table)
-    metrics = metric_table(labelled)
-    if metrics is not None:
-        console.print(metrics)
+    for table in metric_tables(labelled, console.width):
+        console.print(table)
     for result in labelled:
         chosen = describe_validation(result)
         if chosen is not None:
             say(chosen)
+    for result in labelled:
+        claim = describe_privacy(result)
+        if claim is not None:
+            say(claim)
     for sentence in compare_runs(labelled):
         say(sentence)
     for result in labelled:

@@ -16,12 +16,17 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
+from fedproto.cli.volume import is_verbose
 from fedproto.core.rounds import RoundResult
 from fedproto.errors import FedProtoError
 from fedproto.runs.announcements import describe_round
 from fedproto.runs.execution import OnRound
 from fedproto.runs.sweep import Cell, batches
+
+#: Characters of what is trained, beside the bar.
+MAX_NAME_WIDTH = 20
 
 
 @contextmanager
@@ -37,7 +42,7 @@ def progress_bar(
 
         def show(result: RoundResult) -> None:
             bar.update(task, completed=result.round)
-            if result.accuracy or result.validation:
+            if result.accuracy or result.validation or is_verbose():
                 _print(console, describe_round(name, unit, result))
             for note in result.notes:
                 _print(console, f"{unit} {result.round}: {note}", "yellow")
@@ -121,9 +126,11 @@ class SearchProgress(SweepProgress):
 
 
 def _bar(console: Console, unit: str) -> Progress:
+    # So that 80 columns are enough for the numbers of rounds and seconds.
+    name_column = Column(no_wrap=True, overflow="ellipsis", max_width=MAX_NAME_WIDTH)
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
+        TextColumn("{task.description}", markup=False, table_column=name_column),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TextColumn(unit),
         TimeRemainingColumn(),

@@ -15,7 +15,7 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="finished run folders, or folders of them, to compare"
+            metavar="RUN...", help="run folders, folders of them, or folders of `deploy init`"
         ),
     ],
     out: Annotated[
@@ -28,7 +28,7 @@ def report(
     trust_plugins: TrustPlugins = False,
     plugin_dir: PluginDir = None,
 ) -> None:
-    """Write finished runs as one self-contained HTML page with tables and figures."""
+    """Write runs as one self-contained HTML page with charts and tables, and figures beside it."""
     from fedproto.report import write
 
     page = write(runs, out, notice=say)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedproto.cli.flags import PluginDir, TrustPlugins
-from fedproto.cli.output import execute, say, show_results
+from fedproto.cli.output import execute, print_json_lines, say, show_results
+from fedproto.cli.volume import AsJson, Quiet, Verbose
 from fedproto.config.profiles import PROFILES
 
 if TYPE_CHECKING:
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
 RUN_EPILOG = (
     "Keys that only --set and TOML know: dim, start, freeze, epochs, momentum, weight_decay, "
-    "clip_norm, warmup, last_batch, report_last, precision, threads, workers, stack, states, "
-    "compile, and the "
+    "clip_norm, warmup, last_batch, report_last, step_noise, gradient_clip, noise_at, "
+    "count_threshold, precision, threads, "
+    "workers, stack, states, compile, and the "
     "options that `fedproto list` shows."
 )
 PROFILE_HELP = f"reading of FedProto: {', '.join(PROFILES)} [paper]"
@@ -121,6 +123,21 @@ def run(
     speed_spread: Annotated[
         str | None, _flag("speed-spread", "X", "how much the clients' speeds differ [0]")
     ] = None,
+    privacy: Annotated[
+        str | None, _flag("privacy", "NAME", "none, release, training or client [none]")
+    ] = None,
+    epsilon: Annotated[
+        str | None, _flag("epsilon", "X", "privacy budget; the noise follows from it [none]")
+    ] = None,
+    delta: Annotated[
+        str | None, _flag("delta", "X", "chance that the claim fails [0.00001]")
+    ] = None,
+    noise_multiplier: Annotated[
+        str | None, _flag("noise-multiplier", "X", "noise / sensitivity [what epsilon needs]")
+    ] = None,
+    clip: Annotated[
+        str | None, _flag("clip", "X", "norm that private values are clipped to, or none [1]")
+    ] = None,
     seed: Annotated[
         str | None, _flag("seed", "N", "seed of partition, weights, shuffles and samples [0]")
     ] = None,
@@ -179,6 +196,9 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="any other key: lam=0.1, model.dropout=0"),
     ] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
     trust_plugins: TrustPlugins = False,
     plugin_dir: PluginDir = None,
 ) -> None:
@@ -210,6 +230,11 @@ def run(
         "concurrency": concurrency,
         "staleness": staleness,
         "speed_spread": speed_spread,
+        "privacy": privacy,
+        "epsilon": epsilon,
+        "delta": delta,
+        "noise_multiplier": noise_multiplier,
+        "clip": clip,
         "seed": seed,
         "engine": engine,
         "device": device,
@@ -227,7 +252,7 @@ def run(
         "data_dir": data_dir,
     }
     given = {key: value for key, value in flags.items() if value is not None}
-    _run_configs(_read_configs(config, given, assign or []), out)
+    _run_configs(_read_configs(config, given, assign or []), out, as_json)
 
 
 def _read_configs(
@@ -278,7 +303,7 @@ def _drop_replaced(stored: dict[str, Any], flags: dict[str, str]) -> dict[str, A
     return kept
 
 
-def _run_configs(configs: Sequence[Config], out: Path | None) -> None:
+def _run_configs(configs: Sequence[Config], out: Path | None, as_json: bool) -> None:
     """Run configurations that differ in their algorithm one after the other; print the results."""
     from fedproto.engines.distributed.torchrun import follows
     from fedproto.runs.execution import follow, hold_all
@@ -312,6 +337,8 @@ def _run_configs(configs: Sequence[Config], out: Path | None) -> None:
         for experiment, folder in zip(experiments, folders, strict=True):
             results.append(execute(experiment, folder, resumable=target))
     show_results(results, _labels(configs))
+    if as_json:
+        print_json_lines(results)
     say(f"written to {target}")
 
 
@@ -356,6 +383,9 @@ def _number_repeated(algorithms: Sequence[str]) -> list[str]:
 
 def resume(
     run: Annotated[Path, typer.Argument(help="a run folder, or a folder of compared runs")],
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
     trust_plugins: TrustPlugins = False,
     plugin_dir: PluginDir = None,
 ) -> None:
@@ -368,6 +398,8 @@ def resume(
     if len(finished) == len(folders):  # nothing to prepare: the data may be gone
         rounds = max(result["rounds"] for result in finished)
         say(f"{run} has finished all its {rounds} rounds: its result is in result.json")
+        if as_json:
+            print_json_lines(finished)
         return
     from fedproto.engines.distributed.torchrun import follows
     from fedproto.runs.execution import follow, hold_all
@@ -396,3 +428,5 @@ def resume(
     else:
         labels = [results[0]["algorithm"]]
     show_results(results, labels)
+    if as_json:
+        print_json_lines(results)

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 
 from fedproto.cli.flags import PluginDir, TrustPlugins
-from fedproto.cli.output import say, warn_of_divergence, wide_console
+from fedproto.cli.output import print_json_lines, say, warn_of_divergence, wide_console
+from fedproto.cli.volume import AsJson, Quiet, is_quiet
 
 if TYPE_CHECKING:
     from fedproto.cli.progress import SearchProgress, SweepProgress
@@ -29,6 +30,8 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="folder for the runs [runs/NAME]", show_default=False)
     ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     trust_plugins: TrustPlugins = False,
     plugin_dir: PluginDir = None,
 ) -> None:
@@ -40,7 +43,7 @@ def sweep(
     together.
     """
     from fedproto.cli.progress import sweep_bar
-    from fedproto.cli.tables import sweep_table
+    from fedproto.cli.tables import sweep_tables
     from fedproto.engines.distributed.torchrun import refuse_torchrun
     from fedproto.runs.sweep import read_sweep, run_sweep
 
@@ -48,17 +51,22 @@ def sweep(
     cells = read_sweep(config)
     target = out or Path("runs") / config.stem
     try:
-        with sweep_bar(Console(), cells, target) as progress:
+        with sweep_bar(Console(quiet=is_quiet()), cells, target) as progress:
             results = run_sweep(cells, target, progress.batch, progress.broken)
     except KeyboardInterrupt:
         _say_stopped(f"fedproto sweep {config}", out)
         raise typer.Exit(130) from None
-    wide_console().print(sweep_table(cells, results), highlight=False)
+    console = wide_console()
+    console.quiet = is_quiet()
+    for table in sweep_tables(cells, results, console.width):
+        console.print(table, highlight=False)
     finished = []
     for cell, result in zip(cells, results, strict=True):
         if result is not None:
             finished.append(result | {"algorithm": cell.name})
     warn_of_divergence(finished)
+    if as_json:
+        print_json_lines(finished)
     say(f"written to {target}")
     if len(finished) < len(cells):
         raise typer.Exit(2)
@@ -112,6 +120,10 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help="table-methods: full, or cpu, a smaller form [full]", show_default=False),
+    ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(help="table-methods: begin nothing after so long", show_default=False),
@@ -121,7 +133,7 @@ def reproduce(
     from fedproto.cli.progress import search_bar, sweep_bar
     from fedproto.engines.distributed.torchrun import refuse_torchrun
     from fedproto.reproduce.make import make
-    from fedproto.reproduce.methods.benchmark import TARGET, read_only
+    from fedproto.reproduce.methods.benchmark import TARGET, choose_size, read_only
     from fedproto.reproduce.methods.training import make_methods, tune_all
     from fedproto.reproduce.plan import Request
 
@@ -142,10 +154,13 @@ def reproduce(
     def search() -> AbstractContextManager[SearchProgress]:
         return search_bar(Console())
 
-    flags = {"--tune": tune, "--only": only, "--minutes": minutes}
+    flags = {"--size": size, "--tune": tune, "--only": only, "--minutes": minutes}
     try:
         if target == TARGET and tune:
-            for sentence in tune_all(request, read_only(only), target_folder, minutes, search):
+            chosen_size = choose_size(size, quick)
+            for sentence in tune_all(
+                request, read_only(only), target_folder, minutes, search, chosen_size
+            ):
                 say(sentence)
             return
         if target == TARGET:
@@ -157,6 +172,7 @@ def reproduce(
                 minutes,
                 None if finished else bar,
                 say,
+                choose_size(size, quick),
             )
         else:
             _refuse_flags_of_methods(target, flags)

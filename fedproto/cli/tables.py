@@ -10,6 +10,8 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
+from fedproto.cli.fitted_tables import TextColumn, fit_tables
+from fedproto.cli.numbers import percent, signed_points
 from fedproto.core.client_names import are_numbers
 from fedproto.runs.sweep import Cell, rank_by_validation
 
@@ -21,6 +23,8 @@ MAX_NAME_WIDTH = 24
 MAX_CLASSES_WIDTH = 48
 #: The characters that model, classes and number of rows get where the terminal is narrow.
 DESCRIPTION_WIDTH = 30
+#: Points of accuracy below which two clients are equal: rounding is no difference.
+EQUAL_POINTS = 1e-9
 #: Clients that a table shows: more would push what was said before off the screen.
 MAX_SHOWN_CLIENTS = 50
 
@@ -28,8 +32,10 @@ MAX_SHOWN_CLIENTS = 50
 # --- sweeps and benchmarks
 
 
-def sweep_table(cells: Sequence[Cell], results: Sequence[dict[str, Any] | None]) -> Table:
-    """Return a table with one row per federation of a sweep.
+def sweep_tables(
+    cells: Sequence[Cell], results: Sequence[dict[str, Any] | None], width: int
+) -> list[Table]:
+    """Return a table with one row per federation of a sweep; what is too wide is in further ones.
 
     A row has the settings in which the federations differ, the mean accuracies, and the
     federation's share of the seconds of its stack. The result of one that broke down is None.
@@ -38,32 +44,38 @@ def sweep_table(cells: Sequence[Cell], results: Sequence[dict[str, Any] | None])
     settings = _varied_settings(cells)
     ways = _ways_to_predict(results)
     ranked = rank_by_validation(results)
+    headers = list(settings)
     title = "mean test accuracy over clients, %"
     if ranked is not None:
-        title = (
-            "ranked by accuracy on validation rows; the others: on test rows, mean over clients, %"
-        )
-    table = _plain_table(title)
-    for setting in settings:
-        table.add_column(escape(setting), overflow="fold")
-    if ranked is not None:
-        table.add_column("validation", justify="right")
-        table.add_column("best\nround", justify="right")
-    for way in ways:
-        table.add_column(way.replace("_", "\n"), justify="right")
-    table.add_column("share of\nseconds", justify="right")
+        title = "ranked by accuracy on validation rows; other accuracies on test rows, means, %"
+        headers += ["valida-\ntion", "best\nround"]
+    headers += [_break_way(way) for way in ways]
+    headers.append("share of\nseconds")
+    rows = []
+    styles = []
     for position in ranked if ranked is not None else range(len(cells)):
-        cell = cells[position]
         result = results[position]
-        values = [escape(str(cell.varied.get(setting, ""))) for setting in settings]
+        row = [str(cells[position].varied.get(setting, "")) for setting in settings]
         if result is None:
-            table.add_row(*values, "broke down", style="red")
-            continue
-        if ranked is not None:
-            values += [_percent(result["validation"]["score"]), str(result["best_round"])]
-        means = [_mean_accuracy(result, way) for way in ways]
-        table.add_row(*values, *means, f"{result['seconds']['total']:.1f}")
-    return table
+            row += ["" for _ in headers[len(row) :]]
+            row[0] += " broke down"
+            styles.append("red")
+        else:
+            if ranked is not None:
+                row += [percent(result["validation"]["score"]), str(result["best_round"])]
+            row += [_mean_accuracy(result, way) for way in ways]
+            row.append(f"{result['seconds']['total']:.1f}")
+            styles.append("")
+        rows.append(row)
+    columns = []
+    for place, header in enumerate(headers):
+        columns.append(TextColumn(header, [row[place] for row in rows]))
+    return fit_tables(columns, width, title, keys=len(settings), styles=styles)
+
+
+def _break_way(way: str) -> str:
+    """Return a way to predict in lines, so that its column is hardly wider than its numbers."""
+    return way.replace("_", "\n").replace("+", "\n+")
 
 
 def _varied_settings(cells: Sequence[Cell]) -> list[str]:
@@ -86,7 +98,7 @@ def _ways_to_predict(results: Sequence[dict[str, Any] | None]) -> list[str]:
 def _mean_accuracy(result: dict[str, Any], way: str) -> str:
     if way not in result["accuracy"]:
         return ""
-    return _percent(result["accuracy"][way]["mean"])
+    return percent(result["accuracy"][way]["mean"])
 
 
 def bench_table(found: dict[str, Any]) -> Table:
@@ -130,7 +142,8 @@ def clients_tables(results: Sequence[dict[str, Any]], width: int) -> list[Table]
     for result in results:
         for way in _shown_ways(result, is_alone):
             # In two lines, so that the column is no wider than its numbers need.
-            header = way.replace("_", "\n") if is_alone else f"{result['algorithm']}\n{way}"
+            way_lines = _break_way(way)
+            header = way_lines if is_alone else f"{result['algorithm']}\n{way_lines}"
             columns.append(_Column(header, result, way))
     names = name_clients(results[0])
     tables = []
@@ -191,17 +204,19 @@ def _clients_table(
         table.add_column("classes")
         table.add_column("train", justify="right", no_wrap=True)
     for column in columns:
-        table.add_column(escape(column.header), justify="right", overflow="fold")
+        table.add_column(
+            escape(column.header), justify="right", no_wrap=True, min_width=column.width - 2
+        )
     for number, client in enumerate(clients[:MAX_SHOWN_CLIENTS]):
         cells = [escape(names[number])]
         if is_first:
             cells += [
                 escape(client["model"]),
-                escape(_list_classes(client["classes"])),  # a class may be called [a]
+                escape(shorten_classes(client["classes"])),  # a class may be called [a]
                 str(client["train"]),
             ]
         for column in columns:
-            cells.append(_percent(column.result["clients"][number]["accuracy"][column.way]))
+            cells.append(percent(column.result["clients"][number]["accuracy"][column.way]))
         table.add_row(*cells)
     if len(clients) > MAX_SHOWN_CLIENTS:
         table.caption = (
@@ -221,18 +236,20 @@ def name_clients(result: dict[str, Any]) -> list[str]:
     return [client.get("name", str(client["id"])) for client in result["clients"]]
 
 
-def _list_classes(classes: Sequence[str]) -> str:
+def shorten_classes(classes: Sequence[str], width: int = MAX_CLASSES_WIDTH) -> str:
     """Return the names of classes, and where they are long only how many others there are.
 
-    >>> _list_classes(["benign", "malignant"])
+    >>> shorten_classes(["benign", "malignant"])
     'benign malignant'
+    >>> shorten_classes(["benign", "malignant"], 10)
+    'benign and 1 more'
     """
     listed = " ".join(classes)
-    if len(listed) <= MAX_CLASSES_WIDTH:
+    if len(listed) <= width:
         return listed
     shown: list[str] = []
     for name in classes:
-        if len(" ".join([*shown, name])) > MAX_CLASSES_WIDTH:
+        if len(" ".join([*shown, name])) > width:
             break
         shown.append(name)
     others = len(classes) - len(shown)
@@ -245,7 +262,7 @@ def _add_summary_row(
     table: Table, statistic: str, columns: Sequence[_Column], descriptions: int, style: str
 ) -> None:
     """Add the mean or the std of all clients, after as many empty cells as there are others."""
-    cells = [_percent(each.result["accuracy"][each.way][statistic]) for each in columns]
+    cells = [percent(each.result["accuracy"][each.way][statistic]) for each in columns]
     table.add_row(statistic, *[""] * descriptions, *cells, style=style)
 
 
@@ -259,10 +276,6 @@ def _shown_ways(result: dict[str, Any], is_alone: bool) -> list[str]:
 
 def _plain_table(title: str) -> Table:
     return Table(title=escape(title), title_justify="left", box=SIMPLE, pad_edge=False)
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f}"
 
 
 def compare_runs(results: Sequence[dict[str, Any]]) -> list[str]:
@@ -289,10 +302,13 @@ def _compare(first: dict[str, Any], other: dict[str, Any], way: str) -> str:
     gains = []
     for before, after in zip(first["clients"], other["clients"], strict=True):
         gains.append(100 * (after["accuracy"][way] - before["accuracy"]["head"]))
-    better = sum(gain > 0 for gain in gains)
+    better = sum(gain > EQUAL_POINTS for gain in gains)
+    worse = sum(gain < -EQUAL_POINTS for gain in gains)
+    equal = len(gains) - better - worse
     return (
         f"{other['algorithm']} {way} against {first['algorithm']} head: "
-        f"{statistics.fmean(gains):+.1f} points, better for {better} of {len(gains)} clients"
+        f"{signed_points(statistics.fmean(gains))} points, {better} better, {equal} equal, "
+        f"{worse} worse"
     )
 
 
@@ -318,9 +334,17 @@ def describe_validation(result: dict[str, Any]) -> str | None:
     rounds = f"{result['best_round']} of {result['stopped_round']}"
     return (
         f"{result['algorithm']}: round {rounds} was chosen by {chosen['select_by']} on "
-        f"validation rows, {_percent(chosen['score'])}%; the accuracies above are those of that "
+        f"validation rows, {percent(chosen['score'])}%; the accuracies above are those of that "
         "round on test rows, which were looked at once"
     )
+
+
+def describe_privacy(result: dict[str, Any]) -> str | None:
+    """Return what a run claims, and what its clients have spent; None if it was not private."""
+    claim = result.get("privacy")
+    if claim is None:
+        return None
+    return f"{result['algorithm']}: {claim['statement']}; details in privacy.json"
 
 
 def describe_traffic(result: dict[str, Any]) -> str:

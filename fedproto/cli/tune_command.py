@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 #: Candidates that the table shows, beside the default.
 SHOWN_CANDIDATES = 5
+THEORY = "theory"
+#: What settings may be chosen by.
+WAYS = ("validation", THEORY)
 #: The table of a configuration file that says what is searched.
 SEARCH_TABLE = "search"
 
@@ -61,6 +65,10 @@ def tune(
             help="first round after which the worse half stops [a quarter]", show_default=False
         ),
     ] = None,
+    by: Annotated[
+        str,
+        typer.Option(help="validation, or theory: also what the convergence proof proposes"),
+    ] = "validation",
     validation: Annotated[
         str | None, _flag("validation", "X", "fraction of training rows to judge by [0.2]")
     ] = None,
@@ -91,9 +99,12 @@ def tune(
     from fedproto.cli.progress import search_bar
     from fedproto.config.config_file import drop_values_from_data, flatten_tables, read_tables
     from fedproto.engines.distributed.torchrun import refuse_torchrun
+    from fedproto.errors import unknown
     from fedproto.runs.tune.search import Search, SearchOptions
 
     refuse_torchrun("tune")
+    if by not in WAYS:
+        raise unknown("way to tune", by, WAYS)
     flags = {
         "algorithm": algorithm,
         "dataset": dataset,
@@ -123,6 +134,10 @@ def tune(
         halve_after=halve_after,
     )
     prepared = Search.prepare(settings, assigned, options)
+    if by == THEORY:
+        from fedproto.theory.tuning import judge_proposals, refuse_search
+
+        refuse_search(prepared)
     default_name = "tune-" + prepared.config.algorithm.name.replace(":", "-")
     target = out or Path("runs") / (config.stem if config is not None else default_name)
 
@@ -131,10 +146,15 @@ def tune(
 
     try:
         content = prepared.run(target, bar)
+        proposals = []
+        if by == THEORY:
+            proposals = judge_proposals(prepared, settings, assigned, target, bar)
     except KeyboardInterrupt:
         say("stopped; the same command goes on", stderr=True)
         raise typer.Exit(130) from None
     _show(content)
+    if proposals:
+        _show_proposals(proposals)
     say(f"written to {target}: fedproto run {target / 'best.toml'}")
 
 
@@ -176,6 +196,19 @@ def _show(content: dict[str, Any]) -> None:
         f"{len(content['seeds'])} seeds, %; {content['tried']} settings tried"
     )
     print_table(["candidate", *names, "rounds", "validation"], rows)
+
+
+def _show_proposals(proposals: Sequence[dict[str, Any]]) -> None:
+    """Print what the theory proposes, and what that reaches on validation rows."""
+    say("\nproposed by the convergence proof, trained as the last candidates were")
+    rows = []
+    for each in proposals:
+        score = each["validation"]
+        percent = "broke down" if score is None else f"{100 * score:.2f}"
+        rows.append([each["name"], _format(each["lr"]), _format(each["lam"]), percent])
+    print_table(["proposal", "lr", "lam", "validation"], rows)
+    for each in proposals:
+        say(f"{each['name']}: {each['words']}")
 
 
 def _format(value: Any) -> str:

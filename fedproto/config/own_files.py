@@ -51,11 +51,19 @@ def _kind_of_file(path: Path) -> str | None:
 
 def _guess_kind_of_folder(folder: Path) -> str:
     """Return the kind of the first file that has one; a folder of anything else holds images."""
+    if _is_divided_by_pfllib(folder):
+        return "pfllib"
     for path in islice(_list_files(folder), MAX_FILES_SEEN):
         kind = _kind_of_file(path)
         if kind is not None:
             return "hf" if kind == "parquet" else kind  # the hub has folders of these
     return "folder"
+
+
+def _is_divided_by_pfllib(folder: Path) -> bool:
+    """Return whether a folder holds train/0.npz and test/0.npz, or another client's files."""
+    numbers = [path.name for path in (folder / "train").glob("*.npz") if path.stem.isdigit()]
+    return any((folder / "test" / name).is_file() for name in numbers)
 
 
 def _list_files(folder: Path) -> Iterator[Path]:

@@ -38,6 +38,8 @@ SUM = Part("sum")
 Seed = Annotated[int, Bounds(0, 2**63 - 1)]
 #: More would leave too little to train with.
 ValidationFraction = Annotated[float, Bounds(0, 0.9)]
+#: The chance that a privacy claim fails; it should be far below one over the number of records.
+Delta = Annotated[float, Bounds(0, 0.1, open=True)]
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,26 @@ class Config:
     concurrency: PositiveInt | None = None
     staleness: NonNegativeFloat = 0.5
     speed_spread: NonNegativeFloat = 0.0
+    #: What is protected: nothing, a record in what is released, a record in all that depends on it,
+    #: or a whole client. See docs/privacy.md, also for the nine that follow.
+    privacy: Literal["none", "release", "training", "client"] = "none"
+    #: The budget of every record or client; None: whatever the noise costs.
+    epsilon: PositiveFloat | None = None
+    delta: Delta = 1e-5
+    #: Standard deviation of the noise / sensitivity; None: what epsilon needs.
+    noise_multiplier: NonNegativeFloat | None = None
+    #: The L2 norm that an embedding (a client's values) is clipped to.
+    clip: PositiveFloat | Literal["none"] = 1.0
+    #: Of `training`: noise of each step / gradient_clip; None: what epsilon needs.
+    step_noise: NonNegativeFloat | None = None
+    #: Of `training`: the L2 norm that the gradient of each record is clipped to.
+    gradient_clip: PositiveFloat | Literal["none"] = 1.0
+    #: Who adds the noise; auto: clients, but for `privacy=client`.
+    noise_at: Literal["auto", "client", "server"] = "auto"
+    #: `seeded` noise can be repeated: for tests only, nothing is private then.
+    noise_source: Literal["system", "seeded"] = "system"
+    #: A class counts only above so many standard deviations of the noise on its count.
+    count_threshold: NonNegativeFloat = 2.0
     seed: Seed = 0
     engine: Literal["auto", "reference", "vectorised", "processes"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -257,6 +279,7 @@ def configure(
         )
         refuse_contradictions(config.rounds, config.warmup, config.class_weights, config.sampling)
         _refuse_idle_asynchrony(config)
+        _refuse_idle_privacy(config)
         configs.append(config)
     return configs
 
@@ -280,6 +303,39 @@ def _refuse_idle_asynchrony(config: Config) -> None:
             raise ConfigError(
                 f"{name} is for asynchronous rounds: set buffer, the number of uploads that a "
                 "round waits for, too"
+            )
+
+
+#: Settings that mean nothing without `privacy`.
+PRIVACY_SETTINGS = (
+    "epsilon",
+    "delta",
+    "noise_multiplier",
+    "clip",
+    "step_noise",
+    "gradient_clip",
+    "noise_at",
+    "noise_source",
+    "count_threshold",
+)
+
+
+def _refuse_idle_privacy(config: Config) -> None:
+    """Refuse settings of noise in a run without any, and a run whose noise nobody states."""
+    if config.privacy != "none":
+        is_training = config.privacy == "training"
+        noise = "step_noise" if is_training else "noise_multiplier"
+        if config.epsilon is None and getattr(config, noise) is None:
+            raise ConfigError(f"privacy={config.privacy} needs epsilon, the budget, or {noise}")
+        for name in ("step_noise", "gradient_clip"):
+            if not is_training and getattr(config, name) != getattr(Config, name):
+                raise ConfigError(f"{name} is for steps of training: set privacy to training, too")
+        return
+    for name in PRIVACY_SETTINGS:
+        if getattr(config, name) != getattr(Config, name):
+            raise ConfigError(
+                f"{name} is for runs with differential privacy: set privacy to release, training "
+                "or client, too"
             )
 
 

@@ -27,7 +27,8 @@ class AdditivityCheck:
     def __init__(self, algorithm: Algorithm, server: State, round: int) -> None:
         self.algorithm = algorithm
         self.server = server
-        self.is_pending = algorithm.additive and round == 1
+        is_summed = algorithm.additive or algorithm.summation is not None
+        self.is_pending = is_summed and algorithm.repeatable and round == 1
 
     def __call__(self, uploads: Upload) -> None:
         """Raise ConfigError if the results differ; a single upload is not enough to compare."""

@@ -19,9 +19,13 @@ from fedproto.core.class_balance import (
 )
 from fedproto.core.federation import Member
 from fedproto.core.optimisers import Optimiser, RateSchedule
+from fedproto.core.private_steps import PrivateSteps, sampling_rate
 from fedproto.core.types import Algorithm, Batch, Phase, Tree
 
 BORDER_PIXELS = 4  # added on every side of an image before a crop of its own size is cut out
+
+#: Draws that belong to a record's place among the client's, and to a private step.
+PRIVATE_PURPOSES = ("private augment", "private dropout")
 
 #: A number of one client, or one per client.
 Number = TypeVar("Number", int, Tensor)
@@ -43,6 +47,8 @@ class Training:
     sampling: Literal["shuffle", "balanced"] = "shuffle"
     #: Batches of every client per round, and per phase without epochs of its own; None: `epochs`.
     local_steps: int | None = None
+    #: How steps protect each record; None: they do not, and batches are shuffled epochs.
+    private: PrivateSteps | None = None
 
     def rate(self, round: int) -> float:
         """Return the learning rate of a round; the first is 1."""
@@ -145,6 +151,39 @@ def draw_batches(
             batch = Batch(x[start:stop], y[start:stop], mask)
             yield batch, {name: value[start:stop] for name, value in keep.items()}
         steps_left -= steps
+
+
+def draw_private_batches(
+    member: Member, training: Training, round: int, key: int, first: int, steps: int
+) -> Iterator[tuple[Batch, Tree]]:
+    """Yield the batches of private steps, and what dropout keeps of each.
+
+    A batch holds each record with the same probability; one without any is a record of padding.
+
+    key    of (seed, round, client)
+    first  the number of the first of the steps in the round
+    """
+    assert training.private is not None
+    count = len(member.train)
+    device = member.train.rows.device
+    rate = sampling_rate(training.batch, count)
+    taken = training.private.draw_places(rate, count, steps, key, first)
+    for step in range(steps):
+        places = taken[step].nonzero().flatten()
+        is_empty = not len(places)
+        if is_empty:
+            places = places.new_zeros(1)
+        rows = member.train.rows[places.to(device)]
+        x = member.train.x[rows]
+        numbers = (round, member.id, first + step, places)
+        keys = rng.keys(training.seed, PRIVATE_PURPOSES, *numbers).to(device)
+        augment_key, dropout_key = keys
+        if member.border is not None:
+            x = crop_and_flip(x, member.border, rng.uniform(augment_key, 3))
+        keep = dropout.draw(member.dropped, dropout_key, 1)
+        mask = x.new_full((len(places),), 0.0 if is_empty else 1.0)
+        batch = Batch(x, member.train.y[rows], mask)
+        yield batch, {name: value[:, 0] for name, value in keep.items()}
 
 
 def _draw_balanced(labels: Tensor, row_key: Tensor, order_key: Tensor) -> Tensor:

@@ -40,6 +40,8 @@ TEACHER = "teacher"
 #: The groups of an upload, which are sent once.
 CLASS_SUMS = "class_features"
 GRAM = "gram"
+#: A count of GRAM that a server's noise adds: about the largest eigenvalue of that noise.
+NOISE = "noise"
 #: How much a client may trust the teacher, beside its own scores. The first holds unless another
 #: one is better.
 WEIGHTS = (1.0, 0.5, 2.0, 0.25, 0.0)
@@ -51,6 +53,7 @@ class Sums(NamedTuple):
     classes: Tensor  # (C, D) Σ φ of each class
     counts: Tensor  # (C,) rows of each class
     gram: Tensor | None  # (D, D) Σ φ φᵀ over all rows; None: not sent
+    noise: float = 0.0  # about the largest eigenvalue of the noise in the matrix; 0: there is none
 
 
 class Solution(NamedTuple):
@@ -137,6 +140,18 @@ def solve_shifted(matrix: Tensor, added: Tensor, right: Tensor, advice: str) -> 
             f"{advice}"
         )
     return torch.cholesky_solve(right, factor)
+
+
+def steady(matrix: Tensor, added: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+    """Return a noisy matrix and what is added to its diagonal as they can be inverted.
+
+    Eigenvalues below 0 count as 0, and half the size of the noise is added to all: directions in
+    which the features vary less than the noise does say nothing. Without noise nothing changes.
+    """
+    if not noise:
+        return matrix, added
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp(min=0)) @ vectors.T, added.clamp(min=0) + 0.5 * noise
 
 
 def _factorise(matrix: Tensor, added: Tensor) -> Tensor | None:
@@ -319,6 +334,7 @@ def with_teacher(algorithm: Algorithm, teacher: Teacher) -> Algorithm:
         once=(*algorithm.once, *groups),
         common=(*algorithm.common, TEACHER),
         uses_fixed=True,
+        keeps_once_singly=algorithm.keeps_once_singly or teacher.solve_own is not None,
     )
 
 
@@ -409,9 +425,13 @@ def _solve(teacher: Teacher, own: Tree, sent_once: SentOnce) -> Tree:
     classes = add_rows(group.sums["features"])
     counts = add_rows(group.weight)
     gram = None
+    noise = 0.0
     if teacher.needs_gram:
-        gram = unpack_triangle(add_rows(sent_once.groups[GRAM].sums["gram"]), classes.shape[1])
-    sums = Sums(classes, counts, gram)
+        gram_group = sent_once.groups[GRAM]
+        gram = unpack_triangle(add_rows(gram_group.sums["gram"]), classes.shape[1])
+        if NOISE in gram_group.counts:
+            noise = float(gram_group.counts[NOISE].sum())
+    sums = Sums(classes, counts, gram, noise)
     solution = solve_known(teacher, sums)
     solved = {
         "classes": classes,

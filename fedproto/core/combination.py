@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedproto.core.summation import Summation
 from fedproto.core.tensors import divide_by_weight, sum_group
 from fedproto.core.types import Algorithm, Group, State, Task, Tree, Upload
 from fedproto.errors import ConfigError
@@ -38,12 +39,14 @@ class Combiner:
               of 1: value × Σ weight as its sums, Σ weight as its weight, and the sums of its counts
     needs     the least number of uploads that it is meant for
     additive  it adds the uploads, so that it changes no algorithm
+    summation how the uploads are added, if the server must not see single ones
     """
 
     name: str
     combine: Callable[[Group], Group]
     needs: int = 1
     additive: bool = False
+    summation: Summation | None = None
 
 
 def with_combiner(algorithm: Algorithm, combiner: Combiner) -> Algorithm:
@@ -51,6 +54,8 @@ def with_combiner(algorithm: Algorithm, combiner: Combiner) -> Algorithm:
 
     Raises ConfigError if the algorithm needs the uploads themselves.
     """
+    if combiner.summation is not None:
+        return _with_summation(algorithm, combiner.summation)
     if combiner.additive:
         return algorithm
     if not algorithm.combinable:
@@ -74,6 +79,24 @@ def with_combiner(algorithm: Algorithm, combiner: Combiner) -> Algorithm:
         return algorithm.aggregate(server, combined)
 
     return replace(algorithm, init=init, aggregate=aggregate, additive=False)
+
+
+def _with_summation(algorithm: Algorithm, summation: Summation) -> Algorithm:
+    """Return an algorithm whose uploads are added where the server does not see them.
+
+    Raises ConfigError if it needs single ones.
+    """
+    if algorithm.remembers:
+        raise ConfigError(
+            f"algorithm {algorithm.name} with absent=remember keeps single uploads, which "
+            f"{summation.name} hides from the server: set absent=drop"
+        )
+    if not algorithm.additive:
+        raise ConfigError(
+            f"algorithm {algorithm.name} needs single uploads, which {summation.name} hides from "
+            "the server: choose an algorithm that needs only their sum"
+        )
+    return replace(algorithm, additive=False, summation=summation)
 
 
 def _check_combined(combined: Any, group: Group, name: str) -> Group:

@@ -109,6 +109,22 @@ def hold_lock(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
             lock.release()
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether a process is the only writer of a folder at this moment."""
+    path = folder / LOCK_NAME
+    if not path.exists():
+        return False
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        return True
+    except OSError:  # of somebody else's folder nothing is known
+        return False
+    lock.release()
+    return False
+
+
 def _read_holder(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")[:200]

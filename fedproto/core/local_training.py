@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from fedproto.core.batches import (
     count_passes,
     count_steps,
     draw_batches,
+    draw_private_batches,
     list_trained_names,
     steps_per_epoch,
 )
@@ -28,6 +30,7 @@ from fedproto.core.contract import check_kept, check_phases, check_same_kept, ch
 from fedproto.core.federation import EvaluatedPart, Examples, Member
 from fedproto.core.metrics import mark_correct
 from fedproto.core.optimisers import Optimiser, adam_rates, clip_factor, move_by_adam
+from fedproto.core.private_steps import expected_batch, record_gradients, sum_clipped
 from fedproto.core.tensors import join_client, map_upload, split_client
 from fedproto.core.types import Algorithm, Batch, Phase, State, Step, Task, Tree, Upload
 
@@ -113,9 +116,13 @@ def train(
             epochs = count_passes(step_count, per_epoch)
             if slow:
                 step_count = math.ceil(step_count / 2)
-            batches = draw_batches(
-                member, training, round, range(epoch, epoch + epochs), step_count
-            )
+            if training.private is None:
+                in_epochs = range(epoch, epoch + epochs)
+                batches = draw_batches(member, training, round, in_epochs, step_count)
+            else:
+                batches = draw_private_batches(
+                    member, training, round, int(context.key), len(trained), step_count
+                )
             start = trained_tree(phase, params, kept)
             moved, steps = _run_phase(
                 member,
@@ -272,13 +279,28 @@ def _run_phase(
     leaves = [moving[name].requires_grad_() for name in names]
     moments = [_start_moments(leaf, training.optimiser) for leaf in leaves]
     member.module.train()
+    private = training.private
+    expected = expected_batch(training.batch, len(member.train))
+
+    def compute_terms(params: Tree, batch: Batch, keep: Tree, steps: Tensor) -> tuple[Tree, Step]:
+        step = forward(member.module, moving | params, batch, keep, kept, context, steps)
+        return compute_loss(step), step
+
     trained: list[TrainedStep] = []
     for batch, keep in batches:
         steps = torch.tensor(steps_before + len(trained), device=batch.y.device)
-        step = forward(member.module, moving, batch, keep, kept, context, steps)
-        terms = compute_loss(step)
-        loss = torch.stack(list(terms.values())).sum()
-        gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        gradients: Sequence[Tensor]
+        if private is None:
+            terms, step = compute_terms({}, batch, keep, steps)
+            loss = torch.stack(list(terms.values())).sum()
+            gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        else:
+            values = {name: moving[name].detach() for name in names}
+            compute_one = partial(compute_terms, steps=steps)
+            of_records, terms, step = record_gradients(compute_one, values, batch, keep)
+            noise = private.draw_noise(values, [int(context.key)], [int(steps)])
+            sums = sum_clipped(of_records, batch.mask, private.norm)
+            gradients = [(sums[name] + noise[name][0]) / expected for name in names]
         _descend(leaves, moments, gradients, training, rate, step_number=len(trained) + 1)
         detached_terms = {name: term.detach() for name, term in terms.items()}
         trained.append(TrainedStep(_without_graph(step), detached_terms))
@@ -419,12 +441,14 @@ def _mean_loss(trained: list[TrainedStep]) -> Tree:
     if not trained:
         return {}
     sizes = torch.stack([each.step.batch.mask.sum() for each in trained])
+    total = sizes.sum()
+    total = torch.where(total > 0, total, 1)  # private steps may all have been without records
     means = {}
     zero = torch.zeros_like(sizes[0])
     names = dict.fromkeys(name for each in trained for name in each.terms)
     for name in names:  # a phase may have terms of its own, which are 0 in the others
         values = torch.stack([each.terms.get(name, zero) for each in trained])
-        means[name] = values @ sizes / sizes.sum()
+        means[name] = values @ sizes / total
     return means
 
 

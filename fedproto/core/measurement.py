@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from fedproto.core.calibration_metrics import Bins, add_bins, compute_brier, compute_ece, count_bins
 from fedproto.core.metrics import (
@@ -21,6 +22,7 @@ from fedproto.core.metrics import (
     count_confusions,
     predict_classes,
 )
+from fedproto.core.types import Tree
 from fedproto.errors import DataError, FedProtoError, locate, name_failure
 
 #: The metrics that are one number, in the order in which they are shown.
@@ -240,6 +242,22 @@ class MeasuredClient(NamedTuple):
     #: The scores of its rows, (n, C) each, and their classes (n,); None: too many to be kept.
     scores: dict[str, np.ndarray] | None
     y: np.ndarray | None
+
+
+def collect_accuracies(measured: Mapping[int, MeasuredClient]) -> Tree:
+    """Return every client's accuracies, name -> (clients,), as an engine's `evaluate` does.
+
+    measured  all clients by their numbers, 0 .. clients − 1
+
+    A client without rows has accuracy 0. If no client has rows, there are no names either.
+    """
+    accuracies: Tree = {}
+    for number, client in measured.items():
+        for way, measurement in client.ways.items():
+            if way not in accuracies:
+                accuracies[way] = torch.zeros(len(measured), dtype=torch.float64)
+            accuracies[way][number] = measurement.values["accuracy"]
+    return accuracies
 
 
 class Rows(NamedTuple):

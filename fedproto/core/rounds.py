@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from fedproto.core.measurement import MeasuredClient, summarise_values
 from fedproto.core.metrics import summarise
 from fedproto.core.sampling import Schedule, sample_cohort
 from fedproto.core.server import Progress, RoundUploads
+from fedproto.core.summation import Summation
 from fedproto.core.tensors import split_group_name, take_one
 from fedproto.core.types import OVER_RECIPIENTS, Algorithm, State, Tree, Upload
 from fedproto.core.uploads import find_layout_mismatch
@@ -62,6 +63,8 @@ class RoundResult:
     #: training, and the mean number of rounds since the arrived uploads started.
     clock: float | None = None
     staleness: float | None = None
+    #: In private runs: the epsilon that each client has spent so far.
+    epsilon: list[float] | None = None
 
     def __repr__(self) -> str:
         values = [f"loss {sum(self.loss.values()):.3f}"]
@@ -73,7 +76,8 @@ class RoundResult:
         """Return what metrics.jsonl holds of this round: everything but the values per client.
 
         `validation` is there only in rounds that were evaluated on validation rows, and `server`
-        only if something is measured there. `clock` and `staleness` are of asynchronous rounds.
+        only if something is measured there. `clock` and `staleness` are of asynchronous rounds,
+        `epsilon` is of private runs.
         """
         line = {name: value for name, value in vars(self).items() if name != "clients"}
         if self.validation is None:
@@ -83,7 +87,25 @@ class RoundResult:
         if self.clock is None:
             del line["clock"]
             del line["staleness"]
+        if self.epsilon is None:
+            del line["epsilon"]
         return line
+
+
+class Budget(Protocol):
+    """What clients may spend on taking part; see privacy/budget.py."""
+
+    def affords(self, clients: Tensor, once_due: Tensor) -> bool:
+        """Return whether these clients can take part; `once_due` is one flag each."""
+        ...
+
+    def charge(self, clients: Tensor, once_due: Tensor) -> None:
+        """Count a round of these clients, before it begins."""
+        ...
+
+    def epsilons(self) -> list[float]:
+        """Return what every client has spent."""
+        ...
 
 
 @dataclass
@@ -97,6 +119,8 @@ class FederationRun:
     best: BestRound | None = None
     #: (clients,) the local steps of each client, which asynchronous rounds are timed by.
     local_steps: Tensor | None = None
+    #: What the clients may spend; None: there is no limit, and nothing is counted.
+    budget: Budget | None = None
     _versions: Iterator[Version] | None = field(init=False, repr=False, default=None)
 
     def plan_round(self, round: int) -> tuple[Cohort, Version | None]:
@@ -113,7 +137,25 @@ class FederationRun:
     @property
     def is_over(self) -> bool:
         """Whether the federation ends before its last round."""
-        return self.best is not None and self.best.is_over
+        if self.best is not None and self.best.is_over:
+            return True
+        return not self.affords(self.progress.round + 1)
+
+    def affords(self, round: int) -> bool:
+        """Return whether those who would take part in a round can still afford it."""
+        if self.budget is None or round > self.schedule.rounds:
+            return True
+        cohort, _ = self.plan_round(round)
+        return self.budget.affords(cohort.sampled, self._once_due(cohort))
+
+    def charge(self, cohort: Cohort) -> None:
+        """Count a round for those who take part in it."""
+        if self.budget is not None:
+            self.budget.charge(cohort.sampled, self._once_due(cohort))
+
+    def _once_due(self, cohort: Cohort) -> Tensor:
+        """Return which of a cohort have not sent the groups that are sent once."""
+        return self.progress.once_uploads.last_round[cohort.sampled] == 0
 
 
 def run_rounds(
@@ -134,6 +176,7 @@ def run_rounds(
         for number, federation_run in enumerate(federation_runs):
             if not federation_run.is_over:
                 cohort, version = federation_run.plan_round(round)
+                federation_run.charge(cohort)
                 accumulators[number] = RoundAccumulator(
                     algorithm, federation_run, round, cohort, version
                 )
@@ -149,13 +192,20 @@ def run_rounds(
         for accumulator in accumulators.values():
             accumulator.aggregate()
         evaluations: Sequence[Tree | None] = [None] * len(federation_runs)
-        if round % schedule.eval_every == 0 or round == schedule.rounds:
+        is_last = round == schedule.rounds
+        for number in accumulators:
+            is_last = is_last or not federation_runs[number].affords(round + 1)
+        if round % schedule.eval_every == 0 or is_last:
             servers = [federation_run.progress.server for federation_run in federation_runs]
             evaluations = engine.evaluate(servers, part)
         seconds = (time.perf_counter() - started) / len(accumulators)
         results: list[RoundResult | None] = [None] * len(federation_runs)
         for number, accumulator in accumulators.items():
-            results[number] = accumulator.result(evaluations[number], seconds, part)
+            result = accumulator.result(evaluations[number], seconds, part)
+            budget = federation_runs[number].budget
+            if budget is not None:
+                result = replace(result, epsilon=budget.epsilons())
+            results[number] = result
         if any(result is not None and result.validation for result in results):
             _note_validation(engine, federation_runs, results)
         yield results
@@ -230,6 +280,7 @@ class RoundAccumulator:
             self.progress.once_uploads,
             round,
             AdditivityCheck(algorithm, self.progress.server, round),
+            members=len(cohort.sampled),
         )
         self.version = version
         self.delivery = None
@@ -275,6 +326,9 @@ class RoundAccumulator:
         """Return what the server sends clients of an architecture."""
         send_to_all = vmap(self.algorithm.send, in_dims=(None, OVER_RECIPIENTS))
         recipients = self.federation.recipients(clients, architecture, self.cohort.heard)
+        if self.algorithm.summation is not None:
+            # The server does not know who has which classes, so it sends all of them.
+            recipients = recipients._replace(classes=torch.ones_like(recipients.classes))
         return send_to_all(self.progress.server, recipients)
 
     def add(self, chunk: Chunk) -> None:
@@ -347,6 +401,10 @@ class RoundAccumulator:
             self._refuse_divergence(trained, columns)
         del columns["sound"]
         upload_sizes = torch.stack([columns.pop("values"), columns.pop("bytes")], 1).long()
+        if self.algorithm.summation is not None:
+            hidden_sizes, further_sizes = self._measure_hidden(self.algorithm.summation)
+            upload_sizes = hidden_sizes[torch.searchsorted(self.cohort.sampled, trained)]
+            download_sizes = download_sizes + further_sizes
         self.progress.ledger.up(trained, upload_sizes)
         self.progress.ledger.down(self.cohort.sampled, download_sizes)
         losses = columns
@@ -377,6 +435,13 @@ class RoundAccumulator:
             clock=None if self.version is None else self.version.clock,
             staleness=None if self.version is None else self.version.mean_staleness,
         )
+
+    def _measure_hidden(self, summation: Summation) -> tuple[Tensor, Tensor]:
+        """Return what the sampled clients send and further receive to add what they hide."""
+        sampled = self.cohort.sampled
+        layouts = {name: self.progress.layouts[name] for name in self.uploads.added}
+        lost = torch.searchsorted(sampled, self.cohort.lost)
+        return summation.count_traffic(layouts, len(sampled), lost)
 
     def _list_participants(self) -> list[int]:
         """Return the clients whose uploads arrived in this round."""

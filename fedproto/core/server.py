@@ -12,11 +12,13 @@ from torch import Tensor
 from fedproto.core.contract import check_declaration
 from fedproto.core.engine import errors_named
 from fedproto.core.federation import Federation
+from fedproto.core.summation import Summation, add_round
 from fedproto.core.tensors import (
     find_mismatch,
     flatten_groups,
     flatten_state,
     join_uploads,
+    order_like,
     select_rows,
     split_groups,
     sum_uploads,
@@ -123,7 +125,7 @@ class Progress:
         self.latest_uploads = latest_uploads
         self.once_uploads = once_uploads
         self.in_flight = in_flight
-        self.server = unflatten_state(server)
+        self.server = order_like(unflatten_state(server), self.server)
         self.ledger.counts = tree["ledger"]
         self.round = round
 
@@ -157,6 +159,7 @@ class RoundUploads:
     once       keeps the groups that clients send once
     check      is called with uploads before they are summed
     keeps_all  whether `latest` keeps uploads that the algorithm does not remember, too
+    members    clients that were sampled, where the algorithm has a `summation`
     """
 
     def __init__(
@@ -167,8 +170,10 @@ class RoundUploads:
         round: int,
         check: Callable[[Upload], None] = lambda uploads: None,
         keeps_all: bool = False,
+        members: int = 0,
     ) -> None:
         self.algorithm = algorithm
+        self.members = members
         self.latest = latest
         self.once = once
         self.round = round
@@ -177,13 +182,15 @@ class RoundUploads:
         self.speakers: list[Tensor] = []
         self.uploads: Upload | None = None  # neither remembered nor sent once
         self.once_before = once.rounds()
+        self.added: list[str] = []  # the groups that the algorithm's `summation` has added
 
     def receive(self, speakers: Tensor, uploads: Upload) -> None:
         """Add uploads to those so far, append them, or store them as the latest ones.
 
         uploads  with a leading axis over the speakers, or of length 1 if they are summed already
         """
-        uploads = self._store_once(speakers, uploads)
+        if self.algorithm.summation is None:
+            uploads = self._store_once(speakers, uploads)
         if not len(speakers) or not uploads:
             return
         if self.keeps_all:
@@ -243,10 +250,26 @@ class RoundUploads:
         the algorithm has `aggregate_once` for that.
         """
         uploads = self._of_round()
+        if self.algorithm.summation is not None and uploads is not None:
+            uploads = self._add_hidden(self.algorithm.summation, uploads)
         sent_once = self.once.recall()
         if sent_once is None or self.algorithm.aggregate_once is not None:
             return uploads
         return sent_once | (uploads or {})
+
+    def _add_hidden(self, summation: Summation, uploads: Upload) -> Upload:
+        """Return the sum of this round's uploads, which the server does not see singly."""
+        speakers = torch.cat(self.speakers).sort().values
+        compared = {
+            name: group for name, group in uploads.items() if name not in self.algorithm.once
+        }
+        if compared:
+            self.check(compared)
+        once_groups = self.algorithm.once
+        total, self.added = add_round(
+            summation, speakers, uploads, self.members, self.once, once_groups, self.round
+        )
+        return total
 
     def _of_round(self) -> Upload | None:
         """Return the uploads without the groups that are sent once, or None if there are none."""
@@ -260,7 +283,7 @@ class RoundUploads:
 
 
 def check_server_state(state: Any, function: str, before: State | None = None) -> State:
-    """Return the state that an algorithm's function made.
+    """Return the state that an algorithm's function made, in the order of the state `before`.
 
     Raises TypeError unless it is a dict of tensors, or of trees of tensors, that has all tensors of
     the state `before`, if that is given, in their shapes and types.
@@ -280,4 +303,5 @@ def check_server_state(state: Any, function: str, before: State | None = None) -
         mismatch = find_mismatch(wanted, {name: flat[name] for name in wanted if name in flat})
         if mismatch is not None:
             raise TypeError(f"{function} must return a state like the one it is given: {mismatch}")
+        state = order_like(state, before)
     return state

@@ -92,6 +92,26 @@ def unflatten_state(flat: Mapping[str, T]) -> State:
     return state
 
 
+def order_like(state: State, like: State) -> State:
+    """Return the state with its names in the order of another; names that only it has come last.
+
+    The order in which an algorithm adds up tensors decides the last bits of its sums.
+
+    >>> order_like({"b": 1, "new": 2, "a": {"y": 3, "x": 4}}, {"a": {"x": 0, "y": 0}, "b": 0})
+    {'a': {'x': 4, 'y': 3}, 'b': 1, 'new': 2}
+    """
+    names = [name for name in like if name in state]
+    names += [name for name in state if name not in like]
+    ordered: State = {}
+    for name in names:
+        value = state[name]
+        wanted = like.get(name)
+        if isinstance(value, dict) and isinstance(wanted, dict):
+            value = order_like(value, wanted)
+        ordered[name] = value
+    return ordered
+
+
 #: The tree of a client's whole state that holds what it keeps beside its model.
 KEPT = "client"
 

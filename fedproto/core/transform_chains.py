@@ -50,6 +50,25 @@ def with_transforms(
     return transformed
 
 
+def find_recoding(
+    transforms: Sequence[Transform], layouts: Mapping[str, GroupLayout]
+) -> str | None:
+    """Return the name of the first transform that sends other things than values, or None.
+
+    Such are whole-number codes, fewer values, and scales beside them.
+    """
+    for transform in transforms:
+        for group, layout in layouts.items():
+            if transform.encode is None:
+                continue
+            wire = _Chain.trace(group, layout, [transform]).wire
+            shapes = {name: tuple(value.shape) for name, value in wire.items()}
+            is_float = all(value.is_floating_point() for value in wire.values())
+            if not is_float or shapes != {name: tuple(layout.shapes[name]) for name in shapes}:
+                return transform.name
+    return None
+
+
 # --- the client parts
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedproto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedproto.core.summation import Summation
 
 #: Named tensors, such as a model's parameters and buffers.
 Tree = dict[str, Tensor]
@@ -267,14 +270,19 @@ class Algorithm:
                so such an algorithm is additive only if it has `aggregate_once`
     combinable whether `aggregate` only divides sums by weights, so that a combiner such as a median
                may replace the sum
+    repeatable whether `aggregate` makes the same of the same uploads; not if it draws noise that
+               protects somebody
     sends_all  clients train with the rows of all classes, not only with those of their own
     mixed      the default models are the data set's mix of architectures
     uses_fixed whether batches need the features of the run's feature map, in `fixed`
+    keeps_once_singly
+               whether `aggregate_once` needs the groups of single clients, and not only their sum
     common     where clients of several architectures share weights, each architecture has a server
                state of its own, but for these entries: what is made of class-level groups, which
                all architectures share
     notes      server's state -> sentences for the user to read after this round
     metrics    server's state -> numbers for this round's line of metrics.jsonl
+    privacy    how its uploads are protected, a privacy.planning.PrivacyPlan; None: they are not
     """
 
     name: str
@@ -300,17 +308,22 @@ class Algorithm:
     remembers: bool = False
     once: tuple[str, ...] = ()
     combinable: bool = True
+    repeatable: bool = True
     sends_all: bool = False
     mixed: bool = False
     uses_fixed: bool = False
+    keeps_once_singly: bool = False
     common: tuple[str, ...] = ()
     notes: Callable[[State], list[str]] = lambda server: []
     metrics: Callable[[State], dict[str, float]] = lambda server: {}
+    privacy: Any = None
     #: What travels of an upload, if that is not the upload itself; see core/transform_chains.py.
     encode: Callable[[Upload, Step], Upload] | None = None
     decode: Callable[[Upload, State], Upload] | None = None
     #: Raises ValueError if what travelled cannot be decoded; for uploads from other machines.
     check: Callable[[Upload], None] | None = None
+    #: What adds the uploads of a round, if the server must not see single ones.
+    summation: Summation | None = None
 
     def __post_init__(self) -> None:
         remembers_once = bool(self.once) and self.aggregate_once is None

@@ -13,10 +13,10 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)  # per channel
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def cifar10(data_folders: DataFolders) -> Source:
+def cifar10(data_folders: DataFolders, *, augment: bool = True) -> Source:
     """CIFAR-10, 50,000 + 10,000 colour images, from the python batches.
 
-    Training images are randomly cropped and flipped.
+    Training images are randomly cropped and flipped, unless `augment` is false.
     """
     folder = data_folders.find(
         "cifar10/cifar-10-batches-py", "cifar-10-batches-py", dataset="cifar10"
@@ -30,7 +30,7 @@ def cifar10(data_folders: DataFolders) -> Source:
         test,
         IMAGENET_MEAN,
         IMAGENET_STD,
-        augment=True,
+        augment=augment,
         model="resnet18",
         mixed_model="resnet18-mh",
     )

@@ -41,6 +41,12 @@ def query(message: FlowerMessage, context: Context) -> FlowerMessage:
 
 
 def _train(request: Message, own: MemberSettings) -> Message:
+    from fedproto.deploy.messages import SECURE_SUM
+
+    if SECURE_SUM in request.header:
+        from fedproto.deploy.secure_stages import take_stage
+
+        return take_stage(request, own)
     from fedproto.deploy.member import train_round
 
     return train_round(request, own)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import errno
 
 from fedproto.errors import (
+    BudgetSpent,
     ConfigError,
     DataError,
     MessageError,
     MissingExtra,
+    ProtectionTooWeak,
     Refused,
     RefusedByMember,
     RunFolderError,
@@ -21,12 +23,14 @@ from fedproto.errors import (
 )
 
 SENTENCES = {
+    "budget-spent": "its privacy budget for a year would be exceeded",
     "config-unusable": "its own settings cannot be used",
     "data-unusable": "its data cannot be used",
     "disk-full": "its disk is full",
     "internal-error": "it failed for a reason that is in its own log",
     "message-unusable": "it cannot use the server's message",
     "package-missing": "it lacks a Python package",
+    "protection-too-weak": "its own settings demand more protection than was asked for",
     "refused-by-member": "its own settings do not allow what was asked",
     "state-unusable": (
         "its saved state is corrupted, in use, or belongs to another member or federation"
@@ -39,6 +43,8 @@ SENTENCES = {
 
 #: The first class that fits decides, so a subclass stands before its base.
 _CODES: tuple[tuple[type[Exception], str], ...] = (
+    (BudgetSpent, "budget-spent"),
+    (ProtectionTooWeak, "protection-too-weak"),
     (RefusedByMember, "refused-by-member"),
     (MessageError, "message-unusable"),
     (Refused, "message-unusable"),

@@ -29,6 +29,7 @@ from fedproto.core.tensors import (
     split_client,
 )
 from fedproto.core.types import Algorithm, GroupLayout, State, Task, Tree
+from fedproto.deploy import member_privacy
 from fedproto.deploy.member_checkpoint import (
     STATE_FILE,
     MemberCheckpoint,
@@ -60,16 +61,27 @@ from fedproto.runs.prototype_files import Prototypes, take_prototypes
 _SMALLEST_NUMBERS = {"round": 1, "number": 0}
 
 
-def train_round(request: Message, own: MemberSettings) -> Message:
-    """Train the round that the server requests, save the member's state, and return the reply."""
+def check_request(request: Message, own: MemberSettings) -> None:
+    """Raise an error unless a request of a secure sum is what the member's file allows."""
+    refuse_what_is_not_allowed(_read_terms(request.header), own, hidden=True)
+
+
+def train_round(request: Message, own: MemberSettings, hidden: bool = False) -> Message:
+    """Train the round that the server requests, save the member's state, and return the reply.
+
+    hidden  whether the upload leaves the member only in a secure sum; it is as the server would
+            decode it, then
+    """
     terms = _read_terms(request.header)
-    refuse_what_is_not_allowed(terms, own)
+    refuse_what_is_not_allowed(terms, own, hidden)
     round = request.header["round"]
     with hold_state(own):
         saved = MemberCheckpoint.load(own)
         if saved is not None:
             _refuse_other_federation(saved, request, own)
             if saved.round == round:
+                _refuse_uncovering(saved, own, hidden)
+                member_privacy.release_reply(own, request.header)
                 return saved.reply
             if saved.round > round:
                 raise RunFolderError(
@@ -77,9 +89,19 @@ def train_round(request: Message, own: MemberSettings) -> Message:
                     f"{round}: did the server lose its state?"
                 )
         with torch_settings(own.threads, "float32"):
-            new = _train(request, own, terms, saved)
+            new = _train(request, own, terms, saved, hidden)
         new.save(own)
+        member_privacy.release_reply(own, request.header)
         return new.reply
+
+
+def _refuse_uncovering(saved: MemberCheckpoint, own: MemberSettings, hidden: bool) -> None:
+    """Raise RefusedByMember if a round that was trained for a secure sum would leave otherwise."""
+    if saved.reply.header.get("hidden", False) != hidden:
+        raise RefusedByMember(
+            f"{own.name} has trained round {saved.round} for "
+            f"{'single uploads' if hidden else 'a secure sum'}, and does not send it otherwise"
+        )
 
 
 def _refuse_other_federation(
@@ -98,7 +120,7 @@ def evaluate_member(request: Message, own: MemberSettings) -> Message:
     Nothing is trained.
     """
     terms = _read_terms(request.header)
-    refuse_what_is_not_allowed(terms, own)
+    refuse_what_is_not_allowed(terms, own, hidden=True)  # no upload leaves the member
     with hold_state(own):
         saved = MemberCheckpoint.load(own)
         with torch_settings(own.threads, "float32"):
@@ -118,8 +140,13 @@ def evaluate_member(request: Message, own: MemberSettings) -> Message:
     return Message(header, {})
 
 
-def refuse_what_is_not_allowed(terms: TrainingTerms, own: MemberSettings) -> None:
-    """Raise RefusedByMember unless the member's file allows the algorithm."""
+def refuse_what_is_not_allowed(
+    terms: TrainingTerms, own: MemberSettings, hidden: bool = False
+) -> None:
+    """Raise RefusedByMember unless the member's file allows algorithm and protection.
+
+    hidden  whether no upload leaves the member but in a secure sum
+    """
     part = terms.part()
     allowed = words(own.algorithms)
     if allowed and part.name not in allowed:
@@ -127,6 +154,7 @@ def refuse_what_is_not_allowed(terms: TrainingTerms, own: MemberSettings) -> Non
             f"the server requests {part.name}, but this member's `algorithms` are "
             f"{own.algorithms!r}"
         )
+    member_privacy.refuse_weak_protection(terms, own, hidden)
 
 
 def refuse_what_is_not_sent(
@@ -207,7 +235,11 @@ class _Participant:
 
 
 def _train(
-    request: Message, own: MemberSettings, terms: TrainingTerms, saved: MemberCheckpoint | None
+    request: Message,
+    own: MemberSettings,
+    terms: TrainingTerms,
+    saved: MemberCheckpoint | None,
+    hidden: bool,
 ) -> MemberCheckpoint:
     """Train a round, and return what the member's file will hold."""
     participant = _prepare(request, own, terms, saved)
@@ -222,6 +254,13 @@ def _train(
             accuracies.pop(f"accuracy.{name}", None)
             accuracies.pop(f"accuracy.{name}+teacher", None)
     delivered = request.header.get("delivered", [])
+    told: Header = {}
+    if terms.privacy != "none":
+        releases = member_privacy.list_round_releases(
+            terms, participant.client, participant.federation.task, delivered
+        )
+        member_privacy.reserve(own, request.header, releases)
+        told = member_privacy.tell_epsilon(own, request.header)
     outcome = train(
         participant.client,
         algorithm,
@@ -238,7 +277,8 @@ def _train(
                 f"{own.name}'s training broke down in round {round}: {name} is not finite; "
                 "the lr may be too high"
             )
-    wire = {name: group for name, group in outcome.wire.items() if name not in delivered}
+    travelling = outcome.upload if hidden else outcome.wire
+    wire = {name: group for name, group in travelling.items() if name not in delivered}
     upload = pack_upload(wire, classes, participant.layouts)
     header = {
         "member": own.name,
@@ -246,9 +286,12 @@ def _train(
         "federation": request.header.get("federation"),
         **upload.header,
         **accuracies,
+        **told,
     }
     if own.site:
         header["site"] = own.site
+    if hidden:
+        header["hidden"] = True
     # Weights that travel are in the state already; prototypes are needed to classify.
     prototypes = take_prototypes(participant.received)
     reply = Message(header, upload.arrays)
@@ -395,7 +438,8 @@ def _build_algorithm(
     try:
         algorithm = terms.build()
         layouts = algorithm.declare(client.initial, task)
-        transformed = terms.transform_uploads(algorithm, layouts)
+        private = member_privacy.protect_uploads(terms, algorithm, layouts)
+        transformed = terms.transform_uploads(private, layouts)
         name = client.architecture
         if not name:
             return transformed, layouts

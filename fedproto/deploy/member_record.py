@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -40,6 +41,8 @@ class MemberRecord:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     site: str = ""  # what people call it, as its latest reply says
     architecture: str = ""  # as its replies say, if members have several
+    #: What its ledger says this federation has cost it within a year; None: it says nothing.
+    epsilon: float | None = None
 
     def note_received(self, payload_bytes: int, other_bytes: int) -> None:
         """Record that the member replied."""
@@ -53,7 +56,10 @@ class MemberRecord:
         self.beside_down += other_bytes
 
     def note_accuracy(self, reply: Message) -> None:
-        """Record the accuracies and metrics that the member reports, if it reports any."""
+        """Record the accuracies, metrics and epsilon that the member reports, if it reports any."""
+        epsilon = reply.header.get("epsilon")
+        if type(epsilon) is float and 0 <= epsilon < math.inf:
+            self.epsilon = epsilon
         accuracies = read_accuracies(reply.header)
         if accuracies:
             self.accuracy = accuracies

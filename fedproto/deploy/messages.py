@@ -26,6 +26,8 @@ from fedproto.errors import TrainingError
 Header = dict[str, Any]
 _GROUPED = re.compile(r"(.*?)/((?:value|extra)\..*)", re.DOTALL)  # GROUP/value.NAME
 MAX_PRINTED_CHARACTERS = 300
+#: In messages of a secure sum: the key of a header with its terms, and the name of its bytes.
+SECURE_SUM = "secure_sum"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import time
 
 from fedproto.deploy.asynchronous_rounds import AsynchronousRounds
 from fedproto.deploy.messages import Message
+from fedproto.deploy.secure_rounds import run_secure_round
 from fedproto.deploy.server_actions import (
     Say,
     Transport,
@@ -28,7 +29,10 @@ def serve(state: ServerState, transport: Transport, say: Say) -> None:
     if state.settings.buffer:
         AsynchronousRounds(state, transport, say).run()
     while state.round < state.settings.rounds:
-        _run_round(state, transport, say)
+        if state.algorithm.summation is None:
+            _run_round(state, transport, say)
+        else:
+            run_secure_round(state, state.algorithm.summation, transport, say)
     _evaluate_members(state, transport, say)
 
 

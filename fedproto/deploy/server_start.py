@@ -32,6 +32,7 @@ from fedproto.core.types import (
     Upload,
     nothing,
 )
+from fedproto.deploy.member_privacy import refuse_unprotectable
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.deploy.validation import UploadLayout, describe_upload
 from fedproto.errors import ConfigError
@@ -179,6 +180,8 @@ def start_server(
         )
     start = ServerStart(algorithm, params, task, models)
     _refuse_rows_of_members(start)
+    of_one = next(iter(params.values())) if models else params
+    refuse_unprotectable(terms, algorithm, algorithm.declare(of_one, start.task_of(2)))
     if models:
         return _tell_architectures_apart(start, terms, max(1, len(classes)))
     layouts = start.declare(max(1, len(classes)))

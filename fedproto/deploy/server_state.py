@@ -5,7 +5,7 @@ All of it is one file, replaced atomically after every round, from which a kille
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +26,14 @@ from fedproto.core.files import (
 )
 from fedproto.core.server import ONCE, RoundUploads
 from fedproto.core.staleness import age_uploads, apply_changes, take_changes, weigh_staleness
+from fedproto.core.summation import spread_sum
 from fedproto.core.tensors import (
     align_axes,
     flatten_groups,
     flatten_state,
     map_group,
     map_upload,
+    order_like,
     split_group_name,
     split_groups,
     unflatten_state,
@@ -41,6 +43,7 @@ from fedproto.core.uploads import LatestUploads
 from fedproto.deploy.member_record import MemberRecord
 from fedproto.deploy.messages import Message, pack_download, place_rows, unpack_upload
 from fedproto.deploy.outliers import Amounts, find_outliers
+from fedproto.deploy.secure_settings import refuse_unfit_settings
 from fedproto.deploy.server_start import of_architecture, start_server
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.deploy.validation import (
@@ -100,6 +103,8 @@ class ServerState:
         self.class_groups = {name for name, group in self.layouts.items() if group.per == "class"}
         self._refuse_growth()
         self._refuse_low_limit()
+        if self.algorithm.summation is not None:
+            refuse_unfit_settings(self.algorithm, self.layouts, settings, terms, self.classes)
 
     def _refuse_growth(self) -> None:
         """Raise ConfigError if classes may be added, but the algorithm needs all of them."""
@@ -180,6 +185,10 @@ class ServerState:
             recipient = Recipient(torch.tensor(number), classes, name, torch.tensor(heard))
             received |= self.algorithm.send(server, recipient)
         return received
+
+    def lacks_once(self, name: str) -> bool:
+        """Return whether the groups that a member sends only once have not arrived."""
+        return name not in self.members or not self._has_sent_once(self.members[name])
 
     def _has_sent_once(self, member: MemberRecord) -> bool:
         """Return whether the groups that a member sends only once have arrived."""
@@ -274,7 +283,7 @@ class ServerState:
 
     def _without_delivered(self, name: str, expected: ExpectedReply) -> ExpectedReply:
         """Return what a member's reply must look like, without groups that have arrived before."""
-        if name not in self.members or not self._has_sent_once(self.members[name]):
+        if self.lacks_once(name):
             return expected
         layout = dict(expected.layout)
         for group in self.algorithm.once:
@@ -344,6 +353,23 @@ class ServerState:
             remembered = self.once_uploads.recall() or {}
             before = self._state_before(remembered | (uploads or {}))
             self.server = arriving.aggregate(before, uploads)
+
+    def apply_sum(self, total: Upload, names: Collection[str]) -> None:
+        """Compute the server's new state from the sum of some members' uploads in this round.
+
+        total  with a leading axis of 1
+        """
+        for name in names:
+            self.members[name].last_round = self.round
+        self.once_uploads.add_clients(len(self.members))
+        arriving = RoundUploads(self.algorithm, self.uploads, self.once_uploads, self.round)
+        sent_once = {name: total[name] for name in self.algorithm.once if name in total}
+        if sent_once:
+            numbers = torch.tensor(sorted(self.members[name].number for name in names))
+            kept = {name: spread_sum(group, len(numbers)) for name, group in sent_once.items()}
+            self.once_uploads.store(numbers, kept, self.round)
+        rest = {name: group for name, group in total.items() if name not in sent_once}
+        self.server = arriving.aggregate(self._state_before(total), rest)
 
     def _store_replies(self, arriving: RoundUploads) -> None:
         """Make the accepted replies the latest uploads, in the order of the members' numbers."""
@@ -554,11 +580,12 @@ class ServerState:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"{self.path} is corrupted: {error}") from error
         self._refuse_other_layout(server)
-        fresh = flatten_state(self.start.init(len(self.classes)))
+        initial = self.start.init(len(self.classes))
+        fresh = flatten_state(initial)
         for name in self.start.class_rows:
             rows = server[name]  # classes that the settings have named since start afresh
             server[name] = torch.cat([rows, fresh[name][len(rows) :]])
-        self.server = unflatten_state(server)
+        self.server = order_like(unflatten_state(server), initial)
 
     def _fit_uploads(self, uploads: LatestUploads, stored_classes: int) -> None:
         """Widen restored uploads to classes that the settings have named since."""

@@ -34,24 +34,28 @@ from fedproto.config.options import (
     parse,
     words,
 )
-from fedproto.config.settings import Seed, refuse_contradictions, two_lengths
+from fedproto.config.settings import Delta, Seed, refuse_contradictions, two_lengths
 from fedproto.core.batches import Training
 from fedproto.core.class_names import normalise_name
 from fedproto.core.client_names import MAX_NAME_CHARACTERS, is_chosen_name
 from fedproto.core.combination import with_combiner
 from fedproto.core.optimisers import Optimiser, OptimiserName, RateSchedule, ScheduleName
+from fedproto.core.private_steps import PrivateSteps
 from fedproto.core.transform_chains import with_transforms
 from fedproto.core.types import Algorithm, GroupLayout
 from fedproto.errors import ConfigError, shown, unknown
 from fedproto.feature_maps import Inputs
+from fedproto.privacy.noisy_uploads import Protection
 from fedproto.runs.composition import add_teacher
 
 #: Ends the sentence that refuses a member's name or site.
 NAMES_ACCEPTED = f"a line of at most {MAX_NAME_CHARACTERS} characters is accepted"
 #: What can leave a member, beside names and accuracies.
 SENDS = ("prototypes", "weights", "counts")
+#: What a member may demand of `privacy`.
+PROTECTIONS = ("none", "release", "training")
 #: Settings of a member that are paths, relative to the folder of its file.
-_MEMBER_PATHS = ("state", "weights", "data_dir")
+_MEMBER_PATHS = ("state", "weights", "data_dir", "ledger")
 #: Settings of a member that its saved state belongs to, in the order of its fingerprint.
 IDENTITY = ("name", "data", "model", "classes")
 
@@ -77,9 +81,19 @@ class TrainingTerms:
     local_steps: Annotated[int, Bounds(0, 10**7)] = 0  # batches per member and round; 0: `epochs`
     last_batch: Literal["auto", "keep", "drop"] = "auto"
     seed: Seed = 0
+    #: What a member protects before it sends: see docs/privacy.md, also for the five that follow.
+    privacy: Literal["none", "release", "training"] = "none"
+    noise_multiplier: NonNegativeFloat = 0.0  # of sums over records, in units of what one can move
+    clip: PositiveFloat = 1.0  # the largest length of an embedding, or of fixed features
+    count_threshold: NonNegativeFloat = 2.0  # deviations of its noise that a count must exceed
+    step_noise: NonNegativeFloat = 0.0  # of each step of training, in units of gradient_clip
+    gradient_clip: PositiveFloat = 1.0  # the largest length of a record's gradient
 
     def training(self) -> Training:
         """Return the settings of local training."""
+        private = None
+        if self.privacy == "training":
+            private = PrivateSteps(self.gradient_clip, self.step_noise)
         return Training(
             self.batch,
             self.lr,
@@ -91,6 +105,7 @@ class TrainingTerms:
             class_weights=self.class_weights,
             sampling=self.sampling,
             local_steps=self.local_steps or None,
+            private=private,
         )
 
     def part(self) -> Part:
@@ -142,6 +157,15 @@ class TrainingTerms:
         """Return the names of the transforms with all their options, in order."""
         parts = parse_choices("transform", self.transform)
         return [complete("transform", part, {}, {}) for part in parts]
+
+    def protection(self) -> Protection:
+        """Return how members make sums over their records private."""
+        return Protection(
+            unit="record",
+            noise=self.noise_multiplier,
+            clip=self.clip,
+            threshold=self.count_threshold,
+        )
 
     def transform_uploads(
         self, algorithm: Algorithm, layouts: Mapping[str, GroupLayout]
@@ -234,6 +258,13 @@ class MemberSettings:
     trust_plugins: bool = False  # whether code that this file names may run at the member
     algorithms: str = ""  # those it takes part in; empty: all that `sends` allows
     sends: str = "prototypes,counts"  # what may leave it: prototypes, weights, counts
+    #: The least protection it accepts: see docs/privacy.md, also for the five that follow.
+    privacy: str = ""  # which settings of `privacy` a server may ask for; empty: any, also none
+    max_epsilon_per_year: PositiveFloat | None = None  # over all federations
+    epsilon_delta: Delta = 1e-5  # the delta that goes with this epsilon
+    min_noise: NonNegativeFloat = 0.0  # the least noise multiplier of anything it releases
+    secure_aggregation: Literal["accepted", "required"] = "accepted"
+    ledger: File | None = None  # the file of epsilon spent; None: beside `state`
 
     @property
     def title(self) -> str:
@@ -296,6 +327,7 @@ def read_member(path: Path, operated: bool = False) -> MemberSettings:
     algorithms = plugins.names("algorithm")
     _refuse_unknown(words(settings.algorithms), algorithms, f"algorithm in {path}")
     _refuse_unknown(words(settings.sends), SENDS, f"word in `sends` in {path}")
+    _refuse_unknown(words(settings.privacy), PROTECTIONS, f"word in `privacy` in {path}")
     folder = path.absolute().parent
     located: dict[str, Any] = {"site": site, "data": _locate_data(folder, settings.data)}
     located["model"] = _locate_options(folder, "model", settings.model)

@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fedproto.deploy.privacy_ledger import PrivacyLedger
 from fedproto.deploy.server_state import STATE_FILE, read_state, title_member
+from fedproto.deploy.settings import read_member
 from fedproto.errors import RunFolderError
 
 #: Units of time and their seconds, the longest first.
@@ -65,6 +67,7 @@ def _describe_member(record: dict[str, Any]) -> list[str]:
         ", ".join(record["spoken"]),
         _describe_accuracy(record["accuracy"]),
         _describe_metrics(record.get("metrics", {})),  # older files have none
+        _describe_epsilon(record.get("epsilon")),
         f"{record['bytes_up']:,}",
         f"{record['bytes_down']:,}",
         f"{other_bytes:,}",
@@ -92,6 +95,42 @@ def _describe_metrics(metrics: dict[str, dict[str, float]]) -> str:
         if name in values:
             texts.append(f"{label} {values[name]:.1%}")
     return ", ".join(texts)
+
+
+def _describe_epsilon(epsilon: float | None) -> str:
+    """Return what the member says this federation has cost its records; empty if it says none."""
+    return "" if epsilon is None else f"{epsilon:.3g}"
+
+
+def read_ledger(path: Path) -> dict[str, Any]:
+    """Return what a member has spent, on its own machine; `path` is the member's TOML file."""
+    own = read_member(path, operated=True)
+    ledger = PrivacyLedger.read(own)
+    now = time.time()
+    federations: dict[str, dict[str, Any]] = {}
+    for entry in ledger.entries:
+        known = federations.setdefault(entry.federation, {"rounds": 0, "last_round": 0})
+        known["rounds"] += 1
+        known["last_round"] = max(known["last_round"], entry.round)
+    for name, known in federations.items():
+        known["epsilon"] = ledger.epsilon(now, federation=name)
+    return {
+        "member": own.name,
+        "ledger": str(ledger.path),
+        "epsilon": ledger.epsilon(now),
+        "delta": own.epsilon_delta,
+        "max_epsilon_per_year": own.max_epsilon_per_year,
+        "federations": federations,
+    }
+
+
+def make_ledger_rows(spent: dict[str, Any]) -> list[list[str]]:
+    """Return the cells of a table with a row for each federation of a member's ledger."""
+    rows = []
+    for name, known in spent["federations"].items():
+        epsilon = f"{known['epsilon']:.4g}"
+        rows.append([name, str(known["rounds"]), str(known["last_round"]), epsilon])
+    return rows
 
 
 def _describe_age(seconds: float) -> str:

@@ -69,7 +69,7 @@ def check_reply(member: str, reply: Message, expected: ExpectedReply) -> None:
     Its values are checked by `check_upload`, once what travelled is decoded.
     """
     _check_sender(member, reply, expected)
-    _check_site(reply)
+    check_site(reply)
     size = sum(value.nbytes for value in reply.arrays.values())
     if size > expected.limits.max_bytes:
         raise Refused(f"it has {size} bytes; at most {expected.limits.max_bytes} are accepted")
@@ -99,7 +99,7 @@ def _check_sender(member: str, reply: Message, expected: ExpectedReply) -> None:
         )
 
 
-def _check_site(reply: Message) -> None:
+def check_site(reply: Message) -> None:
     """Refuse a reply whose `site`, which people call its sender by, is not a short line of text."""
     site = reply.header.get("site", "")
     if site != "" and not is_chosen_name(site):

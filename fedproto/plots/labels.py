@@ -5,8 +5,12 @@ This module does without matplotlib, so tables can use it where matplotlib is no
 
 from __future__ import annotations
 
+import re
+
 OWN_SUFFIX = "_own"
 MAX_LABEL_LETTERS = 40
+#: The folders of an absolute path, where one begins: after a quote, a colon, a bracket or a space.
+_FOLDERS = re.compile(r"(?:(?<=[\"':=(,\s])|^)/(?:[^/\"'\s]+/)+")
 
 
 def shorten(name: str, max_letters: int = MAX_LABEL_LETTERS) -> str:
@@ -56,3 +60,14 @@ def describe_accuracy(name: str) -> str:
     if is_own_accuracy(name):
         return f"{score_name(name)}, own classes"
     return name
+
+
+def hide_folders(text: str) -> str:
+    """Return text in which the folders of absolute paths are left out.
+
+    They say who made a report, and mean nothing on another machine.
+
+    >>> hide_folders('name = "csv:/home/ada/data/iris.csv"')
+    'name = "csv:…/iris.csv"'
+    """
+    return _FOLDERS.sub("…/", text)

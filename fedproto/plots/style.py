@@ -12,14 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 
-#: The colour of text and edges on a light page, and the one that replaces it on a dark page.
-#: Figures have no background, so that they fit both.
-INK = "#1b1f24"
-INK_ON_DARK = "#e6e8eb"
+from fedproto.plots.colours import COLOURS, INK
+
+#: Figures have no background, so that they fit light and dark pages.
 GRID = "#8a919966"  # readable on both pages
-#: Okabe and Ito's palette, which colour-blind readers can tell apart. INK replaces its black, and
-#: grey replaces its yellow, which is hard to see on white paper.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK, "#999999")
 MARKERS = "os^DvPX*<>ph"
 PNG_DOTS_PER_INCH = 200
 SVG_DOTS_PER_INCH = 72  # fixed by matplotlib
@@ -59,11 +55,6 @@ def figure_style() -> Iterator[None]:
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
         yield
-
-
-def colour_at(position: int) -> str:
-    """Return the colour of the series at a position; the colours repeat."""
-    return COLOURS[position % len(COLOURS)]
 
 
 def marker_at(position: int) -> str:

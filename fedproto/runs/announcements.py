@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TYPE_CHECKING
 
 from fedproto.core.rounds import RoundResult
-from fedproto.runs.execution import OnRound
+
+if TYPE_CHECKING:
+    from fedproto.runs.execution import OnRound
 
 LOGGER = logging.getLogger("fedproto")
 LOGGER.addHandler(logging.NullHandler())  # nothing is printed unless the user's program asks for it
@@ -46,9 +49,15 @@ def announce_rounds(
 
 
 def describe_round(name: str, unit: str, result: RoundResult) -> str:
-    """Return a line on a round: its loss and, if it was evaluated, its accuracies."""
+    """Return a line on a round: its loss and, if it was evaluated, its accuracies.
+
+    The terms of the loss are listed, too, so that methods with different ones can be compared.
+    """
     loss = sum(result.loss.values())
     line = f"{name} {unit} {result.round:>4}  loss {loss:.3f}"
+    if len(result.loss) > 1:
+        terms = [f"{term} {value:.3f}" for term, value in result.loss.items()]
+        line += f" ({', '.join(terms)})"
     accuracies = []
     kind = "validation accuracy" if result.validation else "accuracy"
     for key, summary in (result.accuracy or result.validation or {}).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -12,10 +13,11 @@ from fedproto.config.settings import Config
 from fedproto.core.engine import Engine
 from fedproto.core.federation import Federation
 from fedproto.core.interrupts import finish_round_on_interrupt
-from fedproto.core.measurement import MeasuredClient
+from fedproto.core.measurement import MeasuredClient, collect_accuracies
 from fedproto.core.rounds import RoundResult, run_rounds
 from fedproto.core.types import Algorithm, Tree
 from fedproto.errors import DivergedError, LostProcessError
+from fedproto.runs.announcements import describe_round
 from fedproto.runs.baselines import RunFederation, train_baselines
 from fedproto.runs.devices import torch_settings
 from fedproto.runs.folder import DIVERGED, LAST, RunFolder
@@ -107,16 +109,14 @@ def proceed(
             _measure_last_round(records, engine)
         for record in records:
             record.experiment.restore_best(record.folder)
-        if records[0].accuracies is None:
-            # With validation the test rows are looked at once, here. Without it, a run killed
-            # between its last checkpoint and its result has no round left.
-            servers = [experiment.progress.server for experiment in experiments]
-            for record, accuracies in zip(records, engine.evaluate(servers), strict=True):
-                record.accuracies = accuracies
         servers = [experiment.progress.server for experiment in experiments]
         finished = []
         for record, measured in zip(records, engine.measure(servers), strict=True):
             experiment = record.experiment
+            if record.accuracies is None:
+                # With validation the test rows are looked at once, here. Without it, a run killed
+                # between its last checkpoint and its result has no round left.
+                record.accuracies = collect_accuracies(measured)
             baselines = {}
             if experiment.config.baselines:
                 run_alone = _alone_in_process(experiments[0], interrupted)
@@ -139,15 +139,27 @@ class _RunRecord:
         progress = self.experiment.progress
         if self.folder is not None:
             self.lines = self.folder.keep_metrics(progress.round)
+            self.folder.log(_describe_start(self.experiment))
+            for notice in self.experiment.notices:
+                self.folder.log(f"notice: {notice}")
+        if self.experiment.budget is not None:
+            self.experiment.budget.on_charge = self.write_claim
         progress.look_back(self.lines)
         if self.experiment.best_state is not None:
             self.experiment.best_state.continue_after(self.lines)
+
+    def write_claim(self) -> None:
+        if self.folder is not None:
+            self.experiment.write_claim(self.folder)
 
     def add(self, result: RoundResult) -> None:
         self.accuracies = result.clients
         self.lines.append(result.line())
         if self.folder is not None:
             self.experiment.write_round(self.folder, result)
+            self.folder.log(describe_round(self.experiment.algorithm.name, "round", result))
+            for note in result.notes:
+                self.folder.log(f"round {result.round}: {note}")
         else:
             self.experiment.keep_best(None)
 
@@ -155,9 +167,23 @@ class _RunRecord:
         self, measured: dict[int, MeasuredClient], baselines: dict[str, dict[str, Any]]
     ) -> Result:
         assert self.accuracies is not None
-        return self.experiment.finish(
+        result = self.experiment.finish(
             self.folder, self.lines, self.accuracies, measured, baselines, self.last_round
         )
+        if self.folder is not None:
+            self.folder.log("finished")
+        return result
+
+
+def _describe_start(experiment: Experiment) -> str:
+    """Return what a run begins or continues with, for its log."""
+    config = experiment.config
+    first = experiment.progress.round + 1
+    return (
+        f"{experiment.algorithm.name} from round {first} of {config.rounds}, "
+        f"{len(experiment.federation.members)} clients, engine {config.engine} on "
+        f"{config.device}, process {os.getpid()}"
+    )
 
 
 def _measure_last_round(records: Sequence[_RunRecord], engine: Engine) -> None:
@@ -172,11 +198,9 @@ def _measure_last_round(records: Sequence[_RunRecord], engine: Engine) -> None:
             record.last_round = record.folder.read_json(LAST)
         return
     servers = [record.experiment.progress.server for record in records]
-    accuracies = engine.evaluate(servers)
-    measured = engine.measure(servers)
-    for number, record in enumerate(records):
+    for record, measured in zip(records, engine.measure(servers), strict=True):
         federation = record.experiment.federation
-        found = describe_last_round(federation, accuracies[number], measured[number])
+        found = describe_last_round(federation, collect_accuracies(measured), measured)
         record.last_round = found
         if record.folder is not None:
             record.folder.write_json(LAST, found)
@@ -227,11 +251,14 @@ def _checkpoint_if_left(records: Sequence[_RunRecord]) -> Iterator[None]:
     """Write checkpoints where the caller leaves the loop between two rounds."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         for record in records:
             experiment = record.experiment
             if record.folder is None:
                 continue
+            record.folder.log(
+                f"stopped after round {experiment.progress.round}: {type(error).__name__}"
+            )
             if record.folder.checkpoint_round() < experiment.progress.round:
                 experiment.write_checkpoint(record.folder)
         raise

@@ -12,7 +12,6 @@ from fedproto.config.choices import PYTHON, has_own_data
 from fedproto.config.config_file import read_run_toml
 from fedproto.config.options import Part
 from fedproto.config.settings import Config, configure
-from fedproto.core.batches import Training
 from fedproto.core.best_round import BestRound, refuse_idle_settings
 from fedproto.core.class_names import describe_similar_names
 from fedproto.core.closed_form import TEACHER
@@ -21,7 +20,6 @@ from fedproto.core.federation import Federation, Member
 from fedproto.core.local_training import start_client
 from fedproto.core.measurement import MeasuredClient
 from fedproto.core.metrics import ACCURACIES
-from fedproto.core.optimisers import Optimiser, RateSchedule
 from fedproto.core.prototypes import Tau
 from fedproto.core.rounds import FederationRun, RoundResult
 from fedproto.core.server import Progress
@@ -30,6 +28,9 @@ from fedproto.core.types import Algorithm, State, Tree
 from fedproto.data import Source
 from fedproto.engines.selection import build_engine, resolve
 from fedproto.errors import RunFolderError
+from fedproto.privacy.budget import Budget
+from fedproto.privacy.claim import Claim, make_claim
+from fedproto.privacy.records import PRIVACY, describe_spending, restore_spending
 from fedproto.runs import start_checks
 from fedproto.runs.baselines import refuse_baselines
 from fedproto.runs.best_state import BestState
@@ -43,8 +44,14 @@ from fedproto.runs.own_draws import describe_own_draws
 from fedproto.runs.prototype_files import PROTOTYPES, START, take_prototypes, write_prototypes
 from fedproto.runs.result import Result, TrainedFederation
 from fedproto.runs.result_contents import describe_run
-from fedproto.runs.scheduling import build_schedule, count_local_steps, refuse_asynchrony
+from fedproto.runs.scheduling import (
+    build_schedule,
+    count_local_steps,
+    refuse_asynchrony,
+    refuse_lost_sums,
+)
 from fedproto.runs.teacher_files import teacher_of, weight_of
+from fedproto.runs.training_settings import training_of
 
 #: Settings that `auto` leaves open until the federation is known.
 RESOLVED_SETTINGS = ("engine", "device", "compile", "workers", "stack")
@@ -66,6 +73,7 @@ class Experiment:
     notices: list[str] = field(default_factory=list)  # what the user should know before it runs
     best_state: BestState | None = None  # None: the federation has no validation rows
     keeps_best: bool = True  # whether the state after the best round will be needed
+    budget: Budget | None = None  # what the clients have spent; None: nothing is private
 
     @property
     def best_round(self) -> int:
@@ -96,7 +104,8 @@ class Experiment:
         federation, config = build_federation(
             config, method.algorithm, data, modules, loaded, names
         )
-        return cls.share_engine([config], method.compose(federation), [federation])[0]
+        algorithm = method.compose([federation], [config])
+        return cls.share_engine([config], algorithm, [federation])[0]
 
     @classmethod
     def prepare_together(
@@ -114,7 +123,7 @@ class Experiment:
             federation, complete = build_federation(config, method.algorithm, None, None, loaded)
             federations.append(federation)
             complete_configs.append(complete)
-        algorithm = method.compose(federations[0])
+        algorithm = method.compose(federations, complete_configs)
         return cls.share_engine(complete_configs, algorithm, federations)
 
     @classmethod
@@ -128,9 +137,10 @@ class Experiment:
             progresses.append(progress)
             clients = len(federation.members)
             refuse_asynchrony(config, clients, algorithm, progress.layouts)
+            refuse_lost_sums(config, clients, algorithm)
         if configs[0].buffer:  # uploads arrive one by one
             algorithm = replace(algorithm, additive=False)
-        trainings = [_training_of(config) for config in configs]
+        trainings = [training_of(config, algorithm.privacy) for config in configs]
         resolved, plan, notices = resolve(configs[0], federations, algorithm, trainings)
         engine = build_engine(resolved, plan, federations, algorithm, trainings)
         settled = {name: getattr(resolved, name) for name in RESOLVED_SETTINGS}
@@ -154,6 +164,7 @@ class Experiment:
                 best_state=_choose_best_by(
                     config, federations[place], progresses[place], algorithm.uses_fixed
                 ),
+                budget=open_budget(algorithm, place, len(federations[place].members)),
             )
             experiments.append(experiment)
         return experiments
@@ -168,9 +179,9 @@ class Experiment:
         best = None if self.best_state is None else self.best_state.best
         steps = None
         if schedule.buffer:
-            training = _training_of(self.config)
+            training = training_of(self.config)
             steps = count_local_steps(self.federation, self.algorithm, training)
-        return FederationRun(self.federation, schedule, self.progress, best, steps)
+        return FederationRun(self.federation, schedule, self.progress, best, steps, self.budget)
 
     def execute(self, folder: RunFolder | None = None, on_round: OnRound | None = None) -> Result:
         """Run from the current round to the last one."""
@@ -189,6 +200,7 @@ class Experiment:
         encodings = [member.preprocessing.encoding for member in self.federation.members]
         weights_hash = start_checks.hash_states(given or self._drawn_states())
         with RunFolder.fill(path, config, self.federation.partition) as folder:
+            self.write_claim(folder)
             folder.write_encodings(encodings)
             shapes = start_checks.list_input_shapes(self.federation)
             frozen_hash = start_checks.hash_frozen(self.federation)
@@ -203,6 +215,19 @@ class Experiment:
                 self.write_checkpoint(folder)
         return RunFolder(path)
 
+    def claim(self) -> Claim | None:
+        """Return what is claimed of the rounds so far; None if the run is not private."""
+        if self.budget is None:
+            return None
+        return make_claim(self.algorithm.privacy, self.budget, self.config, self.federation)
+
+    def write_claim(self, folder: RunFolder) -> None:
+        """Write what is claimed, and what every client has spent, if the run is private."""
+        claim = self.claim()
+        if claim is not None and self.budget is not None:
+            names = [member.name for member in self.federation.members]
+            folder.write_json(PRIVACY, describe_spending(claim, self.budget, names))
+
     def write_round(self, folder: RunFolder, result: RoundResult) -> None:
         """Write a round's line of metrics.jsonl and, when one is due, a checkpoint."""
         folder.add_metrics(result.line())
@@ -210,7 +235,8 @@ class Experiment:
         is_over = self.best_state is not None and self.best_state.best.is_over
         is_last = result.round == self.config.rounds or is_over
         is_due = result.round % max(1, self.config.checkpoint_every) == 0
-        if is_last or is_due:
+        # A round that is done again is paid for again.
+        if is_last or is_due or self.budget is not None:
             self.write_checkpoint(folder)
 
     def keep_best(self, folder: RunFolder | None) -> None:
@@ -259,6 +285,8 @@ class Experiment:
         without a checkpoint, with other weights.
         """
         start_checks.refuse_other_partition(folder, self.federation.partition)
+        if self.budget is not None:
+            restore_spending(self.budget, folder.read_json(PRIVACY), folder.path)
         stored = folder.load_checkpoint()
         started = folder.read_start()
         start_checks.refuse_other_arrays(folder, started.get("arrays"), self._hash_arrays())
@@ -388,20 +416,9 @@ class Experiment:
         return states
 
 
-def _training_of(config: Config) -> Training:
-    return Training(
-        config.batch,
-        config.lr,
-        config.momentum,
-        config.epochs,
-        config.last_batch,
-        config.seed,
-        Optimiser(config.optimiser, config.weight_decay, config.clip_norm),
-        RateSchedule(config.schedule, config.warmup, config.rounds),
-        config.class_weights,
-        config.sampling,
-        config.local_steps,
-    )
+def open_budget(algorithm: Algorithm, place: int, clients: int) -> Budget | None:
+    """Return the budget of a federation before its first round; None if nothing is private."""
+    return None if algorithm.privacy is None else algorithm.privacy.open_budget(place, clients)
 
 
 def _choose_best_by(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from fedproto.data.shared.feature_encoding import Words
 from fedproto.data.shared.preprocessing import Preprocessing
 from fedproto.errors import ConfigError
 from fedproto.feature_maps import Compute, FeatureMap, Inputs, compute_features
+from fedproto.runs.needed_rows import NeededRows
 
 #: The map where none is named.
 AUTO_MAP = Part("auto")
@@ -31,7 +33,7 @@ def add_fixed_features(federation: Federation, feature_map: FeatureMap) -> Feder
     Members that share a pool of inputs share its features. Raises ConfigError where the inputs are
     not for the map, or members would have different numbers of features.
     """
-    pools = _FeaturePools(feature_map)
+    pools = _FeaturePools(feature_map, federation.members)
     members = []
     first = federation.members[0]
     width = feature_map.count(describe_inputs(first))
@@ -73,8 +75,9 @@ def describe_preprocessed(preprocessing: Preprocessing) -> Inputs:
 class _FeaturePools:
     """The features of pools of inputs."""
 
-    def __init__(self, feature_map: FeatureMap) -> None:
+    def __init__(self, feature_map: FeatureMap, members: Sequence[Member]) -> None:
         self.map = feature_map
+        self._needed = NeededRows(members)
         self._computes: dict[Inputs, Compute] = {}
         self._features: dict[tuple[int, Inputs], Tensor] = {}
 
@@ -84,5 +87,6 @@ class _FeaturePools:
         if key not in self._features:
             if inputs not in self._computes:
                 self._computes[inputs] = self.map.build(inputs)
-            self._features[key] = compute_features(self._computes[inputs], examples.x)
+            compute = partial(compute_features, self._computes[inputs])
+            self._features[key] = self._needed.compute(compute, examples.x)
         return Examples(examples.x, examples.y, examples.rows, self._features[key])

@@ -25,6 +25,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ BEST = "best"
 CLIENT_MODELS = "models"
 DIVERGED = "diverged.json"
 LAST = "last-round.json"
+LOG = "run.log"  # for people: what happened when
 VERSION = 1  # of the JSON files, and of each line of metrics.jsonl
 CHECKPOINT_FORMAT = TensorFormat("checkpoint", 2)
 MAX_NAMED_RUNS = 10  # in one sentence
@@ -171,6 +173,12 @@ class RunFolder:
         """Append a line to metrics.jsonl."""
         with (self.path / METRICS).open("a") as file:
             file.write(_seal_line(line))
+
+    def log(self, sentence: str) -> None:
+        """Append a line with the time, in UTC, to the log."""
+        now = datetime.now(UTC)
+        with (self.path / LOG).open("a", encoding="utf-8") as file:
+            file.write(f"{now:%Y-%m-%d %H:%M:%S} {' '.join(sentence.split())}\n")
 
     def keep_metrics(self, rounds: int) -> list[dict[str, Any]]:
         """Delete the lines of later rounds, and one that was cut off; return the others."""

@@ -7,8 +7,9 @@ put the model together again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from fedproto.core.types import Tree
 from fedproto.errors import ConfigError
 from fedproto.models import Classifier
 from fedproto.models.shared.wrap import Wrapped, take_logits
+from fedproto.runs.needed_rows import NeededRows
 
 #: The layer that leads to `dim`, which is trained: the body came without it.
 PROJECTION = "project"
@@ -41,7 +43,7 @@ def freeze_bodies(federation: Federation) -> Federation:
     """
     parts_of: dict[nn.Module, _Parts] = {}
     split_states: dict[int, tuple[Tree, Tree]] = {}  # by the identity of an initial state
-    pools = _FeaturePools()
+    pools = _FeaturePools(federation.members)
     members = []
     for member in federation.members:
         _refuse_augmentation(member)
@@ -74,14 +76,16 @@ def freeze_bodies(federation: Federation) -> Federation:
 class _FeaturePools:
     """The features of pools of inputs; members that share inputs and a body share features."""
 
-    def __init__(self) -> None:
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._needed = NeededRows(members)
         self._features: dict[tuple[int, int], Tensor] = {}
 
     def embed(self, examples: Examples, body: nn.Module, state: Tree) -> Examples:
         """Return examples whose inputs are the features that a body with this state gives."""
         key = (id(examples.x), id(state))
         if key not in self._features:
-            self._features[key] = _compute_features(body, state, examples.x)
+            compute = partial(_compute_features, body, state)
+            self._features[key] = self._needed.compute(compute, examples.x)
         return Examples(self._features[key], examples.y, examples.rows, examples.fixed)
 
 

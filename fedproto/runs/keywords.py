@@ -53,6 +53,16 @@ class RunSettings(TypedDict, total=False):
     concurrency: int | None  # None
     staleness: float  # 0.5
     speed_spread: float  # 0.0
+    privacy: Literal["none", "release", "training", "client"]  # none
+    epsilon: float | None  # None
+    delta: float  # 1e-05
+    noise_multiplier: float | None  # None
+    clip: float | Literal["none"]  # 1.0
+    step_noise: float | None  # None
+    gradient_clip: float | Literal["none"]  # 1.0
+    noise_at: Literal["auto", "client", "server"]  # auto
+    noise_source: Literal["system", "seeded"]  # system
+    count_threshold: float  # 2.0
     seed: int  # 0
     engine: Literal["auto", "reference", "vectorised", "processes"]  # auto
     device: Literal["auto", "cpu", "cuda"]  # auto
@@ -114,7 +124,7 @@ class AlgorithmOptions(TypedDict, total=False):
 class DatasetOptions(TypedDict, total=False):
     """Options of the data sets."""
 
-    augment: bool  # False
+    augment: bool  # one per plug-in
     broken: Literal["refuse", "skip"]  # refuse
     channel_order: Literal["auto", "first", "last"]  # auto
     client: str | None  # None
@@ -197,9 +207,13 @@ class CombinerOptions(TypedDict, total=False):
 
     attackers: int | None  # None
     chosen: int  # 1
+    error: float  # 1e-06
     fraction: float  # 0.1
     iterations: int  # 100
+    largest: float  # 1000000.0
+    simulate: Literal["rounding", "protocol"]  # rounding
     smoothing: float  # 1e-06
+    threshold: float  # 0.67
     weighted: bool  # True
 
 
@@ -222,7 +236,7 @@ class FeatureMapOptions(TypedDict, total=False):
     pool: int  # 4
     seed: int  # 0
     threshold: float  # 0.25
-    values: int  # 1024 (hashed-ngrams), 512 (random-fourier)
+    values: int  # one per plug-in
     weights: FileName | None  # None
 
 

@@ -67,6 +67,7 @@ def describe_run(
         },
         "seconds": {"total": seconds, "per_round": seconds / rounds},
         "machine": describe_machine(federation.device),
+        **_describe_privacy(experiment),
         **_describe_asynchrony(lines),
         **_describe_validation(experiment, lines),
     }
@@ -85,6 +86,12 @@ def describe_last_round(
         metrics = describe_client_metrics(measured[number])
         clients.append({"accuracy": accuracy, "metrics": metrics})
     return {"accuracy": summarise(accuracies), "clients": clients}
+
+
+def _describe_privacy(experiment: Experiment) -> dict[str, Any]:
+    """Return the claim of a private run; nothing for another one."""
+    claim = experiment.claim()
+    return {} if claim is None else {"privacy": claim.describe()}
 
 
 def _describe_asynchrony(lines: list[dict[str, Any]]) -> dict[str, Any]:

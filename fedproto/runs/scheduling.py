@@ -60,3 +60,15 @@ def refuse_asynchrony(
             f"buffer is {config.buffer}, but only {concurrency} clients train at a time: at most "
             "concurrency uploads can be waited for"
         )
+
+
+def refuse_lost_sums(config: Config, clients: int, algorithm: Algorithm) -> None:
+    """Raise ConfigError if the uploads of a round could not be added where nobody sees them.
+
+    As many uploads are lost in every round as in the first, so all rounds would fail.
+    """
+    if algorithm.summation is None:
+        return
+    sampled = count_fraction(config.participation, clients)
+    lost = count_fraction(config.lost_uploads, sampled, at_least=0)
+    algorithm.summation.check(sampled, sampled - lost)

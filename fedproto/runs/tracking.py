@@ -7,20 +7,23 @@ for found in fedproto.stream(dataset="mnist5k", rounds=50):
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fedproto.core.rounds import RoundResult
+from fedproto.core.types import Tree
 from fedproto.errors import need
 from fedproto.runs.metric_contents import shown_metrics
 from fedproto.runs.result import Result
 
 
-def scalars(found: RoundResult | Result) -> dict[str, float]:
+def scalars(found: RoundResult | Result, *, clients: bool = False) -> dict[str, float]:
     """Return the numbers of a round, or of a finished run under `final/`, by name.
 
-    Accuracies are means over clients.
+    Accuracies are means over clients. With `clients`, those of each client follow under
+    `client/NUMBER/`, in rounds that were evaluated on test rows.
     """
     if isinstance(found, Result):
         return _scalars_of_run(found)
@@ -32,6 +35,18 @@ def scalars(found: RoundResult | Result) -> dict[str, float]:
     numbers["bytes_up"] = found.bytes_up
     numbers["bytes_down"] = found.bytes_down
     numbers["seconds"] = found.seconds
+    if clients and found.clients is not None:
+        numbers |= _client_accuracies(found.clients)
+    return numbers
+
+
+def _client_accuracies(accuracies: Tree) -> dict[str, float]:
+    """Return the accuracies of single clients; one without such rows has none."""
+    numbers = {}
+    for name, values in accuracies.items():
+        for client, value in enumerate(values.tolist()):
+            if math.isfinite(value):
+                numbers[f"client/{client}/accuracy/{name}"] = value
     return numbers
 
 
@@ -64,16 +79,19 @@ def _mean_accuracies(prefix: str, accuracy: dict[str, dict[str, float]]) -> dict
     return {f"{prefix}/{name}": value["mean"] for name, value in accuracy.items()}
 
 
-def tensorboard(folder: str | Path) -> Callable[[RoundResult | Result], None]:
+def tensorboard(
+    folder: str | Path, *, clients: bool = False
+) -> Callable[[RoundResult | Result], None]:
     """Return an `on_round` that writes each round's numbers to a folder for TensorBoard.
 
+    With `clients`, there is a curve for every client, too.
     Called with the `Result` at the end, it writes the metrics of the finished run.
     """
     need("tensorboard", "'.[tensorboard]'", "tracking by TensorBoard")
     writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
 
     def on_round(found: RoundResult | Result) -> None:
-        numbers = scalars(found)
+        numbers = scalars(found, clients=clients)
         round = int(numbers.pop("round"))
         for name, value in numbers.items():
             writer.add_scalar(name, value, round)

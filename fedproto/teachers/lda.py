@@ -2,7 +2,7 @@ import torch
 from torch import Tensor
 
 from fedproto.config.options import Fraction, PositiveFloat
-from fedproto.core.closed_form import Solution, Sums, Teacher, solve_shifted
+from fedproto.core.closed_form import Solution, Sums, Teacher, solve_shifted, steady
 
 #: A variance below this part of the mean square is what rounding leaves of 0.
 ROUNDING = 1e-6
@@ -32,9 +32,10 @@ def lda(
         within = (sums.gram - means.T @ sums.classes) / sums.counts.sum()
         mean_variance = within.diagonal().mean()
         mean_square = sums.gram.diagonal().mean() / sums.counts.sum()
-        if shrinkage > 0 and mean_variance <= ROUNDING * mean_square:
-            return torch.zeros_like(within), mean_square
-        return (1 - shrinkage) * within, shrinkage * mean_variance
+        if shrinkage > 0 and mean_variance <= ROUNDING * mean_square.abs():  # noisy: below 0
+            return torch.zeros_like(within), mean_square.abs()
+        noise = sums.noise / float(sums.counts.sum())
+        return steady((1 - shrinkage) * within, shrinkage * mean_variance, noise)
 
     def solve(sums: Sums) -> Solution:
         means = sums.classes / sums.counts[:, None]

@@ -1,7 +1,7 @@
 import torch
 
 from fedproto.config.options import NonNegativeFloat, PositiveFloat
-from fedproto.core.closed_form import Solution, Sums, Teacher, solve_shifted
+from fedproto.core.closed_form import Solution, Sums, Teacher, solve_shifted, steady
 
 
 def ridge(*, strength: NonNegativeFloat = 0.1, scale: PositiveFloat = 0.1) -> Teacher:
@@ -19,6 +19,7 @@ def ridge(*, strength: NonNegativeFloat = 0.1, scale: PositiveFloat = 0.1) -> Te
         added = strength * centred.diagonal().mean()
         right = (sums.classes - sums.counts[:, None] * mean).T
         advice = "raise strength, or use fewer features or ncm"
+        centred, added = steady(centred, added, sums.noise)
         vectors = solve_shifted(centred, added, right, advice).T
         return Solution(vectors, sums.counts / rows - vectors @ mean)
 

@@ -5,7 +5,15 @@ import io
 import pytest
 from rich.console import Console
 
-from fedproto.cli.tables import MAX_SHOWN_CLIENTS, clients_tables, describe_divergence
+from fedproto.cli.fitted_tables import TextColumn, fit_tables
+from fedproto.cli.metric_table import metric_tables
+from fedproto.cli.numbers import percent, signed_points
+from fedproto.cli.tables import (
+    MAX_SHOWN_CLIENTS,
+    clients_tables,
+    compare_runs,
+    describe_divergence,
+)
 
 WAYS = ("head", "head_own", "prototype", "prototype_own")
 
@@ -84,3 +92,61 @@ def test_a_warning_of_divergence_names_the_client():
     assert "first that of client Köln in round 3" in describe_divergence(result)
     result["diverged"] = [{"client": 1, "round": 3}]
     assert "first that of client 1 in round 3" in describe_divergence(result)
+
+
+# --- other tables
+
+
+def shown_tables(tables, width):
+    stream = io.StringIO()
+    console = Console(file=stream, width=width)
+    for table in tables:
+        console.print(table)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_wide_table_goes_on_below_with_its_first_column_and_whole_numbers(width):
+    columns = [TextColumn("method", ["fedproto(lam=0.5, distance=l2)", "[local]"])]
+    columns += [TextColumn(f"score {number}", ["1,234.5", "-0.1"]) for number in range(20)]
+    shown = shown_tables(fit_tables(columns, width, "scores"), width)
+    assert max(len(line) for line in shown.splitlines()) <= width
+    assert shown.count("1,234.5") == 20 and shown.count("-0.1") == 20
+    assert shown.count("[local]") == shown.count("method") > 1
+    assert "continued" in shown
+
+
+def test_numbers_are_set_right_and_texts_left():
+    (table,) = fit_tables([TextColumn("a", ["x", "yy"]), TextColumn("b", ["5", "10"])], 80)
+    lines = [line.rstrip() for line in shown_tables([table], 80).splitlines()]
+    assert " x    5" in lines and " yy  10" in lines
+
+
+def test_metrics_of_a_user_do_not_widen_the_table():
+    values = {name: {"mean": 0.5} for name in ("balanced_accuracy", "macro_f1", "auroc")}
+    values["accuracy"] = {"mean": 0.5, "worst": 0.25, "worst_client": 0}
+    one = {"mean": 0.125, "worst": 0.1, "worst_client": 0}
+    further = {f"my_long_metric_{number}": one for number in range(9)}
+    result = a_result(["Ulm"]) | {"metrics": {"head": values | further}, "baselines": {}}
+    shown = shown_tables(metric_tables([result], 80), 80)
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert shown.count("0.125") == 9 and shown.count("25.0") == 1
+
+
+# --- sentences
+
+
+def test_a_comparison_counts_better_equal_and_worse():
+    first = a_result(["a", "b", "c", "d"], "local")
+    other = a_result(["a", "b", "c", "d"], "fedproto")
+    for client, accuracy in zip(other["clients"], (0.75, 0.5, 0.5 + 1e-15, 0.0), strict=True):
+        client["accuracy"] = client["accuracy"] | {"head": accuracy}
+    (head, _) = compare_runs([first, other])
+    assert head == "fedproto head against local head: -6.2 points, 1 better, 2 equal, 1 worse"
+
+
+def test_nothing_is_minus_zero():
+    assert percent(-0.0001) == "0.0"
+    assert signed_points(-0.04) == "0.0"
+    assert signed_points(-0.06) == "-0.1"
+    assert percent(0.123) == "12.3"

@@ -37,6 +37,7 @@ def test_all_combiners_are_found() -> None:
         "geometric-median",
         "krum",
         "median",
+        "secure-sum",
         "sum",
         "trimmed-mean",
     ]

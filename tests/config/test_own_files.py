@@ -97,3 +97,12 @@ def test_only_near_names_are_suggested(name: str, near: str | None) -> None:
     message = str(unknown("dataset", name, ["digits", "mnist", "csv", "text", "cifar10", "hf"]))
     assert (f"did you mean {near!r}" in message) == (near is not None)
     assert ("did you mean" in message) == (near is not None)
+
+
+def test_a_folder_divided_by_pfllib_is_recognised(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "0.npz").touch()
+    assert suggest_dataset(str(tmp_path)) == f"pfllib:{tmp_path}"
+    (tmp_path / "test" / "0.npz").unlink()
+    assert suggest_dataset(str(tmp_path)) == f"npz:{tmp_path}"

@@ -534,6 +534,7 @@ def test_a_configuration_written_out_says_everything(tmp_path: Path) -> None:
     # Those that are none.
     unsaid = {"dim", "data_dir", "initial", "prototypes", "stack", "workers"}
     unsaid |= {"validation", "patience", "local_steps", "concurrency"}
+    unsaid |= {"epsilon", "noise_multiplier", "step_noise"}
     assert RUN_FIELDS - unsaid <= set(written)
 
 

@@ -14,7 +14,7 @@ from fedproto.core.dropout import Dropped
 from fedproto.core.local_training import TrainedStep, embed
 from fedproto.core.prototypes import DISTANCES
 from fedproto.core.types import Batch, Group, Phase, Step, Task, nothing
-from fedproto.runs.experiment import _training_of
+from fedproto.runs.training_settings import training_of
 
 SEED = 5
 ROUND = 3
@@ -29,7 +29,7 @@ def run():
 
 def batches_of(run, epochs, **changes):
     member = replace(run.federation.members[1], **changes)
-    training = _training_of(run.config)
+    training = training_of(run.config)
     steps = len(epochs) * steps_per_epoch(member, training)
     found = list(local_training.draw_batches(member, training, ROUND, epochs, steps))
     return member, found
@@ -85,7 +85,7 @@ def train_watched(run, algorithm="local", slow=False, **changes):
 
     server = built.init(member.initial, run.federation.task)
     received = send(built, server, torch.ones(len(run.federation.classes)))
-    training = replace(_training_of(run.config), **changes)
+    training = replace(training_of(run.config), **changes)
     watched = replace(built, loss=loss)
     local_training.train(member, watched, member.initial, received, training, ROUND, slow)
     return seen
@@ -199,7 +199,7 @@ def test_the_epochs_of_all_phases_have_numbers_of_their_own(run, monkeypatch) ->
     algorithm = build("fedrep", head_epochs=2, body_epochs=3)
     server = algorithm.init(member.initial, run.federation.task)
     received = send(algorithm, server, torch.ones(len(run.federation.classes)))
-    training = _training_of(run.config)
+    training = training_of(run.config)
     outcome = local_training.train(member, algorithm, member.initial, received, training, ROUND)
     assert ranges == [range(2), range(2, 5)]
     ranges.clear()
@@ -224,7 +224,7 @@ def test_the_loss_of_a_round_is_that_of_all_phases(run) -> None:
     watched = replace(algorithm, loss=loss)
     server = algorithm.init(member.initial, run.federation.task)
     received = send(algorithm, server, torch.ones(len(run.federation.classes)))
-    training = _training_of(run.config)
+    training = training_of(run.config)
     outcome = local_training.train(member, watched, member.initial, received, training, ROUND)
     assert len(seen) == 4
     expected = sum(value * rows for value, rows in seen) / sum(rows for _, rows in seen)

@@ -14,8 +14,10 @@ from sklearn.calibration import calibration_curve
 from fedproto.core.calibration_metrics import BINS
 from fedproto.core.measurement import (
     METRICS,
+    MeasuredClient,
     Metric,
     Rows,
+    collect_accuracies,
     measure_predictions,
     measure_scores,
     pool_measurements,
@@ -209,6 +211,16 @@ def test_the_worst_client_has_the_smallest_value_or_the_largest_error() -> None:
     assert summarise_values(values, lower_is_better=True)["worst_client"] == 0
     undefined = summarise_values([float("nan")])
     assert undefined["clients"] == 0 and undefined["mean"] is None
+
+
+def test_accuracies_are_collected_by_client() -> None:
+    right = measure_predictions([[0.9, 0.1], [0.6, 0.4]], [0, 1], ["a", "b"])
+    measured = {
+        0: MeasuredClient({"head": right}, None, None),
+        1: MeasuredClient({}, None, None),  # has no rows
+    }
+    assert collect_accuracies(measured)["head"].tolist() == [0.5, 0.0]
+    assert collect_accuracies({0: measured[1]}) == {}
 
 
 def test_a_further_metric_is_computed_and_one_that_fails_is_null_with_a_sentence() -> None:

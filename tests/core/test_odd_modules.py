@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedproto.core import local_training
 from fedproto.core.local_training import embed
 from fedproto.core.types import Tree
-from fedproto.runs.experiment import _training_of
+from fedproto.runs.training_settings import training_of
 
 
 class Odd(nn.Module):
@@ -43,7 +43,7 @@ def make_odd(run: Any) -> tuple[Any, Tree]:
 
 def test_a_parameter_that_no_loss_reaches_stays_as_it_was(run: Any) -> None:
     member, state = make_odd(run)
-    training = replace(_training_of(run.config), epochs=2)
+    training = replace(training_of(run.config), epochs=2)
     outcome = local_training.train(member, build("local"), state, {}, training, round=1)
     assert outcome.state["unused"].tolist() == [1.0, 1.0]
     moved = [name for name, value in state.items() if not torch.equal(value, outcome.state[name])]

@@ -84,6 +84,21 @@ def test_states_of_clients_in_the_same_tree_are_left_to_the_engine() -> None:
     assert restored(tree).round == 5
 
 
+def test_a_restored_server_has_its_tensors_in_the_order_of_a_fresh_one() -> None:
+    """Files sort tensors by name; an algorithm that adds them up would round in another way."""
+    tree = later_progress().export()
+    after = restored(dict(sorted(tree.items())))
+    assert list(after.server) == ["prototypes", "known"]
+
+
+def test_a_new_state_has_its_tensors_in_the_order_of_the_one_before() -> None:
+    before = {"b": torch.zeros(1), "inner": {"y": torch.zeros(1), "x": torch.zeros(1)}}
+    state = {"more": torch.ones(2), "inner": {"x": torch.ones(1), "y": torch.ones(1)}}
+    ordered = check_server_state(state | {"b": torch.ones(1)}, "aggregate", before)
+    assert list(ordered) == ["b", "inner", "more"]
+    assert list(ordered["inner"]) == ["y", "x"]
+
+
 def test_a_server_that_keeps_nothing_is_restored() -> None:
     """The method `local` has no server state, so its tree has no such group."""
     empty = Progress({}, Ledger(CLIENTS), LatestUploads(CLIENTS), {})

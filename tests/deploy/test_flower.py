@@ -31,10 +31,11 @@ from helpers.flower import (
 
 import fedproto
 from fedproto.core.files import read_tensors
-from fedproto.core.tensors import flatten_state, split_client
+from fedproto.core.tensors import flatten_state, flatten_upload, split_client
 from fedproto.core.types import Tree
 from fedproto.deploy.member_checkpoint import STATE_FORMAT
 from fedproto.deploy.messages import Message
+from fedproto.deploy.secure_stages import make_dense
 from fedproto.deploy.server_state import ServerState, read_state
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.errors import Refused
@@ -480,3 +481,96 @@ def test_a_member_that_is_always_late_counts_in_asynchronous_rounds(setup: Setup
     assert record["last_round"] >= 3 and record["refused"] == record["failed"] == 0
     assert "late: b by" in run.log
     assert tensors["server.known"][header["classes"].index("3")] == 1
+
+
+SECURE = "secure-sum(threshold=0.5,error=1e-9,largest=1e5)"
+
+
+def sum_of_uploads(setup: Setup, tag: str, names: str) -> Tree:
+    """Return the plain sum of what members trained last, which only their own files hold."""
+    total: Tree = {}
+    for name in names:
+        path = setup.federation.folder / tag / name / "member.safetensors"
+        tensors, header = read_tensors(path, STATE_FORMAT)
+        arrays = {
+            key.removeprefix("reply."): value.numpy()
+            for key, value in tensors.items()
+            if key.startswith("reply.")
+        }
+        upload = make_dense(Message(header["reply"], arrays), CLASSES)
+        for key, value in flatten_upload(upload).items():
+            total[key] = total.get(key, torch.zeros(())) + value.double()
+    return total
+
+
+def run_with_a_killed_member(setup: Setup, tag: str, **config: Any) -> Run:
+    """Run one secure round in which c is killed after keys and shares, while it trains."""
+    odd = setup.odd("c")
+    (odd / "hold").write_text("1")
+
+    def in_the_middle() -> None:
+        until(lambda: (odd / "asked").exists(), "c is asked to train", 2 * flower.PATIENCE)
+        setup.federation.kill("c")
+
+    run = setup.federation.run(
+        in_the_middle, rounds=1, quorum=3, timeout=120.0, combiner=SECURE, **config
+    )
+    (odd / "hold").unlink()
+    setup.federation.bring("c", PYTHONPATH=str(odd))
+    return run
+
+
+@pytest.mark.slow
+def test_a_member_killed_after_the_key_exchange_leaves_the_sum_of_the_others(
+    setup: Setup,
+) -> None:
+    algorithm = "fedproto(absent=drop)"
+    config = setup.fresh("secure") | {"algorithm": algorithm}
+    run = run_with_a_killed_member(setup, "secure", **config)
+    assert run.status == "finished:completed", run.log
+    assert "the uploads of 2 of 3 members were added in a secure sum" in run.log
+    found = server_of(run.rounds[1][0])
+    expected = replayed(setup.federation, setup.files, ["ab"], algorithm=algorithm).server
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
+    total = sum_of_uploads(setup, "secure", "ab")
+    means = total["prototypes/sums/prototypes"] / total["prototypes/weight"].clamp(min=1)[:, None]
+    torch.testing.assert_close(found["prototypes"].double(), means, rtol=0, atol=1e-6)
+
+    run = setup.federation.run(rounds=2, quorum=3, combiner=SECURE, **config)
+    assert run.status == "finished:completed", run.log
+    seats = run.rounds[2][1]["members"]
+    assert {name: seat["last_round"] for name, seat in seats.items()} == dict.fromkeys("abc", 2)
+    assert all(seat["spoken"] == [] for seat in seats.values())  # nobody's classes are known
+
+
+@pytest.mark.slow
+def test_noise_secure_sums_and_a_dropout_together(setup: Setup) -> None:
+    """Every member trains with noise of its own; the server gets the sum of those that stay."""
+    own = {"model": "mlp(hidden=30)", "sends": "weights,counts", "privacy": "training"}
+    own["secure-aggregation"] = "required"
+    config = setup.fresh("noisy", a=own, b=own, c=own)
+    config |= {"algorithm": "fedavg", "model": "mlp(hidden=30)", "shape": "1,8,8"}
+    config |= {"privacy": "training", "step_noise": 1.0, "gradient_clip": 1.0}
+    run = run_with_a_killed_member(setup, "noisy", **config)
+    assert run.status == "finished:completed", run.log
+    assert "the uploads of 2 of 3 members were added in a secure sum" in run.log
+    found = server_of(run.rounds[1][0])
+    total = sum_of_uploads(setup, "noisy", "ab")
+    for name, value in found.items():
+        mean = total[f"model/sums/{name}"] / total["model/weight"]
+        torch.testing.assert_close(value.double(), mean, rtol=0, atol=1e-6)
+    quiet = config | {"privacy": "none", "step_noise": 0.0}
+    plain = replayed(
+        setup.federation,
+        {
+            name: setup.files[name] | own | {"privacy": "", "secure-aggregation": "accepted"}
+            for name in "ab"
+        },
+        ["ab"],
+        **{key: value for key, value in quiet.items() if key not in ("state",)},
+    ).server
+    differences = [float((found[name] - value).abs().max()) for name, value in plain.items()]
+    assert max(differences) > 0.01  # the noise is in the sum
+    seats = run.rounds[1][1]["members"]
+    assert seats["a"]["epsilon"] > 0

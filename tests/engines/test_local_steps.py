@@ -24,7 +24,7 @@ from helpers.engine_comparison import (
 from helpers.tiny import experiment
 
 from fedproto.engines import selection
-from fedproto.runs.experiment import _training_of
+from fedproto.runs.training_settings import training_of
 
 #: A batch of four makes one to four steps of an epoch here.
 UNEQUAL = TROUBLE | {"clients": 5, "local_steps": 7}
@@ -78,7 +78,7 @@ def test_the_choice_of_an_engine_counts_local_steps(monkeypatch: pytest.MonkeyPa
     """Four clients, a thousand rounds and two steps each are 8,000 steps."""
     monkeypatch.setattr(selection, "_count_cores", lambda: 2)
     run = experiment("local", rounds=1000, local_steps=2)
-    trainings = [_training_of(run.config)]
+    trainings = [training_of(run.config)]
     assert selection._count_steps([run.federation], trainings) == [[2, 2, 2, 2]]
     chosen = selection._choose_engine(run.config, [run.federation], trainings)
     assert chosen == "processes"

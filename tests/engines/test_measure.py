@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from helpers.engine_comparison import prepare
 from helpers.tiny import experiment
 
 from fedproto.core import federation as federation_module
 from fedproto.core.federation import Examples
-from fedproto.core.measurement import METRICS, MeasuredClient
+from fedproto.core.measurement import METRICS, MeasuredClient, collect_accuracies
 from fedproto.core.metrics import ACCURACIES
 from fedproto.engines.vectorised import stacks
 from fedproto.runs.experiment import Experiment
@@ -82,6 +83,20 @@ def test_few_scores_at_a_time_measure_the_same(
             assert values[name] == pytest.approx(wanted, abs=1e-9)
             assert pooled == pytest.approx(wanted_pooled, abs=1e-9)
     assert all(each.scores is None for each in measured.values())
+
+
+@pytest.mark.parametrize("engine", ["reference", "vectorised"])
+def test_measured_accuracies_are_those_of_an_evaluation(engine: str) -> None:
+    """So that the test rows need not be evaluated a second time at the end of a run."""
+    run = experiment("fedproto", clients=5, rounds=1, engine=engine)
+    run.execute()
+    servers = [run.progress.server]
+    (measured,) = run.engine.measure(servers)
+    (evaluated,) = run.engine.evaluate(servers)
+    collected = collect_accuracies(measured)
+    assert list(collected) == list(evaluated)
+    for name, values in evaluated.items():
+        assert torch.equal(collected[name], values)
 
 
 @pytest.mark.parametrize("engine", ["reference", "vectorised"])

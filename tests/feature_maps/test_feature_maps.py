@@ -25,6 +25,8 @@ CASES = [
     ("auto", IMAGES),
     ("auto", ROWS),
     ("auto", TEXTS),
+    ("random-projection", IMAGES),
+    ("random-projection", ROWS),
 ]
 
 
@@ -63,6 +65,16 @@ def test_draws_depend_on_the_maps_own_seed_alone(name):
     torch.manual_seed(4)
     assert torch.equal(build(name).build(inputs)(x), first)
     assert not torch.allclose(build(name, seed=1).build(inputs)(x), first)
+
+
+def test_a_projection_keeps_lengths_and_leaves_out_what_all_features_share():
+    x = draw_inputs(ROWS, 50)
+    base = build("auto").build(ROWS)(x)
+    projected = build("random-projection", values=2000).build(ROWS)(x)
+    centred = base - base.mean(1, keepdim=True)
+    torch.testing.assert_close(projected.norm(dim=1), centred.norm(dim=1), rtol=0.1, atol=0)
+    other = build("random-projection", values=2000, seed=1).build(ROWS)(x)
+    assert not torch.allclose(projected, other)
 
 
 def test_draws_are_normal():

@@ -13,6 +13,7 @@ import pytest
 
 from fedproto.cli.main import main
 from fedproto.core.files import LOCK_NAME
+from fedproto.runs.folder import LOG
 
 #: A federation that runs in a tenth of a second.
 SMALL = ("--dataset", "digits", "--clients", "4", "--rounds", "3", "--shots", "5")
@@ -65,6 +66,7 @@ def only_line(text: str) -> str:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Every file and folder below, by its path; a lock says nothing about what a folder holds."""
-    found = [path for path in folder.rglob("*") if not path.name.startswith(LOCK_NAME)]
+    """Every file and folder below, by its path, but for locks and logs, which hold no results."""
+    ignored = (LOCK_NAME, LOG)
+    found = [path for path in folder.rglob("*") if not path.name.startswith(ignored)]
     return sorted(str(path.relative_to(folder)) for path in found)

@@ -17,8 +17,9 @@ from fedproto.core.types import State, Tree
 from fedproto.deploy.error_codes import choose_code
 from fedproto.deploy.member import evaluate_member, train_round
 from fedproto.deploy.member_checkpoint import STATE_FILE as MEMBER_FILE
-from fedproto.deploy.messages import Message, unpack_upload
+from fedproto.deploy.messages import SECURE_SUM, Message, unpack_upload
 from fedproto.deploy.round_protocol import serve
+from fedproto.deploy.secure_stages import take_stage
 from fedproto.deploy.server_actions import Reply
 from fedproto.deploy.server_state import (
     ServerState,
@@ -157,9 +158,9 @@ class LocalTransport:
             round = request.header["round"]
             self.invitations.append((name, request))
             try:
-                reply = (train_round if kind == "train" else evaluate_member)(
-                    request, self.members[name]
-                )
+                act = train_round if kind == "train" else evaluate_member
+                act = take_stage if SECURE_SUM in request.header else act
+                reply = act(request, self.members[name])
             except FedProtoError as error:
                 reply = Message({"error": choose_code(error)}, {})
             if kind == "train" and not self.heard(name, round):

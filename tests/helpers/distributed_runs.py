@@ -19,7 +19,8 @@ from fedproto.engines.distributed.shared_work import Build
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.vectorised.engine import VectorisedEngine
 from fedproto.engines.vectorised.plan import Plan
-from fedproto.runs.experiment import Experiment, _training_of
+from fedproto.runs.experiment import Experiment
+from fedproto.runs.training_settings import training_of
 
 #: For sums that are added in another order.
 ALMOST = 1e-10
@@ -63,7 +64,7 @@ def make_builder(runs: Sequence[Experiment], vectorised: bool = False) -> Build:
     """Return a function that builds the engine of a shard of the runs' clients."""
     algorithm = runs[0].algorithm
     federations = [run.federation for run in runs]
-    trainings = [_training_of(run.config) for run in runs]
+    trainings = [training_of(run.config) for run in runs]
 
     def build(shard: Shard) -> Engine:
         if vectorised:

@@ -44,7 +44,7 @@ def read_numbers(page: Path, figure: str) -> list[dict[str, str]]:
 
 def draw_section(draw: Callable[[Sequence[Group]], Section], *runs: Path) -> Section:
     """One section of a report, for tests that need no page."""
-    found, _ = read_runs(runs)
+    found = read_runs(runs)
     with figure_style():
         return draw(group_runs(found))
 
@@ -87,6 +87,13 @@ def read_table(page: Path) -> dict[str, dict[str, str]]:
     """The rows of a page's first table by their first cell, each by the names of its columns."""
     header, *rows = PageParser(page).tables[0]
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+
+
+def read_frozen(page: Path) -> dict[str, Any]:
+    """The numbers that a page holds for its charts."""
+    text = page.read_text()
+    start = text.index('<script type="application/json" id="frozen">')
+    return json.loads(text[text.index(">", start) + 1 : text.index("</script>", start)])
 
 
 def refuse(*arguments: str | Path) -> str:

@@ -49,8 +49,16 @@ def fail(*arguments: str | Path, writes: Path | None = None) -> Answer:
 
 
 def cells(out: str, header: str) -> list[list[str]]:
-    """The rows of the table whose header holds this word."""
+    """The header and the rows of the table whose header holds this word; no cell may be empty."""
     lines = out.splitlines()
-    start = next(place for place, line in enumerate(lines) if header in line and "┃" in line)
-    rows = [re.split(r"\s*│\s*", line.strip()) for line in lines[start + 2 :] if "│" in line]
-    return [re.split(r"\s*┃\s*", lines[start].strip()), *rows]
+    rule = next(
+        place
+        for place, line in enumerate(lines)
+        if set(line.strip()) == {"─"} and header in lines[place - 1]
+    )
+    rows = [lines[rule - 1]]
+    for line in lines[rule + 1 :]:
+        if not line.strip():
+            break
+        rows.append(line)
+    return [re.split(r"\s{2,}", row.strip()) for row in rows]

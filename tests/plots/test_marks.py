@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedproto.plots.colours import COLOURS, colour_at
 from fedproto.plots.marks import (
     centred_offsets,
     draw_front,
@@ -10,7 +11,7 @@ from fedproto.plots.marks import (
     pareto_front,
     show_bytes,
 )
-from fedproto.plots.style import COLOURS, MARKERS, colour_at, make_panels, marker_at
+from fedproto.plots.style import MARKERS, make_panels, marker_at
 
 
 def test_the_pareto_front_has_the_points_that_no_other_beats() -> None:

@@ -1,10 +1,18 @@
 """Closed forms over tables and texts, whose feature map is chosen by the kind of data."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 import fedproto
+from fedproto.config.settings import configure
+from fedproto.core.federation import Examples
 from fedproto.errors import ConfigError
+from fedproto.feature_maps import FeatureMap
+from fedproto.runs.experiment import Experiment
+from fedproto.runs.fixed_features import add_fixed_features
 
 
 def test_a_table_is_solved_over_fourier_features():
@@ -50,3 +58,35 @@ def test_clients_whose_features_differ_in_number_are_refused():
         fedproto.run(
             algorithm="closed-form", dataset=clients, model="mlp", feature_map="flat", rounds=1
         )
+
+
+def test_features_of_training_rows_that_nobody_has_are_not_computed():
+    """Of 40 training rows two clients have 12; of the test rows all are needed."""
+    generator = np.random.default_rng(0)
+    train_x = torch.from_numpy(generator.normal(size=(40, 1, 8, 8)).astype(np.float32))
+    test_x = torch.from_numpy(generator.normal(size=(10, 1, 8, 8)).astype(np.float32))
+    (config,) = configure({"algorithm": "closed-form", "dataset": "digits", "clients": 2})
+    federation = Experiment.prepare(config).federation
+    members = []
+    seen = []
+    for number, member in enumerate(federation.members):
+        rows = torch.arange(6) + 20 * number
+        train = Examples(train_x, torch.zeros(40, dtype=torch.long), rows)
+        test = Examples(test_x, torch.zeros(10, dtype=torch.long), torch.arange(3))
+        members.append(replace(member, train=train, test=test, validation=None))
+
+    def build(inputs):
+        def compute(x):
+            seen.append(len(x))
+            return x.flatten(1)
+
+        return compute
+
+    counted = FeatureMap("counted", lambda inputs: 64, build)
+    found = add_fixed_features(replace(federation, members=tuple(members)), counted)
+    assert seen == [12, 10]
+    for member in found.members:
+        rows = member.train.rows
+        assert torch.equal(member.train.fixed[rows], train_x[rows].flatten(1))
+        assert torch.equal(member.test.fixed, test_x.flatten(1))
+    assert torch.count_nonzero(found.members[0].train.fixed[6:20]) == 0

@@ -97,13 +97,16 @@ def test_the_result_is_that_of_the_best_round():
 def test_test_rows_are_looked_at_once():
     run = experiment("fedproto", **VALIDATED)
     looks = []
-    evaluate = run.engine.evaluate
 
-    def watch(servers, part="test"):
-        looks.append(part)
-        return evaluate(servers, part)
+    def watch(look):
+        def watched(servers, part="test"):
+            looks.append(part)
+            return look(servers, part)
 
-    run.engine.evaluate = watch
+        return watched
+
+    run.engine.evaluate = watch(run.engine.evaluate)
+    run.engine.measure = watch(run.engine.measure)
     result = run.execute()
     assert looks == ["validation"] * 6 + ["test"]
     assert all(line["accuracy"] is None for line in result.metrics)

@@ -20,7 +20,7 @@ from fedproto.data.shared.dicom import (
     read_dicom_header,
 )
 from fedproto.data.shared.lazy_array import LazyArray
-from fedproto.errors import DataError
+from fedproto.errors import DataError, ImageSizesError
 
 #: How the names of image files end that are read by every installation, and with pydicom.
 PILLOW_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -134,7 +134,8 @@ def read_pixels(file: str | Path | BinaryIO, name: str, format: ImageFormat) -> 
     if format.resize and pixels.shape[:2] != format.size:
         pixels = _resize(pixels, format.size)
     if pixels.shape[:2] != format.size:
-        raise _size_error(name, (pixels.shape[0], pixels.shape[1]), format.size)
+        found = (pixels.shape[0], pixels.shape[1])
+        raise _size_error(name, found, format.size, [found, format.size])
     if format.mode == "RGB" and pixels.ndim == 2:
         pixels = np.stack([pixels] * 3, axis=2)
     return pixels
@@ -308,16 +309,20 @@ def agree_on_format(
         if size is None:
             size = header.size
         if side is None and header.size != size:
-            raise _size_error(name, header.size, size)
+            sizes = [each.size for each in found.headers if each is not None]
+            raise _size_error(name, header.size, size, sizes)
     assert size is not None, "there is an image"
     mode = "RGB" if is_coloured else "L"
     return ImageFormat(size, mode, bits, resize=side is not None, window=window)
 
 
-def _size_error(name: str, found: tuple[int, int], others: tuple[int, int]) -> DataError:
+def _size_error(
+    name: str, found: tuple[int, int], others: tuple[int, int], sizes: list[tuple[int, int]]
+) -> ImageSizesError:
     found_pixels = f"{found[0]}x{found[1]}"
     other_pixels = f"{others[0]}x{others[1]}"
-    return DataError(
+    return ImageSizesError(
         f"{name} has {found_pixels} pixels but others have {other_pixels}: "
-        "with size=N every image is resized to NxN"
+        "with size=N every image is resized to NxN",
+        sizes,
     )

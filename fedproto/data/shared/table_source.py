@@ -22,8 +22,8 @@ from fedproto.data.shared.feature_encoding import (
 )
 from fedproto.data.shared.labels import divide_rows, number_labels, read_sets
 from fedproto.data.shared.tables import LABEL_COLUMNS, Table, find_column
-from fedproto.data.shared.telling_columns import refuse_telling_column
-from fedproto.errors import ConfigError, DataError
+from fedproto.data.shared.telling_columns import join_refusals, refuse_telling_column
+from fedproto.errors import ColumnsError, ConfigError, DataError
 
 MAX_CATEGORIES = 1000  # per column: each becomes an input
 #: A column is taken for spoilt numbers if it holds more distinct numbers than this ...
@@ -128,11 +128,20 @@ def _read_columns(file: Path, inputs: dict[str, np.ndarray], path: str) -> Colum
 def _fit_columns(
     table: Table, inputs: dict[str, np.ndarray], train_rows: np.ndarray, keep: Sequence[str]
 ) -> tuple[Number | Category, ...]:
-    """Return how the columns become inputs, by their training rows."""
+    """Return how the columns become inputs, by their training rows.
+
+    Columns that tell rows apart are refused all at once.
+    """
     kept = {table.check_name(name) for name in keep if name}
     columns = []
+    refusals = []
     for name, texts in inputs.items():
-        columns.append(_fit_column(table, name, texts, train_rows, name in kept))
+        try:
+            columns.append(_fit_column(table, name, texts, train_rows, name in kept))
+        except ColumnsError as refusal:
+            refusals.append(refusal)
+    if refusals:
+        raise join_refusals(table.name, refusals)
     return tuple(columns)
 
 
@@ -155,9 +164,10 @@ def _fit_column(
     _refuse_spoilt_numbers(table, name, texts, train_rows)
     values = np.unique(train_texts)
     if len(values) > MAX_CATEGORIES:
-        raise DataError(
+        raise ColumnsError(
             f"{table.name}: column {name!r} holds {len(values):,} different texts, more than "
-            f"{MAX_CATEGORIES:,}: name it in `ignore`, or read it with text:PATH"
+            f"{MAX_CATEGORIES:,}: name it in `ignore`, or read it with text:PATH",
+            (name,),
         )
     if not is_kept:
         refuse_telling_column(table.name, name, texts, train_texts)

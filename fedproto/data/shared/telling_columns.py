@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
 from fedproto.data.shared.feature_encoding import ENCODING, parse_numbers
-from fedproto.errors import DataError
+from fedproto.errors import ColumnsError
 
 #: Texts or numbers per column that count as categories of a small table, however few rows hold one.
 MAX_RARE_CATEGORIES = 10
@@ -29,7 +30,7 @@ CAMEL_CASE_ID = re.compile(r".*[a-z](Id|ID)s?$")
 def refuse_telling_column(
     where: str, name: str, texts: np.ndarray, train_texts: np.ndarray
 ) -> None:
-    """Raise DataError if a column holds dates or ids, or if nearly every row holds its own text.
+    """Raise ColumnsError if a column holds dates or ids, or if nearly every row holds its own text.
 
     `texts` are those of all rows. Each text would become an input, and be listed in the encoding;
     ids that were given out in the order of the classes would even tell the label.
@@ -37,21 +38,40 @@ def refuse_telling_column(
     column = f"{where}: column {name!r}"
     values = np.unique(train_texts[train_texts != ""])
     if len(values) > MAX_RARE_CATEGORIES and _holds_dates(values):
-        raise DataError(f"{column} holds {len(values):,} different dates: {WAYS_OUT}")
+        message = f"{column} holds {len(values):,} different dates: {WAYS_OUT}"
+        raise ColumnsError(message, (name,))
     numbers = parse_numbers(train_texts)
     if numbers is not None:
         if _holds_ids(name, texts):
-            raise DataError(
+            raise ColumnsError(
                 f"{column} holds {len(np.unique(texts)):,} different whole numbers in "
-                f"{len(texts):,} rows, as ids do: {WAYS_OUT}"
+                f"{len(texts):,} rows, as ids do: {WAYS_OUT}",
+                (name,),
             )
         return
     if _identifies_rows(train_texts):
-        raise DataError(
+        raise ColumnsError(
             f"{column} holds {len(values):,} different texts in {len(train_texts):,} training "
             "rows, as names, ids and dates do: each would become an input and be listed in "
-            f"{ENCODING}, so name it in `ignore`, or in `keep` if they are categories"
+            f"{ENCODING}, so name it in `ignore`, or in `keep` if they are categories",
+            (name,),
         )
+
+
+def join_refusals(where: str, refusals: Sequence[ColumnsError]) -> ColumnsError:
+    """Return one error about all columns that were refused one by one."""
+    if len(refusals) == 1:
+        return refusals[0]
+    columns: list[str] = []
+    for refusal in refusals:
+        columns.extend(refusal.columns)
+    listed = ", ".join(repr(name) for name in columns)
+    return ColumnsError(
+        f"{where}: {len(columns)} columns hold names, ids or dates, which tell rows apart instead "
+        f"of describing them: {listed}; name them in `ignore`, or in `keep` those that are to be "
+        "inputs",
+        tuple(columns),
+    )
 
 
 def _holds_dates(values: np.ndarray) -> bool:

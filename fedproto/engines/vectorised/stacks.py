@@ -40,6 +40,8 @@ from fedproto.engines.vectorised.timetable import Timetable
 
 #: Clients whose small models a CPU's caches hold.
 CPU_CLIENTS_AT_ONCE = 20
+#: Gradients of single records that a CPU works on at a time: its caches are too small for more.
+CPU_BYTES_OF_RECORD_GRADIENTS = 2**24
 #: Scores (rows times classes) of clients that are measured together: 80 MB for each named score.
 MAX_SCORES_AT_ONCE = 20_000_000
 #: Fixed features (rows times values) of clients whose `upload_once` is computed together: 64 MB.
@@ -154,11 +156,11 @@ class Stack:
         closing_step = self._closing_step(positions, params, received, phase_results)
         facts = tables[-1] if tables else self.timetable.describe_idle_clients(round, positions)
         key, client_number, steps_before = facts["client"].unbind(1)
-        has_batch = facts["mask"].amax(2)
+        has_step = facts["has_step"] if "has_step" in facts else facts["mask"].amax(2)
         closing_step = closing_step._replace(
             state=kept,
             lr=facts["lr"],
-            steps=steps_before + has_batch.sum(1).long(),
+            steps=steps_before + has_step.sum(1).long(),
             key=key,
             number=client_number,
             momentum=facts["momentum"],
@@ -429,14 +431,20 @@ def _has_partial_batches(group: ArchitectureGroup, batch: int) -> bool:
 def _choose_capacity(group: ArchitectureGroup, training: Training) -> int:
     """Return how many clients to train at a time: on a GPU, as many as its memory holds."""
     free = free_memory(group.device)
-    if free is None:
-        return CPU_CLIENTS_AT_ONCE
     model_bytes = sum(value[0].nbytes for value in group.states.values.values())
+    if free is None:
+        if training.private is None:
+            return CPU_CLIENTS_AT_ONCE
+        gradient_bytes = model_bytes * min(training.batch, group.train.rows.shape[1])
+        fitting = CPU_BYTES_OF_RECORD_GRADIENTS // gradient_bytes
+        return max(1, min(CPU_CLIENTS_AT_ONCE, fitting))
     input_bytes = group.train.x[0].nbytes
     samples = group.train.rows.shape[1]
     if training.local_steps is not None:
         samples *= count_passes(training.local_steps, int(group.per_epoch.min()))
     need = training_memory(model_bytes, input_bytes, training.batch, group.dropped, samples)
+    if training.private is not None:  # a gradient for each record, and its clipped copies
+        need += 4 * model_bytes * 2 * training.batch
     return max(1, free // need)
 
 
@@ -445,6 +453,7 @@ def _mean_loss(phase_results: Sequence[Tree]) -> Tree:
     if not phase_results:
         return {}
     count = torch.stack([results["count"] for results in phase_results]).sum(0)
+    count = torch.where(count > 0, count, 1)  # private steps may all have been without records
     means = {}
     zero = torch.zeros_like(count)
     names = dict.fromkeys(name for each in phase_results for name in part_of_tree(each, "terms."))

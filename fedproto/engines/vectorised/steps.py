@@ -8,8 +8,8 @@ and replayed (`gpu/graphs.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from fedproto.core.batches import crop_and_flip, list_trained_names
 from fedproto.core.class_balance import weigh_samples
 from fedproto.core.local_training import run_copy
 from fedproto.core.optimisers import adam_rates, clip_factor, move_by_adam
+from fedproto.core.private_steps import record_gradients, sum_clipped
 from fedproto.core.rng import preserve_torch_generators
 from fedproto.core.tensors import align_axes, flatten_state, unflatten_state
 from fedproto.core.types import Algorithm, Batch, Phase, State, Step, Tree
@@ -53,6 +54,18 @@ class StepBatch(NamedTuple):
     mask: Tensor  # (m, b)
 
 
+class Known(NamedTuple):
+    """What m clients know in a step beside their model and their batch."""
+
+    received: State
+    kept: State
+    lr: Tensor  # (m,)
+    steps: Tensor  # (m,) done so far in this round
+    key: Tensor  # (m,)
+    number: Tensor  # (m,)
+    momentum: Tensor  # (m,)
+
+
 class Steps:
     """The steps of all phases of a stack, and the tensors they work on.
 
@@ -79,6 +92,7 @@ class Steps:
         self.algorithm = algorithm
         self.timetable = timetable
         self.optimiser = timetable.training.optimiser
+        self.private = timetable.training.private
         self.capacity = capacity
         self.plan = plan
         self.phases = phases
@@ -89,6 +103,14 @@ class Steps:
         self.recorded: dict[tuple[int, int], Replay] = {}  # by phase and number of clients
         self.output_layouts: dict[int, tuple[list[str], int]] = {}  # by phase
         self.received_shapes: dict[str, torch.Size] | None = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether steps are recorded and replayed, in memory that stays.
+
+        Private ones cannot be: their batches are of any size, and the noise of each is new.
+        """
+        return self.group.device.type == "cuda" and self.private is None
 
     def clear(self) -> None:
         """Free the recorded steps and the tensors they work on."""
@@ -116,8 +138,10 @@ class Steps:
         client_numbers = torch.arange(1, clients + 1)[:, None]
         active_counts = (has_step * client_numbers).amax(0)
         for active in active_counts.tolist():
-            step = self.recorded_step(phase, self._round_up(active))
-            step(workspace)
+            if self.is_recorded:
+                self.recorded_step(phase, self._round_up(active))(workspace)
+            else:
+                self._run_step(phase, workspace, active)
         state_after = {}
         for name, value in part_of_tree(workspace, "state.").items():
             state_after[name] = value[:clients].clone()
@@ -143,7 +167,7 @@ class Steps:
         for name, value in state.items():
             values[f"state.{name}"] = value
         self._clear_if_received_changed(flat_received)
-        if self.group.device.type == "cuda":
+        if self.is_recorded:
             return self._load_fixed_memory(phase, values)
         workspace = values | self._make_zeros(phase, values, len(tables["at"]))
         for name in state:
@@ -214,12 +238,10 @@ class Steps:
     # --- a step
 
     def _round_up(self, active: int) -> int:
-        """Return how many clients a step works on, of which the first `active` have one left.
+        """Return how many clients a recorded step works on; the first `active` have one left.
 
-        On a GPU these are a few sizes only, since a step is recorded for each of them.
+        These are a few sizes only, since a step is recorded for each of them.
         """
-        if self.group.device.type != "cuda":
-            return active
         size = self.capacity
         smallest = max(active, MIN_CLIENTS_PER_RECORDED_STEP)
         if self.plan.compile:
@@ -238,31 +260,42 @@ class Steps:
         if key not in self.recorded:
 
             def step(workspace: Tree) -> None:
-                first_clients = {}
-                for name, value in workspace.items():
-                    first_clients[name] = value if name == STEP else value[:clients]
-                self._descend(phase, first_clients)
+                self._run_step(phase, workspace, clients)
 
             self.recorded[key] = Replay(step, self.plan.compile, self.graph_pool)
         return self.recorded[key]
+
+    def _run_step(self, phase: int, workspace: Tree, clients: int) -> None:
+        """Do the next step of a phase for the first clients of a workspace."""
+        first_clients = {}
+        for name, value in workspace.items():
+            first_clients[name] = value if name == STEP else value[:clients]
+        self._descend(phase, first_clients)
 
     def _descend(self, phase: int, workspace: Tree) -> None:
         """Do one step of the optimiser for every client that still has a batch."""
         state = part_of_tree(workspace, "state.")
         trained_names = self.trained_names[phase]
-        leaves = {name: state[name].detach().requires_grad_() for name in trained_names}
         buffers = {n: value.clone() for n, value in state.items() if n in self.buffer_names}
-        terms, outputs, mask = self._compute(phase, workspace, state | leaves | buffers)
-        loss = torch.stack(list(terms.values())).sum()
-        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        if self.private is None:
+            leaves = {name: state[name].detach().requires_grad_() for name in trained_names}
+            terms, outputs, mask = self._compute(phase, workspace, state | leaves | buffers)
+            loss = torch.stack(list(terms.values())).sum()
+            of_leaves = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            gradients = dict(zip(trained_names, of_leaves, strict=True))
+        else:
+            gradients, computed = self._compute_privately(phase, workspace, state | buffers)
+            terms, outputs, mask = computed
         with torch.no_grad():
             count = mask.sum(1)
             for name, term in terms.items():
                 workspace[f"terms.{name}"].add_(term.detach() * count)
             workspace["count"].add_(count)
             has_batch = count > 0
+            if self.private is not None:  # a step without records still adds its noise
+                has_batch = _take_step(workspace, "has_step") > 0
             rate = has_batch * workspace["lr"]
-            self._follow(dict(zip(trained_names, gradients, strict=True)), state, workspace, rate)
+            self._follow(gradients, state, workspace, rate)
             for name, value in buffers.items():
                 kept = torch.where(align_axes(has_batch, value), value, state[name])
                 state[name].copy_(kept)
@@ -296,33 +329,82 @@ class Steps:
     def _compute(self, phase: int, workspace: Tree, state: Tree) -> StepOutputs:
         """Return the loss, embeddings and logits of every client's next batch."""
         batch, module_buffers, mask = self._gather_batch(workspace)
-        received = unflatten_state(part_of_tree(workspace, "received."))
-        kept = unflatten_state(part_of_tree(workspace, "kept."))
-        key, number, steps_before = workspace["client"].unbind(1)
-        steps = steps_before + workspace[STEP]
-        compute_loss = self.phases[phase].loss or self.algorithm.loss
+        compute_step = self._compute_step_of(phase, self.module)
 
         def compute_one(
+            state: Tree, module_buffers: Tree, batch: Batch, *known: Any
+        ) -> tuple[Tree, Tensor]:
+            terms, step = compute_step(state, module_buffers, batch, *known)
+            return terms, torch.cat([step.features, step.logits], 1)
+
+        compute_all = vmap(compute_one, randomness="different")
+        with torch.autocast(mask.device.type, torch.bfloat16, enabled=self.plan.half):
+            terms, outputs = compute_all(state, module_buffers, batch, *_take_known(workspace))
+        return StepOutputs(terms, outputs, mask)
+
+    def _compute_privately(
+        self, phase: int, workspace: Tree, state: Tree
+    ) -> tuple[Tree, StepOutputs]:
+        """Return the noisy mean of the records' clipped gradients, and what `_compute` returns.
+
+        The layers are the module's own: those of a stack know one axis of clients, not another one
+        of records within it.
+        """
+        assert self.private is not None
+        norm = self.private.norm
+        batch, module_buffers, mask = self._gather_batch(workspace)
+        compute_step = self._compute_step_of(phase, self.group.module)
+        trained = {name: state[name] for name in self.trained_names[phase]}
+
+        def compute_one(
+            trained: Tree, state: Tree, keep: Tree, batch: Batch, *known: Any
+        ) -> tuple[Tree, Tree, Tensor]:
+            def compute_terms(trained: Tree, of_one: Batch, keep: Tree) -> tuple[Tree, Step]:
+                return compute_step(state | trained, keep, of_one, *known)
+
+            computed = record_gradients(compute_terms, trained, batch, keep)
+            sums = sum_clipped(computed.gradients, batch.mask, norm)
+            outputs = torch.cat([computed.step.features, computed.step.logits], 1)
+            return sums, computed.terms, outputs
+
+        compute_all = vmap(compute_one, randomness="different")
+        batch = batch._replace(mask=mask)
+        known = _take_known(workspace)
+        with torch.autocast(mask.device.type, torch.bfloat16, enabled=self.plan.half):
+            sums, terms, outputs = compute_all(trained, state, module_buffers, batch, *known)
+        of_one_client = {name: value[0] for name, value in trained.items()}
+        noise = self.private.draw_noise(of_one_client, known.key.tolist(), known.steps.tolist())
+        gradients = {}
+        for name, value in sums.items():
+            expected = align_axes(workspace["expected"], value)
+            gradients[name] = (value + noise[name]) / expected
+        return gradients, StepOutputs(terms, outputs, mask)
+
+    def _compute_step_of(self, phase: int, module: nn.Module) -> Callable[..., tuple[Tree, Step]]:
+        """Return a function of one client's tensors that gives the terms of its loss, and its step.
+
+        It takes the state, buffers of the module such as what dropout keeps, the batch, and what
+        else the client knows.
+        """
+        compute_loss = self.phases[phase].loss or self.algorithm.loss
+        module.train()
+
+        def compute_step(
             state: Tree,
             module_buffers: Tree,
             batch: Batch,
             received: State,
             kept: State,
             *rest: Tensor,
-        ) -> tuple[Tree, Tensor]:
+        ) -> tuple[Tree, Step]:
             def run_other(others: Tree) -> tuple[Tensor, Tensor]:
-                return run_copy(self.module, state | others, module_buffers, batch.x)
+                return run_copy(module, state | others, module_buffers, batch.x)
 
-            features, logits = functional_call(self.module, state | module_buffers, (batch.x,))
+            features, logits = functional_call(module, state | module_buffers, (batch.x,))
             step = Step(state, features, logits, batch, received, kept, run_other, *rest)
-            return compute_loss(step), torch.cat([features, logits], 1)
+            return compute_loss(step), step
 
-        self.module.train()
-        compute_all = vmap(compute_one, randomness="different")
-        rest = (workspace["lr"], steps, key, number, workspace["momentum"])
-        with torch.autocast(mask.device.type, torch.bfloat16, enabled=self.plan.half):
-            terms, outputs = compute_all(state, module_buffers, batch, received, kept, *rest)
-        return StepOutputs(terms, outputs, mask)
+        return compute_step
 
     def _gather_batch(self, workspace: Tree) -> StepBatch:
         """Return the batches of the next step.
@@ -359,6 +441,20 @@ def part_of_tree(tree: Tree, prefix: str) -> Tree:
         if name.startswith(prefix):
             part[name.removeprefix(prefix)] = value
     return part
+
+
+def _take_known(workspace: Tree) -> Known:
+    """Return what the clients know in the next step."""
+    key, number, steps_before = workspace["client"].unbind(1)
+    return Known(
+        received=unflatten_state(part_of_tree(workspace, "received.")),
+        kept=unflatten_state(part_of_tree(workspace, "kept.")),
+        lr=workspace["lr"],
+        steps=steps_before + workspace[STEP],
+        key=key,
+        number=number,
+        momentum=workspace["momentum"],
+    )
 
 
 def _take_step(workspace: Tree, table: str) -> Tensor:

@@ -18,6 +18,7 @@ from fedproto.core.local_training import algorithm_key
 from fedproto.core.tensors import move_index
 from fedproto.core.types import Phase, Tree
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
+from fedproto.engines.vectorised.private_timetable import draw_private_tables
 
 DRAW_PURPOSES = ("shuffle", "augment", "dropout")
 
@@ -39,6 +40,8 @@ class Timetable:
     lr, momentum  (m,)
     client    (m, 3)                    its key, its number, and its steps of earlier phases
     class_weights (m, C)                how much a sample of a class counts, if not equally
+
+    Private steps have an order and further tables of their own: see private_timetable.py.
     """
 
     def __init__(
@@ -85,9 +88,15 @@ class Timetable:
         steps_so_far = None
         first_epoch = torch.zeros_like(per_epoch)
         for number, phase in enumerate(self.phases):
-            epochs = first_epoch[:, None] + torch.arange(self.count_most_epochs(phase))
-            tree = self._draw_order(round, positions, epochs)
-            tree |= self._lay_out_steps(positions, phase, step_counts[number])
+            if self.training.private is None:
+                epochs = first_epoch[:, None] + torch.arange(self.count_most_epochs(phase))
+                tree = self._draw_order(round, positions, epochs)
+                tree |= self._lay_out_steps(positions, phase, step_counts[number])
+            else:
+                done = step_counts[:number].sum(0)
+                tree = draw_private_tables(
+                    self.group, self.training, round, positions, done, step_counts[number]
+                )
             steps_before = torch.zeros_like(tree["steps"]) if steps_so_far is None else steps_so_far
             tree["client"] = torch.stack([tree.pop("key"), tree.pop("number"), steps_before], 1)
             steps_so_far = steps_before + tree.pop("steps")
