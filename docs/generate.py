@@ -111,7 +111,8 @@ RUN_MEANINGS = {
     "patience": "end a run with validation after so many evaluations without improvement",
     "baselines": "also train the same model locally and on the rows of all clients together",
     "checkpoint_every": "write a checkpoint every so many rounds; 0: never",
-    "data_dir": "folder with data files; none: `$FEDPROTO_DATA`, then `~/.cache/fedproto`",
+    "data_dir": "folder with data files; none: `$FEDPROTO_DATA`, then `~/.cache/fedproto`, "
+    "then `/usr/share/datasets`",
 }
 
 _IMAGE_OPTIONS = {

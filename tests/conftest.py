@@ -25,6 +25,8 @@ settings.load_profile("mutants" if "MUTANT_UNDER_TEST" in os.environ else "noisy
 beside = Path(__file__).resolve().parents[2] / "shared" / "data"
 if beside.exists():
     os.environ.setdefault("FEDPROTO_DATA", str(beside))
+# Data sets that a package of the system installed would be found where a test expects none.
+os.environ["XDG_DATA_DIRS"] = str(Path(__file__).parent / "no-system-data")
 
 
 def pytest_make_parametrize_id(config, val):

@@ -411,7 +411,7 @@ def _move_channels_first(split: Split) -> Split:
 
 @dataclass(frozen=True)
 class DataFolders:
-    """Where data files may lie: `--data-dir`, then $FEDPROTO_DATA, then the user's cache folder."""
+    """Where data files may lie: `--data-dir`, $FEDPROTO_DATA, the user's cache, the system's."""
 
     data_dir: str | None = None
 
@@ -425,7 +425,7 @@ class DataFolders:
             folders.append(Path(from_environment))
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folders.append(Path(cache) / "fedproto")
-        return folders
+        return folders + _list_system_folders()
 
     def describe(self) -> str:
         """Return the folders as text for an error."""
@@ -452,6 +452,16 @@ class DataFolders:
             f"{file} was not found in {self.describe()}: {get}put it there, "
             "or name a folder with --data-dir"
         )
+
+
+def _list_system_folders() -> list[Path]:
+    """Return the folders with data sets that packages of the system have installed.
+
+    Debian's `dataset-fashion-mnist` installs to /usr/share/datasets.
+    """
+    data_folders = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
+    folders = [Path(folder) / "datasets" for folder in data_folders.split(":")]
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def list_folders(path: Path) -> list[Path]:

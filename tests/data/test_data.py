@@ -1,5 +1,7 @@
 """What all sources share: held-out rows, what the model sees, where data is looked for."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -159,6 +161,23 @@ def test_without_xdg_the_cache_is_in_the_home_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert DataFolders().folders() == [tmp_path / ".cache" / "fedproto"]
+
+
+def test_data_sets_of_the_system_come_last(three_places, monkeypatch, tmp_path):
+    system = tmp_path / "share" / "datasets"
+    system.mkdir(parents=True)
+    monkeypatch.setenv("XDG_DATA_DIRS", f"{tmp_path / 'local'}:{tmp_path / 'share'}")
+    assert DataFolders().folders() == [*three_places[1:], system]
+
+
+@pytest.mark.parametrize("setting", [None, ""])
+def test_debians_data_sets_are_found_without_a_setting(three_places, monkeypatch, setting):
+    if setting is None:
+        monkeypatch.delenv("XDG_DATA_DIRS")
+    else:
+        monkeypatch.setenv("XDG_DATA_DIRS", setting)
+    monkeypatch.setattr(Path, "is_dir", lambda path: path == Path("/usr/share/datasets"))
+    assert DataFolders().folders() == [*three_places[1:], Path("/usr/share/datasets")]
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "chars74k"])
