@@ -352,8 +352,9 @@ def describe_traffic(result: dict[str, Any]) -> str:
     sent = result["communication"]
     transform = result.get("transform")
     method = f"{result['algorithm']} with {transform}" if transform else result["algorithm"]
+    rounds = "1 round" if result["rounds"] == 1 else f"{result['rounds']} rounds"
     return (
         f"{method}: {sent['values_per_round']:,.0f} values uploaded per round by all "
         f"clients, {sent['bytes_up']:,} bytes up and {sent['bytes_down']:,} down in "
-        f"{result['rounds']} rounds, {result['seconds']['total']:.1f} s"
+        f"{rounds}, {result['seconds']['total']:.1f} s"
     )

@@ -13,6 +13,7 @@ from fedproto.cli.tables import (
     clients_tables,
     compare_runs,
     describe_divergence,
+    describe_traffic,
 )
 
 WAYS = ("head", "head_own", "prototype", "prototype_own")
@@ -150,3 +151,10 @@ def test_nothing_is_minus_zero():
     assert signed_points(-0.04) == "0.0"
     assert signed_points(-0.06) == "-0.1"
     assert percent(0.123) == "12.3"
+
+
+@pytest.mark.parametrize(("rounds", "shown"), [(1, "in 1 round,"), (2, "in 2 rounds,")])
+def test_traffic_of_a_single_round_is_said_in_the_singular(rounds, shown):
+    sent = {"values_per_round": 3, "bytes_up": 12, "bytes_down": 0}
+    result = {"algorithm": "local", "communication": sent, "rounds": rounds}
+    assert shown in describe_traffic(result | {"seconds": {"total": 0.5}})

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.browser import Browser, open_browser
-from helpers.reports import read_result
+from helpers.reports import make_run, read_result
 
 from fedproto.report import write
 from fedproto.runs.folder import RunFolder
@@ -46,6 +46,19 @@ def test_a_client_of_a_report_has_its_confusion_matrix(browser: Browser, page: P
     browser.wait_for("document.getElementById('client').open")
     assert browser.ask("document.querySelectorAll('dialog .matrix td').length") > 0
     assert browser.messages() == []
+
+
+@pytest.mark.usefixtures("one_figure")
+def test_the_summary_of_methods_with_different_predictions_fits_a_desktop(
+    browser: Browser, runs: Path, tmp_path: Path
+) -> None:
+    solved = make_run(tmp_path / "solved", algorithm="closed-form")
+    page = write([runs, solved], tmp_path / "report")
+    browser.open(page.as_uri(), 1280, "light")
+    browser.wait_for(SHOWN)
+    table = "document.querySelector('[aria-labelledby=summary] .scroll')"
+    assert "teacher" in browser.ask(f"{table}.textContent")
+    assert browser.ask(f"{table}.scrollWidth <= {table}.clientWidth")
 
 
 @pytest.mark.usefixtures("one_figure")
