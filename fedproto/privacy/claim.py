@@ -18,6 +18,10 @@ _ACCOUNTANT = (
     "dp-accounting: all releases as one Gaussian mechanism (analytic, Balle and Wang 2018), "
     "without amplification by sampling"
 )
+_ACCOUNTANT_OF_SAMPLES = (
+    "dp-accounting: privacy loss distributions of Gaussian mechanisms over Poisson samples of the "
+    "clients (amplification by sampling; add or remove)"
+)
 _ACCOUNTANT_OF_STEPS = (
     "dp-accounting: privacy loss distributions of all steps of training, as Gaussian mechanisms "
     "over Poisson samples, and of all uploads that are made of records"
@@ -80,7 +84,7 @@ def make_claim(plan: PrivacyPlan, budget: Budget, config: Config, federation: Fe
     return Claim(
         unit="one record of one client" if is_record else "one client with all its records",
         neighbours=_describe_neighbours(is_record),
-        mechanism=_describe_mechanism(protection),
+        mechanism=_describe_mechanism(protection) + _describe_sampling(protection),
         epsilon=max(budget.epsilons(), default=0.0),
         delta=plan.delta,
         releases=max(budget.count_releases(), default=0),
@@ -88,6 +92,7 @@ def make_claim(plan: PrivacyPlan, budget: Budget, config: Config, federation: Fe
         does_not_cover=_list_uncovered(config, protection),
         assumes=_list_assumptions(config, federation, plan),
         fails=_list_failures(protection),
+        accountant=_ACCOUNTANT if protection.sampling is None else _ACCOUNTANT_OF_SAMPLES,
     )
 
 
@@ -158,6 +163,16 @@ def _describe_mechanism(protection: Protection) -> str:
     )
 
 
+def _describe_sampling(protection: Protection) -> str:
+    if protection.sampling is None:
+        return ""
+    return (
+        f"; each client is in a round with probability {protection.sampling:g}, independently of "
+        "the others and drawn from the operating system; sums of models are divided by the "
+        "expected number of clients, and a round in which nobody is sampled has noise, too"
+    )
+
+
 def _describe_coverage(protection: Protection) -> str:
     if protection.at == "client":
         return (
@@ -176,7 +191,7 @@ def _list_uncovered(config: Config, protection: Protection) -> tuple[str, ...]:
         "losses, accuracies and other metrics in the run folder, which are computed from the "
         "clients' rows",
         "the clients' own models and heads (models/, checkpoints), which stay with them",
-        "that a client takes part, when, and for how long",
+        _describe_presence(protection),
         "hyper-parameters that were chosen by looking at the same data",
     ]
     if protection.at == "server":
@@ -184,6 +199,16 @@ def _list_uncovered(config: Config, protection: Protection) -> tuple[str, ...]:
     if protection.unit == "record":
         uncovered.append("several records of the same person: epsilon grows with their number")
     return tuple(uncovered)
+
+
+def _describe_presence(protection: Protection) -> str:
+    if protection.sampling is None:
+        return "that a client takes part, when, and for how long"
+    return (
+        "that a client is a member at all, and the files of the run folder that tell in which "
+        "rounds it was sampled (metrics.jsonl, checkpoints): whoever reads them gains more than "
+        "epsilon says"
+    )
 
 
 def _list_assumptions(config: Config, federation: Federation, plan: PrivacyPlan) -> tuple[str, ...]:
@@ -197,7 +222,13 @@ def _list_assumptions(config: Config, federation: Federation, plan: PrivacyPlan)
     if config.initial is not None or _has_stored_weights(config):
         assumptions.append("the weights that the encoder starts from come from public data")
     assumptions.append("normalisation of inputs uses constants that are public")
-    if plan.setting == "client":
+    if plan.protection.sampling is not None:
+        assumptions.append("the number of clients of the federation is public")
+        assumptions.append(
+            "nobody but the server, and the client itself, learns in which rounds a client was "
+            "sampled"
+        )
+    elif plan.setting == "client":
         assumptions.append("the number of clients in a round is public")
     return tuple(assumptions)
 
