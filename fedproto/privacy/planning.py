@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from fedproto.config.options import Part
 from fedproto.config.settings import Config
 from fedproto.core.sampling import Schedule
 from fedproto.core.types import Algorithm
@@ -94,6 +95,7 @@ def plan_privacy(
         threshold=config.count_threshold,
         seeded=config.noise_source == "seeded",
         sampling=sampling,
+        rounding=find_rounding(config.combiner) if is_noise_at_server(config) else 0.0,
     )
     sends_once = bool(algorithm.once)
     first_round = per_round + int(sends_once)
@@ -108,6 +110,11 @@ def plan_privacy(
     return PrivacyPlan(
         config.privacy, protection, per_round, sends_once, config.delta, config.epsilon
     )
+
+
+def find_rounding(combiner: Part) -> float:
+    """Return by how much a combiner rounds each value of an upload before it adds them."""
+    return float(combiner.options["error"]) if combiner.name == "secure-sum" else 0.0
 
 
 def _find_secret_sampling(
