@@ -90,6 +90,8 @@ RUN_MEANINGS = {
     "the server with `privacy=client`",
     "noise_source": "`seeded` noise can be repeated; it is for tests, and nothing is private then",
     "count_threshold": "a class counts above so many standard deviations of the noise on its count",
+    "client_sampling": "with `privacy=client`: cohorts of a fixed size, or each client by itself "
+    "with probability `participation`, in secret, so that the accountant may count it",
     "seed": "seed of partition, initial weights, shuffles and samples",
     "engine": "how clients are trained: see [engines](engines.md)",
     "device": "where clients are trained; `auto` takes a GPU if there is one",

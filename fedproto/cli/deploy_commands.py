@@ -80,6 +80,8 @@ def show_status(
     )
     print_table(headers, make_rows(found))
     say(f"round {found['round']}, {found['algorithm']}, classes {', '.join(found['classes'])}")
+    if found["privacy"] is not None:
+        say(found["privacy"]["claim"]["statement"])
 
 
 def _show_ledger(path: Path, json: bool) -> None:

@@ -105,7 +105,7 @@ class Config:
     staleness: NonNegativeFloat = 0.5
     speed_spread: NonNegativeFloat = 0.0
     #: What is protected: nothing, a record in what is released, a record in all that depends on it,
-    #: or a whole client. See docs/privacy.md, also for the nine that follow.
+    #: or a whole client. See docs/privacy.md, also for the ten that follow.
     privacy: Literal["none", "release", "training", "client"] = "none"
     #: The budget of every record or client; None: whatever the noise costs.
     epsilon: PositiveFloat | None = None
@@ -124,6 +124,9 @@ class Config:
     noise_source: Literal["system", "seeded"] = "system"
     #: A class counts only above so many standard deviations of the noise on its count.
     count_threshold: NonNegativeFloat = 2.0
+    #: Of `client`: cohorts of a fixed size, or each client independently with the probability
+    #: `participation`, in secret, so that the sampling counts in its favour.
+    client_sampling: Literal["fixed", "poisson"] = "fixed"
     seed: Seed = 0
     engine: Literal["auto", "reference", "vectorised", "processes"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -317,6 +320,7 @@ PRIVACY_SETTINGS = (
     "noise_at",
     "noise_source",
     "count_threshold",
+    "client_sampling",
 )
 
 
@@ -330,6 +334,12 @@ def _refuse_idle_privacy(config: Config) -> None:
         for name in ("step_noise", "gradient_clip"):
             if not is_training and getattr(config, name) != getattr(Config, name):
                 raise ConfigError(f"{name} is for steps of training: set privacy to training, too")
+        if config.client_sampling == "poisson" and config.privacy != "client":
+            raise ConfigError(
+                "client_sampling=poisson is counted in favour of whole clients, which "
+                f"privacy={config.privacy} does not protect: set privacy to client, or leave "
+                "client_sampling out"
+            )
         return
     for name in PRIVACY_SETTINGS:
         if getattr(config, name) != getattr(Config, name):

@@ -42,7 +42,8 @@ class RoundResult:
     """The outcome of one round; a line of metrics.jsonl."""
 
     round: int
-    loss: dict[str, float]  # the mean of each term over the clients that trained
+    #: The mean of each term over the clients that trained; empty if nobody did.
+    loss: dict[str, float]
     loss_std: dict[str, float]  # the standard deviation over the same clients
     #: On test rows; None if this round was not evaluated, or only on validation rows.
     accuracy: dict[str, dict[str, float]] | None
@@ -122,11 +123,15 @@ class FederationRun:
     #: What the clients may spend; None: there is no limit, and nothing is counted.
     budget: Budget | None = None
     _versions: Iterator[Version] | None = field(init=False, repr=False, default=None)
+    _planned: tuple[int, Cohort] | None = field(init=False, repr=False, default=None)
 
     def plan_round(self, round: int) -> tuple[Cohort, Version | None]:
         """Return who takes part and, in an asynchronous round, what happens; in order of rounds."""
         if not self.schedule.buffer:
-            return sample_cohort(len(self.federation.members), self.schedule, round), None
+            if self._planned is None or self._planned[0] != round:
+                cohort = sample_cohort(len(self.federation.members), self.schedule, round)
+                self._planned = (round, cohort)  # a secret sample must not be drawn twice
+            return self._planned[1], None
         assert self.local_steps is not None, "asynchronous rounds are timed by local steps"
         if self._versions is None:
             versions = iterate_versions(self.local_steps, self.schedule)
@@ -146,16 +151,24 @@ class FederationRun:
         if self.budget is None or round > self.schedule.rounds:
             return True
         cohort, _ = self.plan_round(round)
-        return self.budget.affords(cohort.sampled, self._once_due(cohort))
+        payers = self._list_payers(cohort)
+        return self.budget.affords(payers, self._once_due(payers))
 
     def charge(self, cohort: Cohort) -> None:
-        """Count a round for those who take part in it."""
+        """Count a round for those who pay for it."""
         if self.budget is not None:
-            self.budget.charge(cohort.sampled, self._once_due(cohort))
+            payers = self._list_payers(cohort)
+            self.budget.charge(payers, self._once_due(payers))
 
-    def _once_due(self, cohort: Cohort) -> Tensor:
-        """Return which of a cohort have not sent the groups that are sent once."""
-        return self.progress.once_uploads.last_round[cohort.sampled] == 0
+    def _list_payers(self, cohort: Cohort) -> Tensor:
+        """Return the clients that a round costs something: its cohort, or all if that is secret."""
+        if self.schedule.secret is not None:
+            return torch.arange(len(self.federation.members))
+        return cohort.sampled
+
+    def _once_due(self, clients: Tensor) -> Tensor:
+        """Return which of these clients have not sent the groups that are sent once."""
+        return self.progress.once_uploads.last_round[clients] == 0
 
 
 def run_rounds(
@@ -301,6 +314,8 @@ class RoundAccumulator:
         A client downloads what it needs to train; of prototypes, those of its own classes.
         """
         sampled = self.cohort.sampled
+        if not len(sampled):
+            return torch.zeros(0, 2, dtype=torch.int64)
         with errors_named(f"round {self.round}, sending"):
             if not self.federation.architectures:
                 return codec.download_sizes(self._send_to(sampled), len(sampled))
@@ -394,7 +409,7 @@ class RoundAccumulator:
         `accuracies` are those on a part of the clients' rows, None if they were not evaluated. This
         is the one place in a round that waits for the device.
         """
-        trained = torch.cat([chunk.clients for chunk in self.chunks])
+        trained = torch.cat([NOBODY.sampled, *(chunk.clients for chunk in self.chunks)])
         columns = self._read_chunks()
         download_sizes = self.download_sizes.cpu()
         if not columns["sound"].all():
@@ -407,9 +422,9 @@ class RoundAccumulator:
             download_sizes = download_sizes + further_sizes
         self.progress.ledger.up(trained, upload_sizes)
         self.progress.ledger.down(self.cohort.sampled, download_sizes)
-        losses = columns
+        losses = columns if len(trained) else {}
         diverged, warnings = self._find_explosions(trained, losses)
-        no_loss = {"supervised": 0.0, "regulariser": 0.0}
+        no_loss = {"supervised": 0.0, "regulariser": 0.0} if len(trained) else {}
         means = {name: float(values.mean()) for name, values in losses.items()}
         stds = {name: float(values.std(correction=0)) for name, values in losses.items()}
         accuracy = None
@@ -454,8 +469,10 @@ class RoundAccumulator:
         """Return columns on the CPU, each with one float64 value per client that trained.
 
         `values` and `bytes` are the sizes of the uploads, `sound` says whether all is finite, and
-        the others are the terms of the loss.
+        the others are the terms of the loss, of which there are none if nobody trained.
         """
+        if not self.chunks:
+            return {name: torch.zeros(0).double() for name in ("values", "bytes", "sound")}
         parts: list[Tree] = []
         for chunk in self.chunks:
             sizes = {"values": chunk.sizes[:, 0], "bytes": chunk.sizes[:, 1]}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedproto.core import rng
 from fedproto.core.engine import Cohort
+from fedproto.core.entropy import Entropy
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,18 @@ class Schedule:
     concurrency: int = 0  # clients that train at a time
     staleness: float = 0.5  # an upload from τ versions ago counts (1 + τ)^(-staleness) times
     speed_spread: float = 0.0  # standard deviation of the logarithm of the durations of training
+    #: Where secret samples come from: each client is in a round with the probability
+    #: `participation`, independently of the others. None: the seed draws as many in every round.
+    secret: Entropy | None = None
 
 
 def sample_cohort(clients: int, schedule: Schedule, round: int) -> Cohort:
-    """Return who takes part in a round, whose upload is lost, and who does half its steps."""
+    """Return who takes part in a round, whose upload is lost, and who does half its steps.
+
+    A secret sample is another one each time.
+    """
+    if schedule.secret is not None:
+        return _sample_independently(clients, schedule, schedule.secret, round)
 
     def sample(purpose: str, population: Tensor, fraction: float, at_least: int) -> Tensor:
         count = count_fraction(fraction, len(population), at_least)
@@ -43,6 +52,26 @@ def sample_cohort(clients: int, schedule: Schedule, round: int) -> Cohort:
     sampled = sample("sample", everybody, schedule.participation, at_least=1)
     lost = sample("lost uploads", sampled, schedule.lost_uploads, at_least=0)
     slow = sample("stragglers", sampled, schedule.stragglers, at_least=0)
+    return Cohort(sampled, lost, slow)
+
+
+def _sample_independently(clients: int, schedule: Schedule, secret: Entropy, round: int) -> Cohort:
+    """Return a cohort in which nothing about a client depends on who else is in it.
+
+    That nobody is in it is possible. Whose uploads would be lost, and who would be slow, is drawn
+    for every client, in the cohort or not: a number of lost uploads that went by the size of the
+    cohort would tell of others.
+    """
+    everybody = torch.arange(clients)
+    draws = secret.uniform((clients,), "sample of clients", round)
+    sampled = everybody[draws < schedule.participation]
+
+    def choose(purpose: str, fraction: float) -> Tensor:
+        key = rng.key(schedule.seed, purpose, round)
+        return sampled[(rng.uniform(key, clients) < fraction)[sampled]]
+
+    lost = choose("lost uploads", schedule.lost_uploads)
+    slow = choose("stragglers", schedule.stragglers)
     return Cohort(sampled, lost, slow)
 
 

@@ -247,9 +247,11 @@ class RoundUploads:
         """Return the uploads that the server aggregates, or None if there are none.
 
         They are those of this round, or everybody's latest ones, and what was sent once, unless
-        the algorithm has `aggregate_once` for that.
+        the algorithm has `aggregate_once` for that. If nobody spoke, they are its `silence`.
         """
         uploads = self._of_round()
+        if uploads is None and self.algorithm.silence is not None:
+            return self.algorithm.silence()
         if self.algorithm.summation is not None and uploads is not None:
             uploads = self._add_hidden(self.algorithm.summation, uploads)
         sent_once = self.once.recall()

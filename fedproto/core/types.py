@@ -270,6 +270,8 @@ class Algorithm:
                so such an algorithm is additive only if it has `aggregate_once`
     combinable whether `aggregate` only divides sums by weights, so that a combiner such as a median
                may replace the sum
+    silence    () -> the upload that `aggregate` is given in a round in which no upload arrived;
+               None: the server keeps its state then
     repeatable whether `aggregate` makes the same of the same uploads; not if it draws noise that
                protects somebody
     sends_all  clients train with the rows of all classes, not only with those of their own
@@ -308,6 +310,7 @@ class Algorithm:
     remembers: bool = False
     once: tuple[str, ...] = ()
     combinable: bool = True
+    silence: Callable[[], Upload] | None = None
     repeatable: bool = True
     sends_all: bool = False
     mixed: bool = False

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fedproto.config.options import words
 from fedproto.core.closed_form import CLASS_SUMS, GRAM
@@ -18,6 +19,7 @@ from fedproto.errors import ConfigError, MessageError, ProtectionTooWeak
 from fedproto.privacy.accounting import Release
 from fedproto.privacy.conditions import refuse_other_sums
 from fedproto.privacy.mechanism import protect
+from fedproto.privacy.noisy_uploads import as_dtype
 from fedproto.privacy.step_costs import (
     CLASS_MEANS,
     count_private_steps,
@@ -58,7 +60,7 @@ def refuse_weak_protection(terms: TrainingTerms, own: MemberSettings, hidden: bo
 
 def noises_of(terms: TrainingTerms) -> list[float]:
     """Return the noise multipliers of what the server asks for; none without protection."""
-    if terms.privacy == "release":
+    if terms.privacy in ("release", "client"):
         return [terms.noise_multiplier]
     if terms.privacy == "training":
         sends_means = terms.part().name in CLASS_MEANS
@@ -71,10 +73,15 @@ def protect_uploads(
 ) -> Algorithm:
     """Return the algorithm whose uploads are clipped and noisy, if the server asks for that.
 
+    With privacy=client they are bounded only: the noise is the server's.
+
     layouts  what the algorithm declares
 
     Raises ConfigError if what is asked for cannot be had.
     """
+    if terms.privacy == "client":
+        bounded = protect(algorithm, terms.protection(), layouts)
+        return replace(bounded, upload=lambda step: as_dtype(bounded.upload(step), step.lr.dtype))
     if terms.privacy == "none" or not sends_sums(terms, algorithm, layouts):
         return algorithm
     return protect(algorithm, terms.protection(), layouts)
@@ -101,7 +108,7 @@ def refuse_unprotectable(
     terms: TrainingTerms, algorithm: Algorithm, layouts: Mapping[str, GroupLayout]
 ) -> None:
     """Raise ConfigError, at the server, if its terms ask for a protection that nobody can give."""
-    if terms.privacy == "none":
+    if terms.privacy in ("none", "client"):  # of the latter see server_privacy
         return
     needed = {"noise-multiplier": terms.noise_multiplier} if terms.privacy == "release" else {}
     if terms.privacy == "training":
@@ -123,6 +130,8 @@ def list_round_releases(
 
     delivered  the groups that are sent once and have arrived
     """
+    if terms.privacy == "client":
+        return [Release(terms.noise_multiplier)]  # which the server promises to add
     algorithm = terms.build()
     layouts = algorithm.declare(client.initial, task)
     releases: list[Release] = []

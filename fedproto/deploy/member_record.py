@@ -42,7 +42,13 @@ class MemberRecord:
     site: str = ""  # what people call it, as its latest reply says
     architecture: str = ""  # as its replies say, if members have several
     #: What its ledger says this federation has cost it within a year; None: it says nothing.
+    #: With privacy=client: what the server's noise has.
     epsilon: float | None = None
+    #: With privacy=client: Σ 1 / noise² over the rounds that it was asked in, their number, and the
+    #: last of them.
+    spent: float = 0.0
+    charges: int = 0
+    charged_round: int = 0
 
     def note_received(self, payload_bytes: int, other_bytes: int) -> None:
         """Record that the member replied."""

@@ -10,7 +10,9 @@ from fedproto.deploy.secure_rounds import run_secure_round
 from fedproto.deploy.server_actions import (
     Say,
     Transport,
+    charge_round,
     handle_reply,
+    has_budget,
     iterate_pauses,
     note_sent_bytes,
     save_state,
@@ -28,7 +30,7 @@ def serve(state: ServerState, transport: Transport, say: Say) -> None:
     say(f"round {state.round} of {state.settings.rounds} is done; the state is in {state.path}")
     if state.settings.buffer:
         AsynchronousRounds(state, transport, say).run()
-    while state.round < state.settings.rounds:
+    while state.round < state.settings.rounds and has_budget(state, transport, say):
         if state.algorithm.summation is None:
             _run_round(state, transport, say)
         else:
@@ -73,6 +75,7 @@ def _request_training(
 ) -> set[str]:
     """Ask members to train, handle their replies, and return those that did not reply."""
     silent = set(names)
+    charge_round(state, names, say)
     requests = {name: state.make_request(name) for name in names}
     for reply in transport.exchange("train", requests, state.settings.timeout):
         problem = handle_reply(state, reply, frozenset(silent))

@@ -21,6 +21,7 @@ from fedproto.deploy.server_actions import (
     Reply,
     Say,
     Transport,
+    charge_round,
     iterate_pauses,
     note_sent_bytes,
     save_state,
@@ -52,6 +53,7 @@ def run_secure_round(
             save_state(state, say)
             say(f"round {number}: all that members send once has been added")
             return
+        charge_round(state, present, say)
         secure_round = _SecureRound(state, summation, transport, say, present)
         try:
             secure_round.run()

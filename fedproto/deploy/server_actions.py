@@ -76,12 +76,49 @@ def iterate_pauses() -> Iterator[float]:
 
 
 def wait_for_quorum(state: ServerState, transport: Transport) -> list[str]:
-    """Return the members that are present or have replied, once there are enough of them."""
+    """Return the members that are present or have replied, once there are enough of them.
+
+    Those that cannot afford the round do not count; see `has_budget`.
+    """
+
+    def counts(name: str) -> bool:
+        return state.admits(name) and state.affords_round(name)
+
+    return _wait_for_members(state, transport, counts)
+
+
+def has_budget(state: ServerState, transport: Transport, say: Say) -> bool:
+    """Return whether a quorum of those who are present can afford the next round."""
+    if state.privacy is None:
+        return True
+    present = _wait_for_members(state, transport, state.admits)
+    spent = [state.title(name) for name in present if not state.affords_round(name)]
+    is_enough = len(present) - len(spent) >= state.settings.quorum
+    if spent:
+        end = "they are not asked" if is_enough else "the federation ends"
+        say(
+            f"round {state.round + 1} would exceed the epsilon of {state.settings.epsilon:g} of "
+            f"{', '.join(spent)}: {end}"
+        )
+    return is_enough
+
+
+def charge_round(state: ServerState, names: list[str], say: Say) -> None:
+    """Charge members for the next round, and put it on record, before they are asked."""
+    if state.privacy is not None:
+        state.charge_round(names)
+        save_state(state, say)
+
+
+def _wait_for_members(
+    state: ServerState, transport: Transport, counts: Callable[[str], bool]
+) -> list[str]:
+    """Return those who are present or have replied, and count, once they are a quorum."""
     quorum = state.settings.quorum
     deadline = time.monotonic() + state.settings.patience
     while True:
         candidates = set(transport.find_members()) | set(state.replies)
-        present = sorted(name for name in candidates if state.admits(name))
+        present = sorted(name for name in candidates if counts(name))
         if len(present) >= quorum:
             return present
         if time.monotonic() > deadline:

@@ -33,10 +33,12 @@ from fedproto.core.types import (
     nothing,
 )
 from fedproto.deploy.member_privacy import refuse_unprotectable
+from fedproto.deploy.server_privacy import SumPrivacy, plan_sum_privacy
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.deploy.validation import UploadLayout, describe_upload
 from fedproto.errors import ConfigError
 from fedproto.models import Fit
+from fedproto.privacy.mechanism import protect
 from fedproto.runs.client_modules import copy_state, draw_model
 
 
@@ -50,6 +52,7 @@ class ServerStart:
     task: Task  # without classes
     #: The architecture of each model that members may have; empty unless there are several.
     models: Mapping[str, str] = field(default_factory=dict)
+    privacy: SumPrivacy | None = None  # the noise that the server adds, if any
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -182,10 +185,16 @@ def start_server(
     _refuse_rows_of_members(start)
     of_one = next(iter(params.values())) if models else params
     refuse_unprotectable(terms, algorithm, algorithm.declare(of_one, start.task_of(2)))
+    if models and terms.privacy == "client":
+        raise ConfigError("privacy=client needs members of one model, but `model` lists several")
     if models:
         return _tell_architectures_apart(start, terms, max(1, len(classes)))
     layouts = start.declare(max(1, len(classes)))
-    return replace(start, algorithm=terms.transform_uploads(algorithm, layouts))
+    privacy = plan_sum_privacy(terms, settings, algorithm, layouts)
+    transformed = terms.transform_uploads(algorithm, layouts)
+    if privacy is not None:
+        transformed = protect(algorithm, privacy.protection, layouts)
+    return replace(start, algorithm=transformed, privacy=privacy)
 
 
 def _refuse_rows_of_members(start: ServerStart) -> None:

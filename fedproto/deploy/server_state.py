@@ -44,6 +44,7 @@ from fedproto.deploy.member_record import MemberRecord
 from fedproto.deploy.messages import Message, pack_download, place_rows, unpack_upload
 from fedproto.deploy.outliers import Amounts, find_outliers
 from fedproto.deploy.secure_settings import refuse_unfit_settings
+from fedproto.deploy.server_privacy import describe_privacy
 from fedproto.deploy.server_start import of_architecture, start_server
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.deploy.validation import (
@@ -53,6 +54,7 @@ from fedproto.deploy.validation import (
     check_upload,
 )
 from fedproto.errors import ConfigError, Refused, RunFolderError
+from fedproto.privacy.mechanism import bound_reply
 
 STATE_FILE = "server.safetensors"
 STATE_FORMAT = TensorFormat("server state", 2)
@@ -95,6 +97,7 @@ class ServerState:
         self.requests: dict[str, SentRequest] = {}  # to train, the latest of each member
         self.replies: dict[str, AcceptedReply] = {}  # of the round that is not closed yet
         self.start = start_server(terms.build(), terms, settings, self.classes)
+        self.privacy = self.start.privacy
         self.algorithm = settings.combine(self.start.algorithm)
         self.layouts = self.start.declare(max(1, len(self.classes)))
         self.messages = self.start.describe_messages(len(self.classes))
@@ -214,7 +217,8 @@ class ServerState:
             classes=self.classes,
             layout=self.messages,
             limits=self.settings,
-            uniform=self.terms.part().options.get("weighting") == "uniform",
+            uniform=self.privacy is None
+            and self.terms.part().options.get("weighting") == "uniform",
         )
 
     def accept_reply(self, name: str, reply: Message, expected: ExpectedReply) -> None:
@@ -232,6 +236,8 @@ class ServerState:
             request = self._find_request(name, expected.round)
             upload = self._decode(name, unpack_upload(reply), request.server, architecture)
             check_upload(upload, expected)
+            if self.privacy is not None:
+                upload = bound_reply(upload, self.terms.clip)  # whatever the member did itself
             # A reply whose rows of classes have arrived before is of the classes they were of.
             stated = reply.header["spoken"] if expected.by_class else self.members[name].spoken
             spoken = list(stated)
@@ -324,7 +330,13 @@ class ServerState:
         return classes
 
     def refuse_outliers(self) -> dict[str, str]:
-        """Refuse replies that are too large beside the others; return their senders and reasons."""
+        """Refuse replies that are too large beside the others; return their senders and reasons.
+
+        Where the server adds noise, all replies are bounded, and none is judged by the others: who
+        counts would tell about them.
+        """
+        if self.privacy is not None:
+            return {}
         amounts = {}
         for name, reply in self.replies.items():
             if reply.upload:  # not if all it would send has arrived before
@@ -471,6 +483,22 @@ class ServerState:
             flat[name] = torch.full_like(flat[name], self.count_members())
         return unflatten_state(flat)
 
+    # --- the noise of the server
+
+    def affords_round(self, name: str) -> bool:
+        """Return whether a member may take part in the next round, as far as its budget goes."""
+        if self.privacy is None or name not in self.members:
+            return True
+        return self.privacy.affords(self.members[name], self.round + 1)
+
+    def charge_round(self, names: Collection[str]) -> None:
+        """Count the next round for members that will be asked; `save` must follow."""
+        if self.privacy is None:
+            return
+        for name in names:
+            member = self.members.setdefault(name, MemberRecord(len(self.members)))
+            self.privacy.charge(member, self.round + 1)
+
     # --- the members
 
     def count_members(self) -> int:
@@ -529,11 +557,14 @@ class ServerState:
         Raises WriteError if that fails; the earlier file is unchanged then.
         """
         tensors = flatten_groups({"server": flatten_state(self.server)})
+        if self.privacy is not None:
+            for member in self.members.values():  # not what members say, who see less
+                member.epsilon = self.privacy.compute_spent(member)
         if self.algorithm.remembers:
             tensors |= self.uploads.export()
         if self.algorithm.once:
             tensors |= flatten_groups({ONCE: self.once_uploads.export()})
-        header = {
+        header: dict[str, Any] = {
             "id": self.id,
             "round": self.round,
             "classes": list(self.classes),
@@ -541,6 +572,8 @@ class ServerState:
             "registered": sorted(self.registered),
             "members": {name: vars(member) for name, member in self.members.items()},
         }
+        if self.privacy is not None:
+            header["privacy"] = describe_privacy(self.privacy, list(self.members.values()))
         with explain_write_errors(self.path):
             self._make_folder()
             write_tensors(self.path, tensors, STATE_FORMAT, header, private=True)
@@ -567,6 +600,7 @@ class ServerState:
             raise RunFolderError(
                 f"{self.path} belongs to {stored_algorithm}, not to {algorithm}: name another state"
             )
+        self._refuse_other_noise(header)
         groups = split_groups(tensors)
         server = groups.get("server", {})
         try:
@@ -587,6 +621,16 @@ class ServerState:
             server[name] = torch.cat([rows, fresh[name][len(rows) :]])
         self.server = order_like(unflatten_state(server), initial)
 
+    def _refuse_other_noise(self, header: dict[str, Any]) -> None:
+        """Refuse a state of rounds that had no noise of the server, or only they had."""
+        was_noisy = "privacy" in header
+        if was_noisy != (self.privacy is not None):
+            had = "privacy=client" if was_noisy else "no noise of the server"
+            raise RunFolderError(
+                f"{self.path} is of rounds with {had}, not with privacy={self.terms.privacy}: name "
+                "another state, since one claim cannot cover both"
+            )
+
     def _fit_uploads(self, uploads: LatestUploads, stored_classes: int) -> None:
         """Widen restored uploads to classes that the settings have named since."""
         stored = uploads.uploads or {}
@@ -601,6 +645,8 @@ class ServerState:
         self.classes = tuple(dict.fromkeys((*header["classes"], *self.classes)))
         self.registered |= set(header["registered"])
         records = {name: MemberRecord(**record) for name, record in header["members"].items()}
+        if not all(record.spent >= 0 for record in records.values()):
+            raise ValueError("it does not say what members have spent")
         self.members = dict(sorted(records.items(), key=lambda member: member[1].number))
 
     def _refuse_other_layout(self, stored: Tree) -> None:

@@ -53,7 +53,7 @@ NAMES_ACCEPTED = f"a line of at most {MAX_NAME_CHARACTERS} characters is accepte
 #: What can leave a member, beside names and accuracies.
 SENDS = ("prototypes", "weights", "counts")
 #: What a member may demand of `privacy`.
-PROTECTIONS = ("none", "release", "training")
+PROTECTIONS = ("none", "release", "training", "client")
 #: Settings of a member that are paths, relative to the folder of its file.
 _MEMBER_PATHS = ("state", "weights", "data_dir", "ledger")
 #: Settings of a member that its saved state belongs to, in the order of its fingerprint.
@@ -81,10 +81,11 @@ class TrainingTerms:
     local_steps: Annotated[int, Bounds(0, 10**7)] = 0  # batches per member and round; 0: `epochs`
     last_batch: Literal["auto", "keep", "drop"] = "auto"
     seed: Seed = 0
-    #: What a member protects before it sends: see docs/privacy.md, also for the five that follow.
-    privacy: Literal["none", "release", "training"] = "none"
-    noise_multiplier: NonNegativeFloat = 0.0  # of sums over records, in units of what one can move
-    clip: PositiveFloat = 1.0  # the largest length of an embedding, or of fixed features
+    #: What a member protects before it sends, or what the server does with `client`: see
+    #: docs/privacy.md, also for the five that follow.
+    privacy: Literal["none", "release", "training", "client"] = "none"
+    noise_multiplier: NonNegativeFloat = 0.0  # of sums, in units of what one record (member) moves
+    clip: PositiveFloat = 1.0  # the largest length of an embedding, or of a member's values
     count_threshold: NonNegativeFloat = 2.0  # deviations of its noise that a count must exceed
     step_noise: NonNegativeFloat = 0.0  # of each step of training, in units of gradient_clip
     gradient_clip: PositiveFloat = 1.0  # the largest length of a record's gradient
@@ -159,7 +160,9 @@ class TrainingTerms:
         return [complete("transform", part, {}, {}) for part in parts]
 
     def protection(self) -> Protection:
-        """Return how members make sums over their records private."""
+        """Return how members make what they send private, or bound it for the server's noise."""
+        if self.privacy == "client":
+            return Protection(unit="client", noise=0.0, clip=self.clip, at="server")
         return Protection(
             unit="record",
             noise=self.noise_multiplier,
@@ -219,6 +222,9 @@ class ServerSettings:
     max_classes: PositiveInt = 1000  # of the federation
     max_new_classes: PositiveInt = 100  # brought by one member, in all rounds together
     trust_plugins: bool = False  # whether code that these settings name may run at the server
+    #: With privacy=client: the most that a member may spend on this federation; 0: any.
+    epsilon: NonNegativeFloat = 0.0
+    delta: Delta = 1e-5
 
     def combine(self, algorithm: Algorithm) -> Algorithm:
         """Return the algorithm with the server's combiner; ConfigError if they do not fit."""

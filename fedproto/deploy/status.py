@@ -44,6 +44,7 @@ def read_status(path: Path) -> dict[str, Any]:
         "algorithm": header["algorithm"],
         "classes": header["classes"],
         "members": members,
+        "privacy": header.get("privacy"),
     }
 
 

@@ -31,6 +31,10 @@ LARGEST_NOISE = 1e6
 COARSE_INTERVAL = 1e-3
 LARGE_EPSILON = 3.0
 
+#: A sampled release with less noise than this counts as if it were not sampled, which is never
+#: less. Its epsilon is above 200, and its distribution of privacy losses may not fit in memory.
+SMALLEST_SAMPLED_NOISE = 0.05
+
 AccountantName = Literal["pld", "rdp"]
 
 
@@ -66,7 +70,7 @@ def _compute_epsilon(
     releases: tuple[Release, ...], delta: float, accountant: AccountantName
 ) -> float:
     library = import_library()
-    folded = fold_releases(releases)
+    folded = fold_releases([_leave_out_sampling(release) for release in releases])
     if accountant == "pld" and len(folded) == 1 and folded[0].sampling == 1:
         return float(library.get_epsilon_gaussian(folded[0].noise, delta))
     if accountant == "rdp":
@@ -87,6 +91,11 @@ def _compose(accountant: Any, releases: Sequence[Release], delta: float) -> floa
             event = library.PoissonSampledDpEvent(release.sampling, event)
         accountant.compose(event, release.times)
     return float(accountant.get_epsilon(delta))
+
+
+def _leave_out_sampling(release: Release) -> Release:
+    """Return a release as if it were not sampled if it has next to no noise."""
+    return release._replace(sampling=1.0) if release.noise < SMALLEST_SAMPLED_NOISE else release
 
 
 def fold_releases(releases: Sequence[Release]) -> tuple[Release, ...]:

@@ -91,11 +91,15 @@ def bound_clients(layouts: Mapping[str, GroupLayout], clip: float) -> list[Part]
 
 
 def fit_grids(
-    parts: Sequence[Part], layouts: Mapping[str, GroupLayout], noise: float
+    parts: Sequence[Part],
+    layouts: Mapping[str, GroupLayout],
+    noise: float,
+    rounding: float = 0.0,
 ) -> dict[str, dict[tuple[str, ...], Grid]]:
     """Return the noise of all parts of one release, by group and by the names of the tensors.
 
-    noise  the multiplier of the whole release
+    noise     the multiplier of the whole release
+    rounding  by how much each value of a unit may be rounded before it is added
     """
     total = sum(part.share for part in parts)
     grids: dict[str, dict[tuple[str, ...], Grid]] = {}
@@ -106,5 +110,6 @@ def fit_grids(
         if part.tensors:
             values = rows * sum(math.prod(layout.shapes[name]) for name in part.tensors)
         part_noise = noise / math.sqrt(part.share / total)
-        grids.setdefault(part.group, {})[part.tensors] = Grid.fit(part.bound, values, part_noise)
+        bound = part.bound + rounding * math.sqrt(values)
+        grids.setdefault(part.group, {})[part.tensors] = Grid.fit(bound, values, part_noise)
     return grids

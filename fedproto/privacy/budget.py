@@ -87,8 +87,12 @@ class Budget:
 def plan_participation(schedule: Schedule, clients: int) -> tuple[Tensor, Tensor]:
     """Return in how many rounds each client will take part, and how often it sends what is once.
 
-    Both are (clients,). A group that is sent once is repeated until an upload arrives.
+    Both are (clients,). A group that is sent once is repeated until an upload arrives. Where
+    cohorts are secret, every round counts for everybody.
     """
+    if schedule.secret is not None:
+        every_round = torch.full((clients,), schedule.rounds, dtype=torch.int64)
+        return every_round, torch.zeros(clients, dtype=torch.int64)
     rounds = torch.zeros(clients, dtype=torch.int64)
     once = torch.zeros(clients, dtype=torch.int64)
     has_arrived = torch.zeros(clients, dtype=torch.bool)

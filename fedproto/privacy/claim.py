@@ -14,9 +14,13 @@ from fedproto.privacy.noisy_uploads import Protection
 from fedproto.privacy.planning import PrivacyPlan
 from fedproto.privacy.step_costs import StepPlan
 
-_ACCOUNTANT = (
+ACCOUNTANT = (
     "dp-accounting: all releases as one Gaussian mechanism (analytic, Balle and Wang 2018), "
     "without amplification by sampling"
+)
+_ACCOUNTANT_OF_SAMPLES = (
+    "dp-accounting: privacy loss distributions of Gaussian mechanisms over Poisson samples of the "
+    "clients (amplification by sampling; add or remove)"
 )
 _ACCOUNTANT_OF_STEPS = (
     "dp-accounting: privacy loss distributions of all steps of training, as Gaussian mechanisms "
@@ -38,7 +42,7 @@ class Claim:
     does_not_cover: tuple[str, ...]
     assumes: tuple[str, ...]
     fails: tuple[str, ...]  # why nothing is private; empty if the claim holds
-    accountant: str = _ACCOUNTANT
+    accountant: str = ACCOUNTANT
 
     @property
     def holds(self) -> bool:
@@ -79,15 +83,16 @@ def make_claim(plan: PrivacyPlan, budget: Budget, config: Config, federation: Fe
     is_record = protection.unit == "record"
     return Claim(
         unit="one record of one client" if is_record else "one client with all its records",
-        neighbours=_describe_neighbours(is_record),
-        mechanism=_describe_mechanism(protection),
+        neighbours=describe_neighbours(is_record),
+        mechanism=describe_mechanism(protection) + _describe_sampling(protection),
         epsilon=max(budget.epsilons(), default=0.0),
         delta=plan.delta,
         releases=max(budget.count_releases(), default=0),
-        covers=_describe_coverage(protection),
+        covers=describe_coverage(protection),
         does_not_cover=_list_uncovered(config, protection),
         assumes=_list_assumptions(config, federation, plan),
-        fails=_list_failures(protection),
+        fails=list_failures(protection),
+        accountant=ACCOUNTANT if protection.sampling is None else _ACCOUNTANT_OF_SAMPLES,
     )
 
 
@@ -104,8 +109,8 @@ def _claim_of_training(
     if steps.noise == 0 or steps.clip is None:
         failures.append("there is no noise on the steps of training")
     if plan.per_round:
-        mechanism += f"; of what is sent, {_describe_mechanism(plan.protection)}"
-        failures += _list_failures(plan.protection)
+        mechanism += f"; of what is sent, {describe_mechanism(plan.protection)}"
+        failures += list_failures(plan.protection)
     elif steps.seeded:
         failures.append("the noise is drawn from the seed of the run (a mode for tests)")
     uncovered = [
@@ -118,7 +123,7 @@ def _claim_of_training(
         "and other clients make of it; it holds against the server, too"
     )
     if plan.per_round and plan.protection.at == "server":
-        covers = f"the models of all clients, and {_describe_coverage(plan.protection)}"
+        covers = f"the models of all clients, and {describe_coverage(plan.protection)}"
     number_is_public = (
         "the number of a client's records, which decides its number of steps and how probably a "
         "step takes a record, is public"
@@ -126,7 +131,7 @@ def _claim_of_training(
     return Claim(
         unit="one record of one client",
         neighbours=(
-            f"{_describe_neighbours(is_record=True)}; the others keep their places, which draws of "
+            f"{describe_neighbours(is_record=True)}; the others keep their places, which draws of "
             "dropout and augmentation belong to"
         ),
         mechanism=mechanism,
@@ -141,13 +146,15 @@ def _claim_of_training(
     )
 
 
-def _describe_neighbours(is_record: bool) -> str:
+def describe_neighbours(is_record: bool) -> str:
+    """Return which two data sets must look alike."""
     if is_record:
         return "two sets of rows of a client, of which one has one row more (add or remove)"
     return "two federations, in one of which one client takes part with values and weights of 0"
 
 
-def _describe_mechanism(protection: Protection) -> str:
+def describe_mechanism(protection: Protection) -> str:
+    """Return how uploads are made private."""
     what = "embeddings" if protection.unit == "record" else "values of each client"
     where = "each client adds to what it sends"
     if protection.at == "server":
@@ -158,7 +165,18 @@ def _describe_mechanism(protection: Protection) -> str:
     )
 
 
-def _describe_coverage(protection: Protection) -> str:
+def _describe_sampling(protection: Protection) -> str:
+    if protection.sampling is None:
+        return ""
+    return (
+        f"; each client is in a round with probability {protection.sampling:g}, independently of "
+        "the others and drawn from the operating system; sums of models are divided by the "
+        "expected number of clients, and a round in which nobody is sampled has noise, too"
+    )
+
+
+def describe_coverage(protection: Protection) -> str:
+    """Return what the claim is about."""
     if protection.at == "client":
         return (
             "everything that the client sends in all rounds, and what server and other clients "
@@ -176,7 +194,7 @@ def _list_uncovered(config: Config, protection: Protection) -> tuple[str, ...]:
         "losses, accuracies and other metrics in the run folder, which are computed from the "
         "clients' rows",
         "the clients' own models and heads (models/, checkpoints), which stay with them",
-        "that a client takes part, when, and for how long",
+        _describe_presence(protection),
         "hyper-parameters that were chosen by looking at the same data",
     ]
     if protection.at == "server":
@@ -184,6 +202,16 @@ def _list_uncovered(config: Config, protection: Protection) -> tuple[str, ...]:
     if protection.unit == "record":
         uncovered.append("several records of the same person: epsilon grows with their number")
     return tuple(uncovered)
+
+
+def _describe_presence(protection: Protection) -> str:
+    if protection.sampling is None:
+        return "that a client takes part, when, and for how long"
+    return (
+        "that a client is a member at all, and the files of the run folder that tell in which "
+        "rounds it was sampled (metrics.jsonl, checkpoints): whoever reads them gains more than "
+        "epsilon says"
+    )
 
 
 def _list_assumptions(config: Config, federation: Federation, plan: PrivacyPlan) -> tuple[str, ...]:
@@ -197,7 +225,13 @@ def _list_assumptions(config: Config, federation: Federation, plan: PrivacyPlan)
     if config.initial is not None or _has_stored_weights(config):
         assumptions.append("the weights that the encoder starts from come from public data")
     assumptions.append("normalisation of inputs uses constants that are public")
-    if plan.setting == "client":
+    if plan.protection.sampling is not None:
+        assumptions.append("the number of clients of the federation is public")
+        assumptions.append(
+            "nobody but the server, and the client itself, learns in which rounds a client was "
+            "sampled"
+        )
+    elif plan.setting == "client":
         assumptions.append("the number of clients in a round is public")
     return tuple(assumptions)
 
@@ -208,7 +242,8 @@ def _has_stored_weights(config: Config) -> bool:
     return any(part.options.get("weights") is not None for part in parts)
 
 
-def _list_failures(protection: Protection) -> tuple[str, ...]:
+def list_failures(protection: Protection) -> tuple[str, ...]:
+    """Return why nothing is private; empty if nothing stands against it."""
     failures = []
     if protection.noise == 0 or protection.clip is None:
         failures.append("there is no noise")

@@ -28,6 +28,11 @@ def refuse_settings(config: Config) -> None:
         raise ConfigError(
             "privacy=client adds noise to the sum of all clients, at the server: leave noise_at out"
         )
+    if config.client_sampling == "poisson" and config.combiner.name == "secure-sum":
+        raise ConfigError(
+            "client_sampling=poisson needs cohorts that nobody but the server knows, and the "
+            "members of a secure sum know each other: leave client_sampling or combiner out"
+        )
     if config.buffer:
         raise ConfigError(
             "asynchronous rounds weigh uploads by their age, for which there is no privacy claim: "

@@ -72,8 +72,8 @@ def fit_upload(
     parts = bound(layouts, protection.clip)
     of_round = [part for part in parts if part.group not in algorithm.once]
     sent_once = [part for part in parts if part.group in algorithm.once]
-    grids = fit_grids(of_round, layouts, protection.noise)
-    return grids | fit_grids(sent_once, layouts, protection.noise)
+    grids = fit_grids(of_round, layouts, protection.noise, protection.rounding)
+    return grids | fit_grids(sent_once, layouts, protection.noise, protection.rounding)
 
 
 # --- clipping
@@ -151,6 +151,17 @@ def _bound_contribution(
         upload=lambda step: bound(algorithm.upload(step), step),
         upload_once=None if upload_once is None else lambda step: bound(upload_once(step), step),
     )
+
+
+def bound_reply(upload: Upload, clip: float) -> Upload:
+    """Return one client's upload with the bounds that the client should have kept itself.
+
+    Of an upload within its bounds nothing changes but roundings. It must have no Gram matrix.
+    """
+    bounded = {}
+    for name, group in upload.items():
+        bounded[name] = _normalise(divide_by_weight(group), group.weight, clip)
+    return bounded
 
 
 def _declare_changes(layouts: Mapping[str, GroupLayout]) -> dict[str, GroupLayout]:

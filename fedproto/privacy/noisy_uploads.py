@@ -32,6 +32,9 @@ class Protection:
     at         who adds the noise
     threshold  a class counts if its noisy count is at least so many standard deviations of it
     seeded     whether the noise can be repeated, so that nothing is private
+    sampling   the probability with which each client is in a round, independently of the others
+               and in secret; None: cohorts are known, and sampling protects nobody
+    rounding   by how much each value of an upload may be rounded on its way to the sum
     """
 
     unit: Literal["record", "client"]
@@ -40,6 +43,8 @@ class Protection:
     at: Literal["client", "server"] = "client"
     threshold: float = 2.0
     seeded: bool = False
+    sampling: float | None = None
+    rounding: float = 0.0
 
 
 def add_to_upload(upload: Upload, grids: Grids, key: Tensor, seeded: bool) -> Upload:

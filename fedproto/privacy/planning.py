@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from fedproto.config.options import Part
 from fedproto.config.settings import Config
 from fedproto.core.sampling import Schedule
 from fedproto.core.types import Algorithm
@@ -29,6 +30,9 @@ class PrivacyPlan:
     delta       of the claim
     limit       the budget of every record or client; None: whatever is spent
     steps       how the steps of training are protected; None: they are not
+
+    Where clients are sampled in secret, `protection.sampling` is the probability for each round,
+    and every round costs every client the same, whether it was in it or not.
     """
 
     setting: str
@@ -44,7 +48,9 @@ class PrivacyPlan:
 
         place  of the federation among those that are trained together
         """
-        releases = [Release(self.protection.noise, rounds * self.per_round + once)]
+        protection = self.protection
+        sampling = 1.0 if protection.sampling is None else protection.sampling
+        releases = [Release(protection.noise, rounds * self.per_round + once, sampling)]
         if self.steps is not None:
             releases += self.steps.counts[place][client].releases(self.steps.noise, rounds)
         return releases
@@ -73,11 +79,13 @@ def plan_privacy(
     per_round = int(any(group not in algorithm.once for group in groups))
     if not groups:
         raise ConfigError(f"algorithm {algorithm.name} sends nothing, so nothing is private or not")
+    sampling = _find_secret_sampling(algorithm, schedules)
+    rate = 1.0 if sampling is None else sampling
     noise = config.noise_multiplier
     if noise is None:
         assert config.epsilon is not None
-        releases = count_planned_releases(algorithm, per_round, schedules)
-        noise = find_noise(lambda each: [Release(each, releases)], config.epsilon, config.delta)
+        times = count_planned_releases(algorithm, per_round, schedules)
+        noise = find_noise(lambda each: [Release(each, times, rate)], config.epsilon, config.delta)
     refuse_unbounded(config, clip, noise)
     protection = Protection(
         unit="client" if config.privacy == "client" else "record",
@@ -86,11 +94,13 @@ def plan_privacy(
         at="server" if is_noise_at_server(config) else "client",
         threshold=config.count_threshold,
         seeded=config.noise_source == "seeded",
+        sampling=sampling,
+        rounding=find_rounding(config.combiner) if is_noise_at_server(config) else 0.0,
     )
     sends_once = bool(algorithm.once)
     first_round = per_round + int(sends_once)
     if config.epsilon is not None and noise > 0:
-        spent = compute_epsilon([Release(noise, first_round)], config.delta)
+        spent = compute_epsilon([Release(noise, first_round, rate)], config.delta)
         if spent > config.epsilon:
             raise ConfigError(
                 f"the first round with noise_multiplier={noise:g} costs an epsilon of {spent:.3g}, "
@@ -100,6 +110,34 @@ def plan_privacy(
     return PrivacyPlan(
         config.privacy, protection, per_round, sends_once, config.delta, config.epsilon
     )
+
+
+def find_rounding(combiner: Part) -> float:
+    """Return by how much a combiner rounds each value of an upload before it adds them."""
+    return float(combiner.options["error"]) if combiner.name == "secure-sum" else 0.0
+
+
+def _find_secret_sampling(
+    algorithm: Algorithm, schedules: Sequence[tuple[Schedule, int]]
+) -> float | None:
+    """Return the probability with which clients are sampled in secret; None: they are not.
+
+    Raises ConfigError where such sampling does not count in their favour.
+    """
+    rates = {schedule.participation for schedule, _ in schedules if schedule.secret is not None}
+    if not rates:
+        return None
+    if algorithm.once:
+        raise ConfigError(
+            "client_sampling=poisson is for what clients send anew in each round, and "
+            f"{algorithm.name} sends {algorithm.once[0]} once: leave client_sampling out"
+        )
+    if len(rates) > 1:
+        raise ConfigError(
+            "client_sampling=poisson needs one participation for all federations that are trained "
+            "together: run them one after the other"
+        )
+    return rates.pop()
 
 
 def count_planned_releases(

@@ -71,6 +71,9 @@ def with_server_noise(
             "count": torch.tensor(0),
             "like": like.new_zeros(()),
         }
+        if protection.sampling is not None:
+            expected = protection.sampling * task.numbers
+            kept["expected"] = torch.tensor(expected, dtype=torch.float64)
         if algorithm.once:
             kept["seen"] = torch.zeros(task.numbers, dtype=torch.bool)
             kept["releases"] = torch.tensor(0)
@@ -80,8 +83,11 @@ def with_server_noise(
     def aggregate(server: State, uploads: Upload) -> State:
         inner = _hide(server)
         kept = dict(server[_KEPT])
-        noisy = add_to_upload(sum_uploads(uploads), grids, _next_key(kept), protection.seeded)
+        total = _move(sum_uploads(uploads), kept["like"].device)
+        noisy = add_to_upload(total, grids, _next_key(kept), protection.seeded)
         noisy = leave_out_rare(noisy, grids, protection)
+        if "expected" in kept:
+            noisy = _fix_weights(noisy, grids, kept["expected"])
         if protection.unit == "client":
             noisy = _add_old_values(algorithm, inner, noisy, layouts)
         noisy = as_dtype(noisy, kept["like"].dtype)
@@ -117,6 +123,8 @@ def with_server_noise(
         metrics=lambda server: algorithm.metrics(_hide(server)),
         combinable=False,
         repeatable=False,
+        # That a round had no release would tell that nobody was in it.
+        silence=None if protection.sampling is None else lambda: _make_zeros(layouts),
     )
 
 
@@ -138,6 +146,34 @@ def _start_sums(algorithm: Algorithm, layouts: Mapping[str, GroupLayout], like: 
         for tensor, shape in layouts[name].tensor_shapes(name).items():
             zeros[tensor] = like.new_zeros(1, *shape, dtype=torch.float64)
     return zeros
+
+
+def _make_zeros(layouts: Mapping[str, GroupLayout]) -> Upload:
+    """Return the sum of no uploads, with a leading axis of 1."""
+    zeros = {}
+    for name, layout in layouts.items():
+        for tensor, shape in layout.tensor_shapes(name).items():
+            zeros[tensor] = torch.zeros(1, *shape, dtype=torch.float64)
+    return unflatten_upload(zeros)
+
+
+def _move(upload: Upload, device: torch.device) -> Upload:
+    """Return an upload on a device; that of a round in which nobody spoke is on the CPU."""
+    flat = flatten_upload(upload)
+    return unflatten_upload({name: value.to(device) for name, value in flat.items()})
+
+
+def _fix_weights(upload: Upload, grids: Grids, expected: Tensor) -> Upload:
+    """Return an upload with the expected number of clients where their number has no noise.
+
+    Such a weight is 1 for each client, so that the sum would tell how many were sampled.
+    """
+    fixed = dict(upload)
+    for name, group in upload.items():
+        if () not in grids[name]:
+            weight = torch.zeros_like(group.weight) + expected.to(group.weight.device)
+            fixed[name] = group._replace(weight=weight)
+    return fixed
 
 
 def _add_old_values(

@@ -18,7 +18,7 @@ from fedproto.privacy.accounting import Release, compute_epsilon, find_noise
 from fedproto.privacy.budget import plan_participation
 from fedproto.privacy.conditions import is_noise_at_server
 from fedproto.privacy.noisy_uploads import Protection
-from fedproto.privacy.planning import PrivacyPlan, refuse_unbounded
+from fedproto.privacy.planning import PrivacyPlan, find_rounding, refuse_unbounded
 from fedproto.privacy.step_costs import StepCount, StepPlan
 
 #: The part of epsilon that steps may use alone where uploads are noisy, too, and the settings name
@@ -60,6 +60,7 @@ def plan_training(
         at="server" if is_noise_at_server(config) else "client",
         threshold=config.count_threshold,
         seeded=config.noise_source == "seeded",
+        rounding=find_rounding(config.combiner) if is_noise_at_server(config) else 0.0,
     )
     steps = StepPlan(step_noise, gradient_clip, config.noise_source == "seeded", counts)
     plan = PrivacyPlan(

@@ -53,8 +53,8 @@ def describe_round(name: str, unit: str, result: RoundResult) -> str:
 
     The terms of the loss are listed, too, so that methods with different ones can be compared.
     """
-    loss = sum(result.loss.values())
-    line = f"{name} {unit} {result.round:>4}  loss {loss:.3f}"
+    loss = f"loss {sum(result.loss.values()):.3f}" if result.loss else "nobody was sampled"
+    line = f"{name} {unit} {result.round:>4}  {loss}"
     if len(result.loss) > 1:
         terms = [f"{term} {value:.3f}" for term, value in result.loss.items()]
         line += f" ({', '.join(terms)})"

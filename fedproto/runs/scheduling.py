@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedproto.config.settings import Config
 from fedproto.core.batches import Training, count_round_steps
+from fedproto.core.entropy import Entropy
 from fedproto.core.federation import Federation
 from fedproto.core.sampling import Schedule, count_fraction
 from fedproto.core.types import Algorithm, GroupLayout
@@ -18,6 +19,9 @@ from fedproto.errors import ConfigError
 def build_schedule(config: Config, clients: int) -> Schedule:
     """Return the schedule of a run's rounds."""
     concurrency = config.concurrency or count_fraction(config.participation, clients)
+    secret = None
+    if config.client_sampling == "poisson":
+        secret = Entropy(seed=config.seed if config.noise_source == "seeded" else None)
     return Schedule(
         config.rounds,
         config.participation,
@@ -29,6 +33,7 @@ def build_schedule(config: Config, clients: int) -> Schedule:
         concurrency,
         config.staleness,
         config.speed_spread,
+        secret,
     )
 
 

@@ -208,6 +208,8 @@ def _stack_key(config: Config) -> str:
     """Return the settings as text, the same for all federations that can be stacked."""
     neutral: dict[str, Any] = {}
     for name in STACKED_SETTINGS:
+        if name == "participation" and config.client_sampling == "poisson":
+            continue  # it decides the noise of all
         is_choice = isinstance(getattr(config, name), Part)
         neutral[name] = Part("any") if is_choice else 0
     return str(replace(config, **neutral))

@@ -39,6 +39,7 @@ from fedproto.deploy.secure_stages import make_dense
 from fedproto.deploy.server_state import ServerState, read_state
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.errors import Refused
+from fedproto.privacy.accounting import Release, compute_epsilon
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="processes are found by /proc"
@@ -574,3 +575,35 @@ def test_noise_secure_sums_and_a_dropout_together(setup: Setup) -> None:
     assert max(differences) > 0.01  # the noise is in the sum
     seats = run.rounds[1][1]["members"]
     assert seats["a"]["epsilon"] > 0
+
+
+@pytest.mark.slow
+def test_central_noise_on_a_secure_sum_with_a_dropout_and_a_budget(setup: Setup) -> None:
+    """The server adds noise to the sum of those that stay, and ends before its budget is spent."""
+    own = {"model": "mlp(hidden=30)", "sends": "weights,counts", "privacy": "client"}
+    limit = compute_epsilon([Release(2.0, 2)], 1e-5) + 1e-6
+    config = setup.fresh("central", a=own, b=own, c=own)
+    config |= {"algorithm": "fedavg", "model": "mlp(hidden=30)", "shape": "1,8,8"}
+    config |= {"privacy": "client", "noise_multiplier": 2.0, "clip": 0.5, "epsilon": limit}
+    run = run_with_a_killed_member(setup, "central", **config)
+    assert run.status == "finished:completed", run.log
+    assert "the uploads of 2 of 3 members were added in a secure sum" in run.log
+    before = server_of(run.rounds[0][0])
+    after = server_of(run.rounds[1][0])
+    total = sum_of_uploads(setup, "central", "ab")
+    noise = []
+    for name, value in before.items():
+        if not name.startswith("privacy/"):
+            expected = value.double() + total[f"model/sums/{name}"] / 2
+            noise.append((after[name].double() - expected).flatten())
+    assert float(torch.cat(noise).std()) == pytest.approx(2.0 * 0.5 / 2, rel=0.1)
+    one = compute_epsilon([Release(2.0)], 1e-5)
+    seats = run.rounds[1][1]["members"]
+    assert [seat["epsilon"] for seat in seats.values()] == [pytest.approx(one)] * 3
+
+    run = setup.federation.run(rounds=9, quorum=3, combiner=SECURE, **config)
+    assert run.status == "finished:completed", run.log
+    assert "round 3 would exceed the epsilon" in run.log
+    header = run.rounds[max(run.rounds)][1]
+    assert header["round"] == 2 and header["privacy"]["claim"]["holds"]
+    assert all(one < seat["epsilon"] <= limit for seat in header["members"].values())

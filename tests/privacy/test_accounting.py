@@ -63,6 +63,12 @@ def test_mixed_releases_have_the_epsilon_that_the_library_gives():
     assert compute_epsilon(releases, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), abs=1e-3)
 
 
+def test_sampled_releases_with_next_to_no_noise_cost_no_less_than_a_little_more_noise():
+    costs = [compute_epsilon([Release(noise, 3, 0.5)], 1e-5) for noise in (1e-9, 0.01, 0.049, 0.06)]
+    assert costs == sorted(costs, reverse=True) and costs[-1] > 100
+    assert math.isfinite(costs[0])
+
+
 @given(st.lists(st.tuples(st.floats(0.5, 50), st.integers(1, 20)), min_size=1, max_size=4))
 @settings(max_examples=20, deadline=None)
 def test_folded_releases_cost_what_the_single_ones_cost(pairs):

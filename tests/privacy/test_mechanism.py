@@ -117,6 +117,16 @@ def test_shares_of_a_release_add_up_to_its_noise(name):
     assert lost == pytest.approx(1 / 3.0**2, rel=1e-4)
 
 
+def test_the_rounding_of_a_secure_sum_is_paid_for():
+    layouts = {"model": GroupLayout({"w": (10_000,)})}
+    parts = bound_clients(layouts, 1.0)
+    plain = fit_grids(parts, layouts, noise=2.0)["model"]
+    rounded = fit_grids(parts, layouts, noise=2.0, rounding=1e-3)["model"]
+    # A vector no longer than 1 whose 10,000 values move by 1e-3 each is no longer than 1.1.
+    (one,), (other,) = plain.values(), rounded.values()
+    assert other.deviation / one.deviation == pytest.approx(1.1, rel=1e-3)
+
+
 def test_groups_of_a_round_and_those_sent_once_are_two_releases():
     algorithm = plugins.build("algorithm", Part("fedproto", {}))
     from fedproto.core.closed_form import with_teacher

@@ -190,6 +190,13 @@ def test_a_record_of_spending_that_does_not_fit_is_refused(tmp_path):
         reopen(folder)
 
 
+def test_noise_on_a_secure_sum_covers_its_rounding():
+    settings = {"privacy": "client", "noise_multiplier": 1.0, "combiner": "secure-sum(error=1e-4)"}
+    assert experiment("fedavg", **settings).algorithm.privacy.protection.rounding == 1e-4
+    settings["combiner"] = "sum"
+    assert experiment("fedavg", **settings).algorithm.privacy.protection.rounding == 0
+
+
 # --- claims
 
 
