@@ -29,6 +29,8 @@ SCORES = {
     "auroc": "AUROC",
     "ece": "calibration error",
 }
+#: A shown distance below this is that of equal inputs, up to rounding.
+ZERO_DISTANCE = 1e-5
 #: The fraction of known inputs that may be rejected where the user names none.
 DEFAULT_REJECT = 0.05
 
@@ -73,6 +75,12 @@ def predict(
             help='answer "none of these", rejecting this fraction of known inputs', min=0, max=1
         ),
     ] = None,
+    why: Annotated[
+        bool,
+        typer.Option(
+            "--why", help="show the nearest prototypes and the client's nearest training rows"
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="write the answers to this .csv or .parquet file", show_default=False),
@@ -95,9 +103,12 @@ def predict(
     exit code is 1.
     """
     from fedproto.inference.predictions import Predictor, check_answer_path, write_answers
+    from fedproto.inference.reasons import DEFAULT_COUNT, Explainer
 
     if not inputs:
         _refuse_without_inputs(run)
+        if why:
+            raise ConfigError("--why gives the reasons of answers: name an input to classify")
         wanted = DEFAULT_REJECT if reject is None else reject
         _show_rejections(run, client, wanted, json)
         return
@@ -105,7 +116,8 @@ def predict(
         check_answer_path(out)
     trained = _read_trained(run, client)
     ways: list[By] = trained.list_ways() if by == "both" else [by]
-    predictor = Predictor(trained, ways, among, reject, top)
+    explainer = Explainer.of(trained, among, max(top, DEFAULT_COUNT)) if why else None
+    predictor = Predictor(trained, ways, among, reject, top, explainer)
     skipped = _classify_files(predictor, inputs, label_column, id_column)
     if out is not None:
         write_answers(out, predictor.answers, ways)
@@ -114,6 +126,11 @@ def predict(
         print_json_lines(predictor.answers)
     elif out is None:
         _print_answers(predictor.answers, ways)
+        if why:
+            _print_reasons(predictor.answers, trained)
+        _explain_marks(predictor.answers, ways)
+    if explainer is not None and explainer.missing is not None:
+        say(f"no training rows are shown: {explainer.missing}", stderr=True)
     if client is None and not json:
         _name_classifier(trained)
     _print_scores(predictor, stderr=json)
@@ -207,17 +224,58 @@ def _refuse_other_client(trained: TrainedClient, client: str | None, run: Path) 
 
 def _print_answers(answers: list[dict[str, Any]], ways: list[By]) -> None:
     rows = []
-    has_unseen = False
     for answer in answers:
         cells = [answer.get("id", answer["input"])]
-        for way in ways:
-            cells.append(_describe_answer(answer[way]))
-            candidates = answer[way]["candidates"]
-            has_unseen = has_unseen or not all(candidate["own"] for candidate in candidates)
+        cells += [_describe_answer(answer[way]) for way in ways]
         rows.append(cells)
     print_table(["input", *(f"by {way}" for way in ways)], rows)
-    if has_unseen:
+
+
+def _explain_marks(answers: list[dict[str, Any]], ways: list[By]) -> None:
+    """Say what a star means, if a class that is shown has one."""
+    shown: list[dict[str, Any]] = []
+    for answer in answers:
+        for way in ways:
+            shown += answer[way]["candidates"]
+        shown += answer.get("why", {}).get("prototypes", [])
+    if not all(each["own"] for each in shown):
         say("* the client has never seen this class itself")
+
+
+def _print_reasons(answers: list[dict[str, Any]], trained: TrainedClient) -> None:
+    """Print what is near each input, a line per rank; columns that nobody fills are left out."""
+    titles = {"prototypes": "prototype", "means": "mean of own rows", "rows": "training row"}
+    kinds = [kind for kind in titles if kind in answers[0]["why"]]
+    has_places = any("place" in row for row in answers[0]["why"].get("rows", []))
+    rows = []
+    for answer in answers:
+        near = answer["why"]
+        ranks = max((len(listed) for listed in near.values()), default=0)
+        for rank in range(ranks):
+            cells = [answer.get("id", answer["input"]) if rank == 0 else ""]
+            cells += [_describe_near(near[kind][rank : rank + 1]) for kind in kinds]
+            if has_places:
+                places = [row.get("place", "") for row in near["rows"][rank : rank + 1]]
+                cells.append(" ".join(places))
+            rows.append(cells)
+    if not rows:
+        say("there are no prototypes to compare with: the probabilities are all that is known")
+        return
+    headers = ["near", *(titles[kind] for kind in kinds)]
+    print_table([*headers, "which is"] if has_places else headers, rows)
+    space = "the teacher's features" if trained.compares_fixed else "embeddings"
+    say(f"L2 distances between {space}, the nearest first; training rows by number and class")
+
+
+def _describe_near(listed: list[dict[str, Any]]) -> str:
+    """Write a near class as `7* at 0.41`, and a near row as `row 12, 7 at 0.41`."""
+    for each in listed:
+        name = each["class"] if each.get("own", True) else f"{each['class']}*"
+        row = f"row {each['row']}, " if "row" in each else ""
+        distance = each["distance"]
+        shown = "0" if distance < ZERO_DISTANCE else f"{distance:.3g}"
+        return f"{row}{name} at {shown}"
+    return ""
 
 
 def _name_classifier(trained: TrainedClient) -> None:

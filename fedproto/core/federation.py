@@ -5,7 +5,7 @@ Members share nothing but class names: each may have its own source, input shape
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -77,6 +77,8 @@ class Member:
     frozen: FrozenBody | None = None
     #: Whose weights the algorithm averages with its own; empty: everybody's, or nobody's.
     architecture: str = ""
+    #: Where a row of its source's training set was read, by its number; None: nobody knows.
+    place: Callable[[int], str] | None = None
 
     def __post_init__(self) -> None:
         if not self.name:

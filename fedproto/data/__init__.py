@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,15 @@ class Split:
     `x` holds the inputs as they are stored (bytes where the files hold bytes), `y` the labels
     0 .. C-1, `writer`, if known, who wrote each row, and `group`, if known, what each row belongs
     to, such as a patient: rows of one group are never separated. Inputs may stay on disk: as a
-    memory-mapped array, or as a `LazyArray`.
+    memory-mapped array, or as a `LazyArray`. `place`, if known, says where a row was read, such as
+    its file and line.
     """
 
     x: np.ndarray | LazyArray
     y: np.ndarray
     writer: np.ndarray | None = None
     group: np.ndarray | None = None
+    place: Callable[[int], str] | None = None
 
     def select_rows(self, index: np.ndarray) -> Split:
         """Return some of the rows; inputs on disk stay there."""
@@ -62,7 +64,15 @@ class Split:
             x = self.x[index]
         writer = None if self.writer is None else self.writer[index]
         group = None if self.group is None else self.group[index]
-        return Split(x, self.y[index], writer, group)
+        return Split(x, self.y[index], writer, group, self._select_places(index))
+
+    def _select_places(self, index: np.ndarray) -> Callable[[int], str] | None:
+        """Return the places of some of the rows, if they are known."""
+        place = self.place
+        if place is None:
+            return None
+        rows = np.arange(len(self.y))[index]
+        return lambda row: place(int(rows[row]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,6 +379,7 @@ def from_arrays(
         if validation is not None:
             check_split(name, validation, len(positions))
             validation = _relabel(validation, positions)
+    splits = [_name_rows(split) for split in splits]
     train, test = split_off_test(splits[0]) if len(splits) == 1 else splits
     train_is_bytes = train.x.dtype == np.uint8
     others: dict[str, Split | None] = {"test": test, "validation": validation}
@@ -397,6 +408,13 @@ def from_arrays(
     found = describe_duplicates(name, source.train, source.test)
     object.__setattr__(source, "notices", (*source.notices, *found))
     return source
+
+
+def _name_rows(split: Split) -> Split:
+    """Return the split with the places of its rows: their numbers, where nothing else is known."""
+    if split.place is not None:
+        return split
+    return replace(split, place=lambda row: f"row {row} of the array")
 
 
 def _move_channels_first(split: Split) -> Split:

@@ -174,7 +174,8 @@ def _to_source(name: str, documents: list[Document], labels: Labels, words: Word
     writer = None
     if documents[0].client is not None:
         writer = np.array([document.client for document in documents])
-    everything = Split(x, labels.y, writer, _read_groups(documents))
+    places = [document.place for document in documents]  # without the texts themselves
+    everything = Split(x, labels.y, writer, _read_groups(documents), places.__getitem__)
     train, test, validation = divide_rows(everything, labels)
     size = len(words.words)
     mixed_models = [

@@ -54,6 +54,7 @@ from fedproto.errors import (
     TrainingError,
 )
 from fedproto.inference.trained_client import TrainedClient, calibrate_client
+from fedproto.inference.training_rows import training_rows_of
 from fedproto.runs.devices import torch_settings
 from fedproto.runs.prototype_files import Prototypes, take_prototypes
 
@@ -195,7 +196,8 @@ def load_trained_member(own: MemberSettings) -> TrainedClient:
         "round": saved.round,
     }
     params, _ = split_client(saved.state)
-    return calibrate_client(client, params, saved.classes, shared, about)
+    trained = calibrate_client(client, params, saved.classes, shared, about)
+    return replace(trained, training=training_rows_of(federation, client))
 
 
 @dataclass(frozen=True)

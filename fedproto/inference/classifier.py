@@ -27,7 +27,15 @@ from fedproto.inference.judgement import (
     judge_scores,
     name_client,
 )
+from fedproto.inference.reasons import (
+    DEFAULT_COUNT,
+    ClassVectors,
+    Explainer,
+    Reason,
+    Surroundings,
+)
 from fedproto.inference.trained_client import TrainedClient, load_client, take_client
+from fedproto.inference.training_rows import TrainingRows, TrainingSource, keep_rows
 from fedproto.inference.ways import Among, By
 from fedproto.runs.result import Result
 
@@ -38,6 +46,7 @@ class _Fitted(NamedTuple):
     classes: np.ndarray
     prototypes: Tensor  # (classes, dim)
     calibration: np.ndarray
+    samples: TrainingSource
 
 
 class Classifier(ClassifierMixin, BaseEstimator):
@@ -199,7 +208,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
         leave_one_out = (counts / (counts - 1))[targets]
         distances[torch.arange(len(labels)), targets] *= leave_one_out
         calibration = distances.amin(1)[torch.isfinite(leave_one_out)]
-        self._fitted = _Fitted(classes, means, calibration.numpy())
+        samples = keep_rows(TrainingRows(features, y.tolist(), np.arange(len(y))))
+        self._fitted = _Fitted(classes, means, calibration.numpy(), samples)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -222,6 +232,48 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def novelty(self, X: Any) -> np.ndarray:
         """Return how little each input looks like any class; see `threshold_`."""
         return compute_novelty(self.by, self._score(X)).numpy()
+
+    def explain(self, X: Any, count: int = DEFAULT_COUNT) -> list[Reason]:
+        """Return each answer with its reasons: what is near the input, at most `count` of a kind.
+
+        These are prototypes, means of the training rows of the client's own classes, and training
+        rows of the client by their number; after `fit`, the samples count as training rows. The
+        answers are those of `predict`. Training rows need the data that the client was trained
+        on: where it is gone, and of an exported client, `missing` says so in a sentence.
+        """
+        judged = self._judge(X)
+        found, missing = self._find_surroundings(X, count)
+        labels = judged.labels.tolist()
+        reasons = []
+        for number, near in enumerate(found):
+            reason = Reason(
+                **vars(near),
+                label=labels[number],
+                by=self.by,
+                probabilities=self._rank(judged.probabilities[number]),
+                missing=missing,
+            )
+            reasons.append(reason)
+        return reasons
+
+    def _rank(self, probabilities: np.ndarray) -> tuple[tuple[Any, float], ...]:
+        """Return the classes with their probabilities, the most probable first."""
+        classes = self.classes_.tolist()
+        best_first = np.argsort(-probabilities, kind="stable").tolist()
+        return tuple((classes[place], float(probabilities[place])) for place in best_first)
+
+    def _find_surroundings(self, x: Any, count: int) -> tuple[list[Surroundings], str | None]:
+        """Return what is near each input, and why there are no training rows, if there are none."""
+        fitted = self._find_fitted()
+        if fitted is not None:
+            names = fitted.classes.tolist()
+            means = ClassVectors(names, fitted.prototypes, names)
+            explainer = Explainer(means, fitted.samples, count)
+            return explainer.explain(self._embed(x)), explainer.missing
+        assert self.trained is not None, "the classifier is ready"
+        explainer = Explainer.of(self.trained, self.among, count)
+        inputs = self.trained.preprocessing(_to_array(x, self.trained))
+        return explainer.explain(self.trained.embed(inputs)), explainer.missing
 
     def _judge(self, x: Any) -> Judgement:
         scores = self._score(x)

@@ -16,6 +16,7 @@ from fedproto.core.measurement import Measurement, measure_predictions
 from fedproto.errors import ConfigError, DataError, need
 from fedproto.inference.judgement import Judgement, judge_inputs
 from fedproto.inference.labelled_inputs import LabelledInput
+from fedproto.inference.reasons import Explainer, Surroundings
 from fedproto.inference.trained_client import TrainedClient
 from fedproto.inference.ways import Among, By
 
@@ -37,7 +38,7 @@ class Predictor:
 
     `answers` holds one object per input, as `fedproto predict --json` prints it: its place as
     `input`, its `id` if it has another, its `class` if that is stated, and for each way the `label`
-    and the `top` candidates.
+    and the `top` candidates. With an `explainer`, `why` holds what is near the input.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class Predictor:
         among: Among = "all",
         reject: float | None = None,
         top: int = 1,
+        explainer: Explainer | None = None,
     ) -> None:
         self.trained = trained
         self.ways = tuple(ways)
         self.among = among
         self.reject = reject
         self.top = top
+        self.explainer = explainer
         self.answers: list[dict[str, Any]] = []
         #: Inputs whose stated class is none that the client can answer; they are not scored.
         self.unknown_labels = 0
@@ -88,6 +91,10 @@ class Predictor:
                     "candidates": self._list_candidates(judged, row, way, names),
                 }
             self._scored[way].append(self._keep_for_score(inputs, names, judged))
+        if self.explainer is not None:
+            found = self.explainer.explain(self.trained.embed(x))
+            for answer, near in zip(answers, found, strict=True):
+                answer["why"] = describe_surroundings(near)
         self.answers += answers
 
     def _list_candidates(
@@ -146,6 +153,25 @@ def _refuse_infinite(judged: Judgement, inputs: Sequence[LabelledInput]) -> None
         raise DataError(f"{first.id} is out of range: the model's output for it is not finite")
 
 
+def describe_surroundings(near: Surroundings) -> dict[str, list[dict[str, Any]]]:
+    """Return what is near an input as an answer states it; kinds that are not there are left out.
+
+    A place is left out where nobody knows it.
+    """
+    described: dict[str, list[dict[str, Any]]] = {}
+    for kind, classes in (("prototypes", near.prototypes), ("means", near.means)):
+        described[kind] = [
+            {"class": each.name, "own": each.own, "distance": each.distance} for each in classes
+        ]
+    described["rows"] = []
+    for row in near.rows:
+        entry = {"row": row.row, "class": row.name, "distance": row.distance}
+        if row.place is not None:
+            entry["place"] = row.place
+        described["rows"].append(entry)
+    return {kind: listed for kind, listed in described.items() if listed}
+
+
 # --- writing answers
 
 
@@ -164,7 +190,8 @@ def write_answers(path: Path, answers: Sequence[dict[str, Any]], ways: Sequence[
     """Write one row per input to a CSV or Parquet file, which is replaced if it is there.
 
     The columns are `id`, `class` (the true one, if any is stated) and, for each way, its answer,
-    its probability and, by prototype, the distance. In a CSV file, a name that a spreadsheet would
+    its probability and, by prototype, the distance; then what is near the input, if the answers
+    state it. In a CSV file, a name that a spreadsheet would
     take for a formula gets an apostrophe before it.
     """
     columns = _make_columns(answers, ways)
@@ -191,4 +218,26 @@ def _make_columns(answers: Sequence[dict[str, Any]], ways: Sequence[By]) -> dict
         columns[f"{way}_probability"] = [candidate["probability"] for candidate in best]
         if way == "prototype":
             columns["prototype_distance"] = [candidate["distance"] for candidate in best]
+    return columns | _make_columns_of_reasons(answers)
+
+
+#: What columns of reasons are called, by their kind.
+_NEAR = {"prototypes": "near_prototype", "means": "near_mean", "rows": "near_row"}
+
+
+def _make_columns_of_reasons(answers: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return the columns of what is near: `near_row_1`, `near_row_1_class` and so on.
+
+    All answers have equally many of each kind.
+    """
+    columns: dict[str, list[Any]] = {}
+    for kind, near in answers[0].get("why", {}).items():
+        key = "row" if kind == "rows" else "class"
+        for rank, first in enumerate(near):
+            for name in first:
+                if name == "own":
+                    continue
+                title = f"{_NEAR[kind]}_{rank + 1}"
+                title += "" if name == key else f"_{name}"
+                columns[title] = [answer["why"][kind][rank][name] for answer in answers]
     return columns

@@ -30,6 +30,12 @@ from fedproto.inference.model_building import (
     load_into_copy,
 )
 from fedproto.inference.temperature import fit_temperature
+from fedproto.inference.training_rows import (
+    TrainingSource,
+    no_training_rows,
+    training_rows_in,
+    training_rows_of,
+)
 from fedproto.inference.ways import ALL_WAYS, By
 from fedproto.models import Fit
 from fedproto.runs.client_models import INDEX
@@ -221,6 +227,10 @@ class TrainedClient(ClassScorer):
     is_from_python: bool = False  # whether the module was passed from Python, so no text names it
     #: Makes the teacher's features of preprocessed inputs, if there is a teacher.
     feature_map: Compute | None = None
+    #: Where its training rows come from, which only reasons need.
+    training: TrainingSource = field(
+        default_factory=lambda: no_training_rows("nothing says where its training rows are")
+    )
 
     def __repr__(self) -> str:
         who = self.about.get("name", self.about.get("client", ""))
@@ -236,6 +246,21 @@ class TrainedClient(ClassScorer):
             return outputs
         features = compute_features(self.feature_map, x.to(self.teacher.vectors))
         return outputs._replace(teacher=self.teacher.score(features))
+
+    @property
+    def compares_fixed(self) -> bool:
+        """Whether inputs are near or far by the teacher's features: no model was trained."""
+        return self.teacher is not None and self.teacher.is_alone
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return preprocessed inputs in the space in which their reasons are sought: (n, d).
+
+        These are the model's embeddings or, where no model was trained, the teacher's features.
+        """
+        if not self.compares_fixed:
+            return compute_outputs(self.module, x).features
+        assert self.teacher is not None and self.feature_map is not None, "there is a teacher"
+        return compute_features(self.feature_map, x.to(self.teacher.vectors)).float()
 
     def forward_raw(self, x: np.ndarray) -> Outputs:
         """Return the model's outputs for inputs as the data set stores them."""
@@ -301,6 +326,7 @@ def load_client(
             temperatures=temperatures,
             is_from_python=stored.is_from_python,
             feature_map=build_teacher_map(scorer.teacher, stored.preprocessing),
+            training=training_rows_in(models.folder.path, stored.id),
         )
         trained.refuse_other_sizes(models.dim)
     except DataError as error:
@@ -435,7 +461,11 @@ def take_client(result: Result, client: int | str | None = None) -> TrainedClien
     teacher = None if trained.teacher is None else trained.teacher.of_client(member.id)
     weight = trained.teacher_weights[member.id] if trained.teacher_weights else 1.0
     calibrated = calibrate_client(member, state, federation.classes, shared, about, teacher, weight)
-    return replace(calibrated, is_from_python=trained.has_own_modules)
+    return replace(
+        calibrated,
+        is_from_python=trained.has_own_modules,
+        training=training_rows_of(federation, member),
+    )
 
 
 def calibrate_client(

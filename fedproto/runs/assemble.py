@@ -256,6 +256,7 @@ def assemble(
             border=border,
             validation=None if validations is None else validations[number],
             name=names_of_clients[number],
+            place=source.train.place,
         )
         members.append(member)
     partition = _describe_partition(sources, rows, names, members)

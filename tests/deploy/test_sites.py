@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.deployment import with_header
 
+from fedproto import Classifier
 from fedproto.deploy import scaffold
 from fedproto.deploy.member import load_trained_member
 from fedproto.deploy.server_state import ServerState
@@ -34,6 +36,24 @@ def test_the_site_is_in_status_logs_and_predictions(make_deployment: Any) -> Non
     assert [row[0] for row in make_rows(status)] == ["Köln (a)", "b", "c"]
     assert load_trained_member(deployment.members["a"]).about["name"] == "Köln"
     assert load_trained_member(deployment.members["b"]).about["name"] == "b"
+
+
+def test_a_members_reasons_are_its_own_training_rows(make_deployment: Any) -> None:
+    deployment = make_deployment()
+    deployment.settings = replace(deployment.settings, rounds=1)
+    deployment.serve()
+    trained = load_trained_member(deployment.members["a"])
+    rows = trained.training.load(trained)
+    assert set(rows.labels) == set(trained.own)
+    arrays = np.load(deployment.data / "a.npz")
+    first = rows.numbers[:2].tolist()
+    places = [int(rows.place(number).split()[1]) for number in first]  # row N of the array
+    for reason, place in zip(
+        Classifier.from_trained(trained).explain(arrays["x"][places], count=1), places, strict=True
+    ):
+        (near,) = reason.rows
+        assert near.distance < 1e-4
+        assert near.place == f"row {place} of the array"
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def _make_split(
     y = np.array([number_of[label] for label in files.labels], np.int64)
     clients = None if files.clients is None else np.array(files.clients)
     groups = None if files.groups is None else np.array(files.groups)
-    return Split(LazyImages(files.paths, format), y, clients, groups)
+    return Split(LazyImages(files.paths, format), y, clients, groups, files.paths.__getitem__)
 
 
 def check_window(window: tuple[float, ...] | None) -> Window | None:

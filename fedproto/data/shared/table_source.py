@@ -65,7 +65,8 @@ def from_table(name: str, table: Table, options: TableOptions) -> Source:
         columns = Columns(fitted, options.notation)
     x = columns(inputs, table.place)
     writer = table.clients(client_column) if client_column else None
-    train, test, validation = divide_rows(Split(x, labels.y, writer, group), labels)
+    everything = Split(x, labels.y, writer, group, table.places())
+    train, test, validation = divide_rows(everything, labels)
     return Source(
         name,
         labels.names,

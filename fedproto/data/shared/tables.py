@@ -7,7 +7,7 @@ that the encoding of its rows is the same to the bit.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -207,11 +207,20 @@ class Table(NamedTuple):
 
     def place(self, row: int) -> str:
         """Return the file and line of a row, for errors."""
-        for part in self.parts:
-            if row < len(part.numbers):
-                return f"{part.name}, {part.unit} {part.numbers[row]}"
-            row -= len(part.numbers)
-        raise IndexError(row)
+        return self.places()(row)
+
+    def places(self) -> Callable[[int], str]:
+        """Return a function that gives the file and line of a row, and needs no columns."""
+        parts = [(part.name, part.unit, part.numbers) for part in self.parts]
+
+        def place(row: int) -> str:
+            for name, unit, numbers in parts:
+                if row < len(numbers):
+                    return f"{name}, {unit} {numbers[row]}"
+                row -= len(numbers)
+            raise IndexError(row)
+
+        return place
 
 
 def _open_rows(path: Path, notation: Notation, sheet: str | None) -> tuple[Rows, str]:

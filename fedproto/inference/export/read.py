@@ -28,6 +28,7 @@ from fedproto.inference.export.manifest import (
 )
 from fedproto.inference.model_building import build_model, load_into_copy
 from fedproto.inference.trained_client import TrainedClient, build_teacher_map
+from fedproto.inference.training_rows import EXPORTED, no_training_rows
 from fedproto.inference.ways import ALL_WAYS
 from fedproto.models import Fit
 from fedproto.runs.prototype_files import PROTOTYPES, read_prototypes
@@ -76,6 +77,7 @@ def read_exported(folder: Path, module: nn.Module | None = None) -> TrainedClien
             teacher=teacher,
             teacher_weight=float(manifest.get("teacher_weight", 1.0)),
             feature_map=build_teacher_map(teacher, preprocessing),
+            training=no_training_rows(EXPORTED),
         )
         trained.refuse_other_sizes(manifest["dim"])
         _refuse_infinite_outputs(trained)
