@@ -208,6 +208,9 @@ OPTION_MEANINGS = {
         "words": "number of words with a vector of their own",
         "embedding": "length of the word vectors",
         "filters": "convolutions per width",
+        "pretrained": "whether weights come from the files; false: drawn from the seed",
+        "input_size": "side to which images are scaled; none: that of the model, or none",
+        "head": "path of the last linear layer; none: it is found",
     },
     "partition": {
         "ways": "classes per client (mean); none: 3, or all if there are fewer",

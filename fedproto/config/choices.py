@@ -62,8 +62,7 @@ def _check_part(kind: str, part: Part) -> Part:
 def _resolve_argument(kind: str, base: str, text: str) -> str:
     """Return what follows the colon: an absolute path, or a name as it is.
 
-    A plug-in whose parameter is called `name` takes a name; a data set of such a plug-in may be
-    the path of a folder, too.
+    A plug-in whose parameter is called `name` takes a name, or the path of a folder.
     """
     if not text:
         raise ConfigError(f"{kind} {base!r} needs something after its colon: '{base}:PATH'")
@@ -75,8 +74,7 @@ def _resolve_argument(kind: str, base: str, text: str) -> str:
             f"{kind} {base}:{text[:60]}... is not a path: {error.strerror}"
         ) from error
     takes_name = "name" in inspect.signature(plugins.find(kind, base)).parameters
-    names_folder = kind == "dataset" and is_folder
-    if takes_name and not names_folder:
+    if takes_name and not is_folder:
         return text
     return str(path.absolute())
 

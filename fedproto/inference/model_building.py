@@ -21,7 +21,7 @@ from fedproto.core.tensors import FLOATS, find_mismatch
 from fedproto.core.types import Tree
 from fedproto.errors import ConfigError, DataError, FedProtoError
 from fedproto.models import Fit
-from fedproto.models.shared.wrap import fit_wrapped
+from fedproto.models.shared.wrap import prepare_module
 
 
 def build_model(text: str, fit: Fit, state: Tree) -> nn.Module:
@@ -53,7 +53,7 @@ def load_into_copy(module: nn.Module, state: Tree, fit: Fit | None = None) -> nn
     loaded = copy.deepcopy(module)
     if fit is not None:
         with rng.preserve_torch_generators(torch.device("cpu")):
-            loaded = fit_wrapped(loaded, fit)
+            loaded = prepare_module(loaded, fit)
     loaded = loaded.cpu().to(_find_dtype(state)).eval()
     mismatch = find_mismatch(_select_stored(loaded, state), state)
     if mismatch is not None:
@@ -85,7 +85,7 @@ def _draw_model(part: Part, fit: Fit) -> nn.Module:
     """Build a model whose weights do not matter, without changing torch's random generator."""
     with rng.preserve_torch_generators(torch.device("cpu")):
         try:
-            return fit_wrapped(plugins.build("model", part, fit), fit)
+            return prepare_module(plugins.build("model", part, fit), fit)
         except FedProtoError:
             raise
         # A layer may be larger than the memory, and a plug-in may raise anything.

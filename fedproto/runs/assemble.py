@@ -18,6 +18,7 @@ from fedproto.core.client_names import client_name, refuse_equal_names
 from fedproto.core.federation import Examples, Federation, Member
 from fedproto.core.types import Task
 from fedproto.data import Source, Split
+from fedproto.data.shared.feature_encoding import Words
 from fedproto.errors import ConfigError, DataError
 from fedproto.models.shared.wrap import Wrapped
 from fedproto.partitions import ClientRows, PartitionRequest
@@ -237,6 +238,7 @@ def assemble(
         client = f"client {names_of_clients[number]}"
         _refuse_empty(train, f"{client} has no training row in {source.name}")
         _refuse_empty(test, f"{client} has no test row in {source.name}")
+        _refuse_foreign_words(source, model, client)
         module, dropped, initial = builder.build(model, train, number, names_of_clients[number])
         own_labels = train.y[train.rows].unique()
         border = None
@@ -340,6 +342,16 @@ def _refuse_infinite(x: Tensor, source: Source) -> None:
     if not torch.isfinite(extremes).all():
         raise DataError(
             f"{source.name} has inputs that are not finite once mean and std are applied to them"
+        )
+
+
+def _refuse_foreign_words(source: Source, model: Part | nn.Module, client: str) -> None:
+    """Refuse texts as ranks of words for a model that was trained with token numbers of its own."""
+    is_trained = isinstance(model, Part) and model.options.get("pretrained", False)
+    if is_trained and isinstance(source.encoding, Words):
+        raise ConfigError(
+            f"{client}'s words are numbered by {source.name}, but {model} was trained with the "
+            "numbers of its own tokenizer: pass these in an npz file, or set pretrained=false"
         )
 
 

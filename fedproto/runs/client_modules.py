@@ -19,7 +19,7 @@ from fedproto.core.federation import Examples, Member
 from fedproto.core.types import Tree
 from fedproto.errors import ConfigError, FedProtoError
 from fedproto.models import Fit, load_body
-from fedproto.models.shared.wrap import Wrapped, fit_wrapped
+from fedproto.models.shared.wrap import Wrapped, prepare_module
 
 
 def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
@@ -30,7 +30,7 @@ def draw_model(model: Part, fit: Fit, seed: int, *client: int) -> nn.Module:
     """
     with _seeded_draws(seed, *client):
         try:
-            return fit_wrapped(plugins.build("model", model, fit), fit)
+            return prepare_module(plugins.build("model", model, fit), fit)
         except FedProtoError:
             raise
         except Exception as error:
@@ -163,7 +163,7 @@ class ModuleBuilder:
         else:
             module = copy.deepcopy(model)  # the user's own keeps its type, device and mode
             with _seeded_draws(self.seed):
-                module = fit_wrapped(module, self._fit(tuple(examples.x.shape[1:])))
+                module = prepare_module(module, self._fit(tuple(examples.x.shape[1:])))
         module = module.to(self.device, self.dtype)
         _separate_repeated_layers(module, set())
         dim = self._probe_dim(module, examples, client)

@@ -163,8 +163,11 @@ class ModelOptions(TypedDict, total=False):
     embedding: int  # 50
     filters: int  # 50
     fresh: str  # fc
+    head: str | None  # None
     hidden: int  # 100
+    input_size: int | None  # None
     kernel: int  # 5
+    pretrained: bool  # True
     strides: Sequence[int]  # (2, 2)
     weights: FileName | None  # None
     width: int  # 50

@@ -153,6 +153,9 @@ def test_mlp_computes_two_hidden_layers_and_a_head():
     torch.testing.assert_close(logits, wanted @ p["head.fc3.weight"].T + p["head.fc3.bias"])
 
 
+#: Models that are made elsewhere: test_hf.py and test_timm.py.
+ELSEWHERE = ("hf", "timm")
+OWN_MODELS = [name for name in plugins.names("model") if name not in ELSEWHERE]
 #: An input shape for each model; a new model needs a line here.
 SHAPES = {
     "textcnn": (20,),
@@ -163,20 +166,20 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", plugins.names("model"))
+@pytest.mark.parametrize("name", OWN_MODELS)
 def test_dim_projects_the_features_of_every_model(name):
     features, logits = build(name, SHAPES[name], dim=17).eval()(torch.randn(2, *SHAPES[name]))
     assert features.shape == (2, 17) and logits.shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", plugins.names("model"))
+@pytest.mark.parametrize("name", OWN_MODELS)
 def test_a_models_own_dim_needs_no_projection(name):
     plain = build(name, SHAPES[name])
     own = plain.eval()(torch.randn(2, *SHAPES[name]))[0].shape[1]
     assert list(build(name, SHAPES[name], dim=own).state_dict()) == list(plain.state_dict())
 
 
-@pytest.mark.parametrize("name", plugins.names("model"))
+@pytest.mark.parametrize("name", OWN_MODELS)
 def test_every_model_is_a_body_and_a_head(name):
     model = build(name, SHAPES[name]).eval()
     x = torch.randn(2, *SHAPES[name])

@@ -14,6 +14,7 @@ from fedproto.core.tensors import move_index
 from fedproto.core.types import Tree
 from fedproto.engines.gpu.graphs import compile_function
 from fedproto.engines.vectorised.architecture_groups import Data
+from fedproto.engines.vectorised.attention import plain_attention
 from fedproto.engines.vectorised.memory import values_per_pass
 
 #: The name of the inputs beside the names of a state, which never begin with a dot.
@@ -90,6 +91,7 @@ class ForwardPasses:
         state = dict(tensors)
         x = state.pop(_INPUTS)
         self.module.eval()
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half):
+        precision = torch.autocast(x.device.type, torch.bfloat16, enabled=self.half)
+        with precision, plain_attention(x.device):
             features, logits = vmap(run_one)(state, x)
         return features.to(self.dtype), logits.to(self.dtype)

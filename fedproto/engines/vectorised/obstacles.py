@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,6 +28,11 @@ from fedproto.engines.vectorised.plan import Plan
 from fedproto.engines.vectorised.receiving import send_all_classes, send_own_classes
 from fedproto.engines.vectorised.stacks import Stack
 from fedproto.errors import locate, name_failure
+
+#: How torch begins its warning that it runs an operation for one client after the other.
+VMAP_WARNING = "There is a performance drop"
+#: An operation that torch's errors and warnings say `vmap` cannot run.
+UNMAPPED_OPERATION = re.compile(r"[Bb]atching rule.* for (aten::\w+)")
 
 
 def find_obstacle(
@@ -114,7 +121,9 @@ def _find_error(
     try:
         group = build_group(clients[:2], federations, algorithm, trainings, "device")
         server = algorithm.init(federations[number].initial, federations[number].task)
-        _try_round(_shorten(group, training.batch), algorithm, server, training, plan)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=VMAP_WARNING)
+            _try_round(_shorten(group, training.batch), algorithm, server, training, plan)
     except Exception as error:  # a user's module may raise anything under vmap
         return error
     return None
@@ -128,6 +137,9 @@ def _describe_error(error: Exception, model: str, algorithm: Algorithm) -> str:
     if place is not None and torch.nn.modules.module.__file__ not in files:
         subject = f"algorithm {algorithm.name}"
     reason = name_failure(error).split(". ")[0].rstrip(".")
+    operation = UNMAPPED_OPERATION.search(reason)
+    if operation is not None:
+        reason = f"torch's vmap has no rule for {operation[1]}"
     if place is not None:
         reason = f"{place}: {reason}"
     return f"{subject} cannot be run for many clients at once ({reason})"

@@ -31,6 +31,7 @@ from fedproto.core.tensors import (
 )
 from fedproto.core.types import Algorithm, Batch, Phase, State, Step, Tree, Upload, refuse_forward
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup, Data
+from fedproto.engines.vectorised.attention import plain_attention
 from fedproto.engines.vectorised.forward_passes import ForwardPasses
 from fedproto.engines.vectorised.layers import make_stackable
 from fedproto.engines.vectorised.memory import free_memory, training_memory, values_per_pass
@@ -142,7 +143,8 @@ class Stack:
         first = int(positions[0])
         seed = int(self.group.seed[first])
         client = int(self.group.number[first])
-        with seed_module_draws(seed, round, client, self.group.device):
+        device = self.group.device
+        with seed_module_draws(seed, round, client, device), plain_attention(device):
             for number, phase in enumerate(self.phases):
                 step_counts = self.timetable.count_steps(positions, phase, slow)
                 start = trained_tree(phase, params, kept)
@@ -303,7 +305,8 @@ class Stack:
 
         fields = _fields_of(closing_step)
         validate_all = vmap(validate_one, chunk_size=clients_at_once)
-        return unflatten_state(validate_all(rows, inside, *fields))
+        with plain_attention(self.group.device):
+            return unflatten_state(validate_all(rows, inside, *fields))
 
     # --- evaluation
 

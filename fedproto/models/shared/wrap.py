@@ -126,10 +126,17 @@ def wrap(
     return wrapped.train(module.training)
 
 
-def fit_wrapped(module: nn.Module, fit: Fit) -> nn.Module:
-    """Return a module; if it is a wrapped one, with a head and a projection that fit."""
+def prepare_module(module: nn.Module, fit: Fit) -> nn.Module:
+    """Return a module that is ready for a federation.
+
+    A wrapped one gets a head and a projection that fit. Encoders of torch compute padded tokens,
+    too: to skip them is an unfinished feature of torch, and changes nothing.
+    """
     if isinstance(module, Wrapped):
         module.fit(fit.classes, fit.dim)
+    for layer in module.modules():
+        if isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False
     return module
 
 
