@@ -95,6 +95,15 @@ class Workshop(NamedTuple):
     data: DividedData
     rounds: int
     threads: int
+    device: str = "cpu"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What every process is told: its number of threads, and on a CPU to see no GPU."""
+        variables = {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        if self.device == "cpu":
+            variables["CUDA_VISIBLE_DEVICES"] = ""
+        return variables
 
 
 @dataclass(frozen=True)
@@ -139,8 +148,14 @@ def prepare_htfllib(copy: Path, workshop: Workshop) -> list[str]:
 
 def _list_common_options(workshop: Workshop) -> list[str]:
     """Return the options that PFLlib and HtFLlib share; only the first round evaluates."""
-    options = {"algorithm": "FedProto", "dataset": "MNIST", "device": "cpu", "num_classes": 10}
-    options |= {"num_clients": CLIENTS, "batch_size": BATCH, "local_epochs": 1, "lamda": 1}
+    options = {"algorithm": "FedProto", "dataset": "MNIST", "num_classes": 10}
+    options |= {
+        "device": workshop.device,
+        "num_clients": CLIENTS,
+        "batch_size": BATCH,
+        "local_epochs": 1,
+        "lamda": 1,
+    }
     options |= {"local_learning_rate": 0.01, "global_rounds": workshop.rounds}
     options |= {"eval_gap": 100_000}
     return _write_options(options)
@@ -171,7 +186,7 @@ def prepare_fl_bench(copy: Path, workshop: Workshop) -> list[str]:
         "common.test.client.interval=-1",
         "common.test.client.test=false",
         "common.verbose_gap=1",
-        "common.use_cuda=false",
+        f"common.use_cuda={str(workshop.device == 'cuda').lower()}",
     ]
 
 
@@ -247,7 +262,7 @@ def list_rivals(
         script = str(copy / rival.copied[0])
         arguments = rival.prepare(copy, workshop)
         command = [python, str(PROCESSES / "launch.py"), name, channels, script, *arguments]
-        environment = dict(rival.environment) | limit_threads(workshop.threads)
+        environment = workshop.environment | dict(rival.environment)
         folder = copy / rival.started_in
         contenders.append(Contender(rival.title, command, folder, rival.mark, environment))
     return contenders, refused
@@ -258,6 +273,7 @@ def list_ours(workshop: Workshop) -> list[Contender]:
     algorithm = "fedproto-mh" if workshop.work.is_mixed else "fedproto"
     settings = SETTINGS | {"algorithm": algorithm, "rounds": workshop.rounds}
     settings |= {"eval_every": workshop.rounds, "threads": workshop.threads}
+    settings |= {"device": workshop.device}
     one = settings | {"engine": "vectorised"}
     runs = {
         BASE: one,
@@ -269,20 +285,15 @@ def list_ours(workshop: Workshop) -> list[Contender]:
         out = str(workshop.folder / f"ours-{number}")
         contenders.append(_make_own(name, json.dumps(keywords | {"out": out}), workshop))
     if not workshop.work.is_mixed:
-        contenders.append(_make_own("plain loop", "plain", workshop))
+        contenders.append(_make_own("plain loop", f"plain:{workshop.device}", workshop))
     return contenders
 
 
 def _make_own(name: str, asked: str, workshop: Workshop) -> Contender:
     command = [sys.executable, str(PROCESSES / "ours.py"), asked]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = limit_threads(workshop.threads) | {"PYTHONPATH": path}
+    environment = workshop.environment | {"PYTHONPATH": path}
     return Contender(name, command, workshop.folder, r"^round \d+ is done", environment)
-
-
-def limit_threads(threads: int) -> dict[str, str]:
-    """Return the environment in which numerical libraries use so many threads."""
-    return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
 
 
 def describe_versions(checkouts: dict[str, Path], python: str) -> str:
@@ -302,20 +313,14 @@ def describe_versions(checkouts: dict[str, Path], python: str) -> str:
     return ", ".join([*found, f"Python {platform.python_version()}"])
 
 
-def measure(
-    work: Work,
-    checkouts: dict[str, Path],
-    python: str,
-    turns: int,
-    threads: int,
-    logs: Path,
-) -> str:
+def measure(work: Work, checkouts: dict[str, Path], asked: argparse.Namespace, logs: Path) -> str:
     """Let all contenders do the work in turns; return a table with its title."""
     data = divide(SETTINGS)
     with tempfile.TemporaryDirectory(prefix="rivals-") as folder:
-        workshop = Workshop(work, Path(folder), data, turns + SPARE_ROUNDS, threads)
-        rivals, refused = list_rivals(checkouts, python, workshop)
-        found = take_turns([*list_ours(workshop), *rivals], turns, logs, _say)
+        rounds = asked.turns + SPARE_ROUNDS
+        workshop = Workshop(work, Path(folder), data, rounds, asked.threads, asked.device)
+        rivals, refused = list_rivals(checkouts, asked.python, workshop)
+        found = take_turns([*list_ours(workshop), *rivals], asked.turns, logs, _say)
     return f"{work.title}\n\n{make_table(found, refused, BASE)}\n"
 
 
@@ -335,29 +340,40 @@ def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--turns", type=int, default=5, help="rounds of each that are counted")
     parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--logs", type=Path, help="keep what the processes print in this folder")
     return parser.parse_args(arguments)
+
+
+def _check_arguments(asked: argparse.Namespace) -> dict[str, Path]:
+    """Return the checkouts that were named, by rival; `asked.python` becomes an absolute path."""
+    if min(asked.turns, asked.threads) < 1:
+        raise ConfigError("--turns and --threads are whole numbers of at least 1")
+    python = shutil.which(asked.python)
+    if python is None:
+        raise ConfigError(f"--python is {asked.python}, which is not a program that can be run")
+    asked.python = str(Path(python).absolute())
+    checkouts = {}
+    for name in RIVALS:
+        checkout = getattr(asked, name.replace("-", "_"))
+        if checkout is not None:
+            check_checkout(name, checkout)
+            checkouts[name] = checkout.absolute()
+    if not checkouts:
+        raise ConfigError("name at least one checkout: --" + ", --".join(RIVALS))
+    return checkouts
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables; a wrong checkout ends the program with exit code 2."""
     asked = _read_arguments(arguments)
-    checkouts = {}
-    for name in RIVALS:
-        checkout = getattr(asked, name.replace("-", "_"))
-        if checkout is not None:
-            checkouts[name] = checkout.resolve()
     try:
-        if not checkouts:
-            raise ConfigError("name at least one checkout: --" + ", --".join(RIVALS))
-        for name, checkout in checkouts.items():
-            check_checkout(name, checkout)
+        checkouts = _check_arguments(asked)
         with tempfile.TemporaryDirectory(prefix="rivals-logs-") as folder:
             logs = asked.logs or Path(folder)
             for name in asked.works:
                 (logs / name).mkdir(parents=True, exist_ok=True)
-                works = WORKS[name], checkouts, asked.python, asked.turns, asked.threads
-                print(measure(*works, logs / name), flush=True)
+                print(measure(WORKS[name], checkouts, asked, logs / name), flush=True)
     except FedProtoError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -13,17 +13,19 @@ import fedproto
 from fedproto.data import DataFolders
 from fedproto.runs.bench.contenders import run_plain_loop
 from fedproto.runs.bench.federations import Work, load_source
+from fedproto.runs.result import Result
 
 
 def main() -> None:
     asked = sys.argv[1]
-    if asked == "plain":
-        work = Work("cnn", 20, "cpu")
+    if asked.startswith("plain:"):
+        work = Work("cnn", 20, asked.removeprefix("plain:"))
         rounds = run_plain_loop(work, load_source(work, DataFolders(None)), work.clients)
     else:
         rounds = fedproto.stream(**json.loads(asked))
-    for number, _ in enumerate(rounds, start=1):
-        print(f"round {number} is done", flush=True)
+    for number, found in enumerate(rounds, start=1):
+        if not isinstance(found, Result):  # which a stream ends with
+            print(f"round {number} is done", flush=True)
 
 
 if __name__ == "__main__":

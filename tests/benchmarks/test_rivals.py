@@ -4,11 +4,14 @@ None of the other libraries is needed; small scripts take their place.
 """
 
 import gzip
+import importlib
 import json
 import pickle
 import re
+import runpy
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -136,6 +139,100 @@ def test_the_head_drops_inputs_only_in_training():
     assert not torch.equal(head.train()(features), torch.nn.Linear.forward(head, features))
 
 
+# --- what is started in the processes
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    """The script that starts the others, imported as if it were run."""
+    monkeypatch.syspath_prepend(rivals.PROCESSES)
+    module = importlib.import_module("launch")
+    yield module
+    for library in module.DECLARED:
+        library._destroy()
+    for name in ("launch", "paper_cnn"):
+        del sys.modules[name]
+
+
+def add_module(monkeypatch, name: str, **contents) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(contents)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+IMAGES = torch.zeros(2, 1, 28, 28)
+
+
+def test_pfllib_builds_the_papers_network_and_takes_its_head_off(launch, monkeypatch):
+    models = add_module(monkeypatch, "flcore.trainmodel.models", FedAvgCNN=None)
+    launch.use_in_pfllib([20] * 20)
+    model = models.FedAvgCNN(in_features=1, num_classes=10, dim=1024)
+    assert model(IMAGES).shape == (2, 10)
+    model.fc = torch.nn.Identity()
+    assert model(IMAGES).shape == (2, 50)
+
+
+def test_htfllib_finds_a_model_per_client(launch, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    launch.use_in_htfllib([18, 22])
+    for number, channels in enumerate((18, 22)):
+        path = tmp_path / launch.MODELS_FOLDER / f"Client_{number}_model.pt"
+        model = torch.load(path, weights_only=False)  # written just above
+        assert model.base[3].out_channels == channels
+        assert model.head(model.base(IMAGES)).shape == (2, 10)
+
+
+def test_fl_bench_knows_the_papers_network_as_custom(launch, monkeypatch):
+    models = add_module(
+        monkeypatch, "src.utils.models", DecoupledModel=torch.nn.Module, MODELS={"lenet5": None}
+    )
+    launch.use_in_fl_bench([20] * 20)
+    model = models.MODELS["custom"](dataset="mnist", pretrained=True)
+    assert model.classifier.in_features == 50
+    assert model.classifier(model.base(IMAGES)).shape == (2, 10)
+
+
+def test_the_script_is_run_with_its_arguments_and_neighbours(launch, tmp_path, monkeypatch, capsys):
+    add_module(monkeypatch, "torchvision")
+    (tmp_path / "rivals_test_neighbour.py").write_text("GREETING = 'found'\n")
+    script = tmp_path / "main.py"
+    script.write_text(
+        "import sys\nfrom rivals_test_neighbour import GREETING\n"
+        "if __name__ == '__main__':\n    print(GREETING, sys.argv[1:])\n"
+    )
+    command = ["launch.py", "released", "20,20", str(script), "--rounds", "3"]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    launch.main()
+    assert capsys.readouterr().out == "found ['--rounds', '3']\n"
+
+
+def test_operators_that_torchvision_misses_are_declared(launch, tmp_path, monkeypatch):
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    package.joinpath("__init__.py").write_text(
+        "import torch\n"
+        "for name in ('nms', 'qnms'):\n"
+        "    if not hasattr(torch.ops.torchvision, name):\n"
+        "        raise RuntimeError(f'operator torchvision::{name} does not exist')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    launch.import_torchvision()
+    assert len(launch.DECLARED) == 1
+    assert "torchvision" in sys.modules
+    monkeypatch.delitem(sys.modules, "torchvision")
+
+
+def test_our_own_process_prints_a_mark_per_round(monkeypatch, capsys):
+    settings = {"dataset": "mnist5k", "clients": 2, "ways": 2, "shots": 4, "stdev": 0}
+    settings |= {"rounds": 2, "test_shots": 2, "engine": "vectorised"}
+    monkeypatch.setattr(sys, "argv", ["ours.py", json.dumps(settings)])
+    runpy.run_path(str(rivals.PROCESSES / "ours.py"), run_name="__main__")
+    assert capsys.readouterr().out == "round 1 is done\nround 2 is done\n"
+
+
 # --- marks
 
 
@@ -247,19 +344,23 @@ def test_without_our_own_time_there_are_no_ratios():
 # --- the command line
 
 
-def test_a_wrong_checkout_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--pfllib", "here"], "here is not a checkout of PFLlib: it has no system/main.py"),
+        (["--fl-bench", "here"], "here is not a checkout of FL-bench: it has no main.py"),
+        ([], "name at least one checkout: --released, --pfllib, --htfllib, --fl-bench"),
+        (["--turns", "0"], "--turns and --threads are whole numbers of at least 1"),
+        (["--python", "./none"], "--python is ./none, which is not a program that can be run"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
     with pytest.raises(SystemExit) as ended:
-        rivals.main(["--pfllib", str(tmp_path)])
+        rivals.main(arguments)
     assert ended.value.code == 2
-    expected = f"error: {tmp_path} is not a checkout of PFLlib: it has no system/main.py\n"
-    assert capsys.readouterr().err == expected
-
-
-def test_no_checkout_at_all_is_refused(capsys):
-    with pytest.raises(SystemExit) as ended:
-        rivals.main([])
-    assert ended.value.code == 2
-    assert "name at least one checkout: --released, --pfllib" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
 def test_a_working_copy_leaves_the_checkout_alone(data, tmp_path):
