@@ -2,10 +2,9 @@
 
 Ten clients with 1 to 5 images of each of their classes: few images are the worst case. The same
 federation is trained with every protection, and each run is attacked as it is by `fedproto audit`.
-results/audit.md has these runs and this effort, but was put together from
-runs and attacks made one by one while the code still changed; it lacks membership for `training`.
+results/audit.* and results/audit-figures were written by it, in one go.
 
-    python3 -m benchmarks.audit                        # some minutes on one CPU core
+    python3 -m benchmarks.audit                        # some 10 minutes on one CPU core
     python3 -m benchmarks.audit --out runs/audit       # somewhere else than results/
 """
 
@@ -28,6 +27,7 @@ COMMON: dict[str, Any] = {
     "rounds": 10,
 }
 EPSILON = 8.0
+FEDAVG = {"algorithm": "fedavg", "model": "cnn(dropout=0)"}
 #: The settings of each run beside COMMON, by its name.
 RUNS: dict[str, dict[str, Any]] = {
     "few": {},
@@ -36,7 +36,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "training": {"privacy": "training", "epsilon": EPSILON, "absent": "drop"},
     "frozen": {"freeze": "body"},
     "release": {"privacy": "release", "epsilon": EPSILON, "freeze": "body"},
-    "fedavg-no-dropout": {"algorithm": "fedavg", "model": "cnn(dropout=0)"},
+    "fedavg-no-dropout": FEDAVG,
+    "fedavg-training": FEDAVG | {"privacy": "training", "epsilon": EPSILON},
 }
 EFFORT = Effort(federations=30, targets=8, victims=2, steps=300)
 

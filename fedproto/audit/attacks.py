@@ -15,6 +15,7 @@ from fedproto.audit import class_counts, gradient_inversion, membership, reconst
 from fedproto.audit import statistics as tests
 from fedproto.audit.attacked_run import AttackedRun, PlayedRound
 from fedproto.audit.decoder import THREAT as DECODER_THREAT
+from fedproto.audit.promises import is_promised, promised_epsilon
 from fedproto.audit.shadows import choose_records, train_shadows
 from fedproto.audit.white_box import THREAT as WHITE_BOX_THREAT
 from fedproto.config.settings import Config
@@ -216,12 +217,18 @@ def _infer_membership(run: AttackedRun, effort: Effort) -> tuple[Any, Any]:
     shadows = max(2, round(SHADOW_FRACTION * effort.federations))
     seen = train_shadows(run, records, effort.federations, rounds)
     trials = membership.infer_membership(seen, shadows)
+    promised = promised_epsilon(run, records, seen.included[shadows:], rounds)
+    attackers = []
+    for name, each in trials.items():
+        described = describe_trials(name, each)
+        described["promised"] = promised if is_promised(run, name) else None
+        attackers.append(described)
     found = {
         "records": len(records),
         "federations": effort.federations,
         "shadows": shadows,
         "rounds": rounds,
-        "attackers": [describe_trials(name, each) for name, each in trials.items()],
+        "attackers": attackers,
     }
     return found, trials
 

@@ -116,17 +116,27 @@ def _summarise_membership(audit: Audit) -> list[Cell]:
         return [NOTHING, NOTHING]
     best = max(found["attackers"], key=lambda each: each["true_positives_at"]["0.01"]["value"])
     rate = best["true_positives_at"]["0.01"]
-    strongest = max(found["attackers"], key=lambda each: each["epsilon_at_least"])
-    claim = audit.about["claim"]
-    promised = ""
-    if claim is not None and claim["holds"]:
-        promised = f"claimed: {claim['epsilon']:.3g}, {claim['unit']}"
     return [
         Cell(
             f"{rate['value']:.1%}", f"{rate['low']:.1%} to {rate['high']:.1%}, {best['attacker']}"
         ),
-        Cell(f"{strongest['epsilon_at_least']:.2f}", promised or strongest["attacker"]),
+        _summarise_epsilon(audit),
     ]
+
+
+def _summarise_epsilon(audit: Audit) -> Cell:
+    """Return the largest lower bound on epsilon, of what is claimed to be private if anything is.
+
+    Beside it is what is claimed of the federations that were attacked.
+    """
+    attackers = audit.found["membership"]["attackers"]
+    covered = [each for each in attackers if each["promised"] is not None]
+    strongest = max(covered or attackers, key=lambda each: each["epsilon_at_least"])
+    detail = strongest["attacker"]
+    if covered:
+        unit = audit.about["claim"]["unit"]
+        detail = f"claimed: {strongest['promised']:.3g}, {unit}; {detail}"
+    return Cell(f"{strongest['epsilon_at_least']:.2f}", detail)
 
 
 # --- sections
@@ -264,6 +274,7 @@ def _describe_membership(audits: Sequence[Audit]) -> Section:
         "at 1% false",
         "advantage",
         "epsilon at least",
+        "claimed",
     ]
     notes = []
     if chosen:
@@ -272,6 +283,13 @@ def _describe_membership(audits: Sequence[Audit]) -> Section:
             "Intervals are Clopper-Pearson's at 95%, as if trials were independent; those of one "
             "federation share its models. The lower bound on epsilon (add or remove one record, "
             "delta 0, 95%) holds without that: Steinke, Nasr and Jagielski, 2023."
+        )
+    if any(audit.about["claim"] is not None for audit in chosen):
+        notes.append(
+            "Claimed is the largest epsilon of any client of the attacked federations, whose noise "
+            "is the run's, but whose clients have other numbers of records. These numbers are "
+            "taken to be public, and depend on the coins. – means that the run claims nothing "
+            "about what this attacker sees."
         )
     notes += _left_out(audits, "membership")
     return Section(HEADINGS["membership"], figures, notes, Table(header, rows) if rows else None)
@@ -298,4 +316,6 @@ def _membership_row(audit: Audit, found: dict[str, Any]) -> list[Cell]:
     detail = f"{advantage['low']:+.3f} to {advantage['high']:+.3f}"
     cells.append(Cell(f"{advantage['value']:+.3f}", detail))
     cells.append(Cell(f"{found['epsilon_at_least']:.2f}"))
+    promised = found["promised"]
+    cells.append(NOTHING if promised is None else Cell(f"{promised:.3g}"))
     return cells
