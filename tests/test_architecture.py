@@ -117,6 +117,8 @@ FLOWER = (
     "deploy/client_app",
     "deploy/flower_transport",
     "deploy/reply_pulling",
+    "deploy/flower_node",
+    "deploy/warm_worker",
 )
 
 

@@ -20,15 +20,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
-from fedproto.core.types import Tree
 from fedproto.errors import FedProtoError, RunFolderError, WriteError
+
+if TYPE_CHECKING:  # locks and plain files are also for processes that need no torch
+    from fedproto.core.types import Tree
 
 MAX_NESTING = 100  # brackets inside brackets in JSON or TOML; our own files need fewer than ten
 METADATA_KEY = "fedproto"
@@ -249,6 +249,8 @@ class TensorFormat:
 
 def pack_tensors(tensors: Tree, format: TensorFormat, header: Mapping[str, Any]) -> bytes:
     """Return the bytes of a safetensors file with its format, version, header and checksum."""
+    from safetensors.torch import save
+
     separate = _without_shared_memory(tensors)
     described = {"format": format.name, "version": format.version, **header}
     described["sha256"] = _checksum(separate, described)
@@ -310,6 +312,8 @@ def hash_tensors(tensors: Tree) -> str:
 
 
 def _checksum(tensors: Tree, header: Mapping[str, Any]) -> str:
+    import torch
+
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()

@@ -3,14 +3,10 @@
 import io
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from email.message import EmailMessage
 from pathlib import Path
 
@@ -232,102 +228,7 @@ def test_flower_packs_only_the_settings(tmp_path: Path) -> None:
     )
 
 
-# --- the scripts of the folder
-
-#: Stands in for flower-supernode. Like Flower's, it starts a process that ends with it, takes a
-#: moment to take its leave of the server, and dies at once of a second signal.
-SUPERNODE = """#!/usr/bin/env bash
-sleep 300 &
-helper=$!
-echo "$$ $helper" > pids
-leave() {
-  trap - INT TERM
-  kill "$helper"
-  sleep 0.5
-  echo left > supernode.end
-  exit 0
-}
-trap leave INT TERM
-touch supernode.ready
-wait
-"""
-#: Stands in for a flower-supernode that the server refuses.
-REFUSED_SUPERNODE = """#!/usr/bin/env bash
-touch supernode.ready
-exit 1
-"""
-
-
-@contextmanager
-def run_member_script(folder: Path, supernode: str) -> Iterator[subprocess.Popen[str]]:
-    """Yield a running ./member.sh whose flower-supernode is a stand-in that has started."""
-    scaffold.init(folder, ["a", "b"], "digits", ["0", "1"])
-    programs = folder / "bin"
-    programs.mkdir()
-    (programs / "flower-supernode").write_text(supernode)
-    (programs / "flower-supernode").chmod(0o755)
-    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "RETRY": "300"}
-    environment.pop("FLWR_HOME", None)
-    running = subprocess.Popen(
-        ["./member.sh", "a"],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # Under nohup the tests ignore SIGHUP, and a script cannot trap what it inherits as ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-    )
-    try:
-        deadline = time.monotonic() + 30
-        while not (folder / "supernode.ready").exists():
-            assert time.monotonic() < deadline, "the stand-in did not start"
-            time.sleep(0.05)
-        yield running
-    finally:
-        running.kill()
-        running.wait()
-        for process in find_left(folder):
-            os.kill(process, signal.SIGKILL)
-
-
-def find_left(folder: Path) -> list[int]:
-    """Return the processes of the stand-in that are still there."""
-    if not (folder / "pids").exists():
-        return []
-    left = []
-    for word in (folder / "pids").read_text().split():
-        with suppress(ProcessLookupError):
-            os.kill(int(word), 0)
-            left.append(int(word))
-    return left
-
-
-@pytest.mark.parametrize("to", ["script", "group"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_to_the_members_script_ends_all_that_it_started(
-    number: signal.Signals, to: str, tmp_path: Path
-) -> None:
-    """`kill` and service managers signal the script, a terminal its whole process group."""
-    folder = tmp_path / "fed"
-    with run_member_script(folder, SUPERNODE) as running:
-        assert len(find_left(folder)) == 2
-        if to == "script":
-            running.send_signal(number)
-        else:
-            os.killpg(running.pid, number)
-        assert running.wait(30) == 128 + number
-        assert (folder / "supernode.end").read_text() == "left\n"
-        assert find_left(folder) == []
-
-
-def test_a_member_that_is_refused_tries_again_until_it_is_stopped(tmp_path: Path) -> None:
-    with run_member_script(tmp_path / "fed", REFUSED_SUPERNODE) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "a keeps trying; Ctrl-C stops it\n"
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(30) == 128 + signal.SIGTERM
-        assert running.stdout.read() == ""  # at its end: nobody has it open any more
+# --- the script that makes keys
 
 
 def run_keys_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -352,6 +253,17 @@ def test_the_keys_script_prints_a_line_per_file(tmp_path: Path) -> None:
         "written: keys/b, which is secret",
         "written: keys/b.pub",
     ]
+
+
+def test_the_servers_own_processes_reach_it_by_every_certificate(tmp_path: Path) -> None:
+    """They connect to 127.0.0.1, whatever address the members know."""
+    run_keys_script(tmp_path, "server.hospital.example")
+    from cryptography import x509
+
+    certificate = x509.load_pem_x509_certificate((tmp_path / "keys" / "server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["server.hospital.example", "localhost"]
+    assert [str(found) for found in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
 
 
 def test_the_keys_script_explains_itself_and_makes_nothing(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ OWN = {"a": (0, 1, 2), "b": (2, 3, 4), "c": (4, 5, 0)}
 MODELS = {"a": "mlp(hidden=30)", "b": "mlp(hidden=50)", "c": "mlp(hidden=40)"}
 
 #: Makes a member misbehave: the files in its folder `odd` say how. Every process of Flower reads
-#: this module at its start; only the one that replies imports fedproto.
+#: this module at its start; only the one whose forks reply imports fedproto.
 ODD = """
 import pathlib, sys, time
 here = pathlib.Path(__file__).parent
@@ -71,7 +71,7 @@ def malform_objects(kind):
 
     changed_class.deflate = deflate_changed
 
-if any("flwr-clientapp" in word for word in sys.orig_argv):
+if any("warm_worker" in word for word in sys.orig_argv):
     import dataclasses
     import numpy as np
     from fedproto.deploy import member
@@ -283,10 +283,19 @@ class Deployed:
 
 @contextlib.contextmanager
 def deployed(
-    folder: Path, members: dict[str, dict[str, str]], **environment: str
+    folder: Path,
+    members: dict[str, dict[str, str]],
+    *,
+    prepare: Callable[[Path], None] | None = None,
+    **environment: str,
 ) -> Iterator[Deployed]:
-    """Server and members, online; nothing of them is left afterwards."""
+    """Server and members, online; nothing of them is left afterwards.
+
+    `prepare` may change the folder before anything is started.
+    """
     federation = Deployed(folder, members)
+    if prepare is not None:
+        prepare(folder)
     try:
         federation.start_server()
         federation.admit(*members)
@@ -426,12 +435,8 @@ def _environment() -> dict[str, str]:
         ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"), "1"
     )
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
     return (
-        os.environ
-        | quiet
-        | quick
-        | {"FLWR_TELEMETRY_ENABLED": "0", "PATH": path, "OMP_NUM_THREADS": "1"}
+        os.environ | quiet | {"FLWR_TELEMETRY_ENABLED": "0", "PATH": path, "OMP_NUM_THREADS": "1"}
     )
 
 

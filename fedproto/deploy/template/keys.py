@@ -31,6 +31,8 @@ CA_DAYS = 3650
 SERVER_DAYS = 825
 HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: By which the server's own processes reach it.
+OWN_HOSTS = ("localhost", "127.0.0.1")
 #: Names of files beside the members' keys.
 TAKEN = ("ca.crt", "server.key", "server.pem")
 
@@ -126,7 +128,8 @@ def write_authority(root_key: ec.EllipticCurvePrivateKey) -> None:
 def write_server(
     server_key: ec.EllipticCurvePrivateKey, root_key: ec.EllipticCurvePrivateKey, hosts: list[str]
 ) -> None:
-    names = x509.SubjectAlternativeName([parse_host(host) for host in hosts])
+    all_hosts = dict.fromkeys([*hosts, *OWN_HOSTS])
+    names = x509.SubjectAlternativeName([parse_host(host) for host in all_hosts])
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(root_key.public_key())
     builder = begin_certificate("federation server", server_key, SERVER_DAYS)
