@@ -40,8 +40,10 @@ from fedproto.core.tensors import (
 )
 from fedproto.core.types import Recipient, State, Tree, Upload
 from fedproto.core.uploads import LatestUploads
+from fedproto.deploy.error_codes import SERVER_BEHIND, describe_code
+from fedproto.deploy.history import Event, read_history
 from fedproto.deploy.member_record import MemberRecord
-from fedproto.deploy.messages import Message, pack_download, place_rows, unpack_upload
+from fedproto.deploy.messages import Header, Message, pack_download, place_rows, unpack_upload
 from fedproto.deploy.outliers import Amounts, find_outliers
 from fedproto.deploy.secure_settings import refuse_unfit_settings
 from fedproto.deploy.server_start import of_architecture, start_server
@@ -94,6 +96,9 @@ class ServerState:
         self.once_uploads = LatestUploads(0)  # of the groups that are sent once
         self.requests: dict[str, SentRequest] = {}  # to train, the latest of each member
         self.replies: dict[str, AcceptedReply] = {}  # of the round that is not closed yet
+        #: The last rounds of members that refused this one because they have trained it before.
+        self.later_rounds: dict[str, int] = {}
+        self.history: list[Event] = []  # restores, changes and the like; see history.py
         self.start = start_server(terms.build(), terms, settings, self.classes)
         self.algorithm = settings.combine(self.start.algorithm)
         self.layouts = self.start.declare(max(1, len(self.classes)))
@@ -136,7 +141,7 @@ class ServerState:
         To train, a member receives what the algorithm sends to a client with its classes. It
         receives everything if its classes are not known yet, or to be evaluated over `all_classes`.
         """
-        member = self.members.setdefault(name, MemberRecord(len(self.members)))
+        member = self.members.setdefault(name, MemberRecord(self.count_numbers()))
         send_all = all_classes or not member.spoken
         own = [float(send_all or each in member.spoken) for each in self.classes]
         heard = 0
@@ -248,6 +253,20 @@ class ServerState:
         self.members[name].note_accuracy(reply)
         self.members[name].site = reply.header.get("site", "")
 
+    def note_failure(self, name: str, header: Header) -> str:
+        """Record that a member replied with an error, and return the reason.
+
+        If it has trained a later round, that is noted, too, unless it is beyond the run's last.
+        """
+        member = self.members[name]
+        member.note_failure(describe_code(header["error"]))
+        trained = header.get("trained")
+        if header["error"] != SERVER_BEHIND or type(trained) is not int:
+            return member.reason
+        if self.round < trained <= self.settings.rounds:
+            self.later_rounds[name] = trained
+        return member.reason
+
     def _find_architecture(self, name: str, reply: Message) -> str:
         """Return the architecture of a member, as its groups of weights are named; often empty.
 
@@ -343,6 +362,7 @@ class ServerState:
     def close_round(self) -> None:
         """Compute the server's new state from the accepted replies; `save` writes it."""
         self.round += 1
+        self.later_rounds.clear()
         arriving = RoundUploads(
             self.algorithm, self.uploads, self.once_uploads, self.round, keeps_all=True
         )
@@ -361,7 +381,7 @@ class ServerState:
         """
         for name in names:
             self.members[name].last_round = self.round
-        self.once_uploads.add_clients(len(self.members))
+        self.once_uploads.add_clients(self.count_numbers())
         arriving = RoundUploads(self.algorithm, self.uploads, self.once_uploads, self.round)
         sent_once = {name: total[name] for name in self.algorithm.once if name in total}
         if sent_once:
@@ -373,8 +393,8 @@ class ServerState:
 
     def _store_replies(self, arriving: RoundUploads) -> None:
         """Make the accepted replies the latest uploads, in the order of the members' numbers."""
-        self.uploads.add_clients(len(self.members))
-        self.once_uploads.add_clients(len(self.members))
+        self.uploads.add_clients(self.count_numbers())
+        self.once_uploads.add_clients(self.count_numbers())
         for name in sorted(self.replies, key=lambda each: self.members[each].number):
             reply = self.replies[name]
             member = self.members[name]
@@ -477,6 +497,10 @@ class ServerState:
         """Return how many members there are: those listed, or else all that were ever asked."""
         return len(words(self.settings.members)) or max(self.settings.quorum, len(self.members))
 
+    def count_numbers(self) -> int:
+        """Return how many numbers are taken: a number that a rebuilt server lacks is not reused."""
+        return 1 + max((member.number for member in self.members.values()), default=-1)
+
     def admits(self, name: str) -> bool:
         """Return whether somebody is a member; if none are listed, everybody Flower lets in is."""
         listed = words(self.settings.members)
@@ -495,6 +519,10 @@ class ServerState:
     def upload_of(self, name: str) -> Upload:
         """Return a member's latest upload; where prototypes travel, with a row for each class."""
         return self.uploads.get(self.members[name].number)
+
+    def recall_uploads(self) -> Upload | None:
+        """Return the uploads that the algorithm aggregates now, or None if there are none."""
+        return self.uploads.recall(None if self.algorithm.remembers else self.round)
 
     def _spoken_rows(self, name: str) -> Upload:
         """Return a member's latest upload as it was sent, with the rows of its classes only."""
@@ -539,6 +567,7 @@ class ServerState:
             "classes": list(self.classes),
             "algorithm": self._describe_algorithm(),
             "registered": sorted(self.registered),
+            "history": self.history,
             "members": {name: vars(member) for name, member in self.members.items()},
         }
         with explain_write_errors(self.path):
@@ -600,6 +629,7 @@ class ServerState:
         self.round = int(header["round"])
         self.classes = tuple(dict.fromkeys((*header["classes"], *self.classes)))
         self.registered |= set(header["registered"])
+        self.history = read_history(header)
         records = {name: MemberRecord(**record) for name, record in header["members"].items()}
         self.members = dict(sorted(records.items(), key=lambda member: member[1].number))
 
