@@ -7,7 +7,8 @@ FedProtoError
 │   ├── ImageSizesError    images of several sizes, where all must have one
 │   └── MessageError       a message of the server that a deployed member cannot use
 ├── RunFolderError   a run folder that is in the way, damaged, or not one
-│   └── WriteError         a file or folder that cannot be written (disk full, read-only, forbidden)
+│   ├── WriteError         a file or folder that cannot be written (disk full, read-only, forbidden)
+│   └── ServerBehind       a server that asks a member for a round before its last one
 ├── TrainingError    training broke down in a named round, client and stage
 │   ├── DivergedError      a client's numbers are no longer finite
 │   └── LostProcessError   one of several processes of a run is gone
@@ -64,6 +65,12 @@ class RunFolderError(FedProtoError):
 
 class WriteError(RunFolderError):
     pass
+
+
+class ServerBehind(RunFolderError):
+    def __init__(self, message: str, trained: int) -> None:
+        super().__init__(message)
+        self.trained = trained  # the member's last round
 
 
 class TrainingError(FedProtoError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,7 +52,7 @@ def show_status(
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Show the members, when each was last heard, rounds, accuracies, bytes and refusals."""
-    from fedproto.deploy.status import make_rows, read_status
+    from fedproto.deploy.status import describe_age, make_rows, read_status
 
     if state.suffix == ".toml" and state.is_file():
         _show_ledger(state, json)
@@ -79,9 +79,21 @@ def show_status(
         "why",
     )
     print_table(headers, make_rows(found))
+    _show_history(found["history"])
+    if found["backup"] is not None:
+        last = found["backup"]
+        say(f"last backup: round {last['round']}, {describe_age(last['time'])}, in {last['to']}")
     say(f"round {found['round']}, {found['algorithm']}, classes {', '.join(found['classes'])}")
     if found["privacy"] is not None:
         say(found["privacy"]["claim"]["statement"])
+
+
+def _show_history(history: list[dict[str, Any]]) -> None:
+    """Print what happened beside the rounds, if anything did."""
+    from fedproto.deploy.status import make_history_rows
+
+    if history:
+        print_table(("when", "after round", "event", "what"), make_history_rows(history))
 
 
 def _show_ledger(path: Path, json: bool) -> None:
@@ -95,6 +107,7 @@ def _show_ledger(path: Path, json: bool) -> None:
         typer.echo(dumps(spent, indent=1))
         return
     print_table(("federation", "rounds", "last", "epsilon"), make_ledger_rows(spent))
+    _show_history(spent["history"])
     limit = spent["max_epsilon_per_year"]
     budget = "no budget is set" if limit is None else f"the budget is {limit:g}"
     say(

@@ -16,6 +16,14 @@ from fedproto.cli.audit_command import audit
 from fedproto.cli.bench_command import bench
 from fedproto.cli.check_command import check
 from fedproto.cli.data_commands import data_app
+from fedproto.cli.deploy_backup_commands import (
+    backup,
+    contribute,
+    move_data,
+    rebuild,
+    rename,
+    restore,
+)
 from fedproto.cli.deploy_commands import deploy_app
 from fedproto.cli.inference_commands import export, predict
 from fedproto.cli.init_command import init
@@ -60,6 +68,12 @@ app.command()(export)
 app.command()(join)
 app.command()(members)
 app.command()(extend)
+deploy_app.command()(backup)
+deploy_app.command()(restore)
+deploy_app.command()(rename)
+deploy_app.command()(move_data)
+deploy_app.command()(contribute)
+deploy_app.command()(rebuild)
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
 

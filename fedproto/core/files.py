@@ -8,6 +8,7 @@ several entries in no fixed order.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -46,6 +47,26 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
     A private file can be read and written by its owner only. The temporary name is unique, so two
     writers cannot mix their bytes; `remove_leftovers` deletes what a killed writer left behind.
     """
+    with _temporary_file(path, content, private) as temporary:
+        os.replace(temporary, path)
+
+
+def write_new(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a file that does not exist yet, atomically; FileExistsError if it does."""
+    with _temporary_file(path, content, private) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # some disks, such as FAT, have no links
+            if path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+            os.replace(temporary, path)
+
+
+@contextmanager
+def _temporary_file(path: Path, content: bytes, private: bool) -> Iterator[Path]:
+    """Write a file beside another one, on disk for certain, and delete it if it is left there."""
     unique = f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_TEMPORARY_ENDING}"
     temporary = path.with_name(unique)
     mode = 0o600 if private else 0o666
@@ -55,10 +76,9 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
+        yield temporary
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager

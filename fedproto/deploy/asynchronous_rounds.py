@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from fedproto.deploy.passed_rounds import explain_later_rounds, pass_over_rounds
 from fedproto.deploy.server_actions import (
     FIRST_PAUSE_SECONDS,
     MAX_PAUSE_SECONDS,
@@ -75,11 +76,15 @@ class AsynchronousRounds:
                 deadline = now + settings.timeout + settings.patience
             if len(state.replies) >= settings.buffer:
                 self._refuse_outliers()
+            elif pass_over_rounds(state, settings.buffer, self.say):
+                self.refused.clear()
+                return
             elif now > deadline:
                 save_state(state, self.say)  # with the refusals and their reasons
                 raise TrainingError(
                     f"round {number}: {len(state.replies)} replies accepted, but {settings.buffer} "
                     "are needed; run this again: it continues with the same round"
+                    f"{explain_later_rounds(state)}"
                 )
             elif now > self.next_look:
                 self._ask_idle_members()

@@ -72,7 +72,7 @@ def _reply(
     Every exception is caught here and written to the member's own log, because Flower would send
     the text of those it catches to the server.
     """
-    from fedproto.deploy.error_codes import choose_code
+    from fedproto.deploy.error_codes import describe_error
     from fedproto.deploy.flower_transport import from_record, to_record
     from fedproto.deploy.messages import Message, make_printable
     from fedproto.errors import FedProtoError
@@ -87,13 +87,13 @@ def _reply(
         reply = act(request, _read_settings(context.node_config))
         content = to_record(Message(reply.header | nonce, reply.arrays))
     except FedProtoError as error:
-        code = choose_code(error)
-        LOG.error("This member cannot reply (%s): %s", code, error)
-        content = to_record(Message({"error": code} | nonce, {}))
+        told = describe_error(error)
+        LOG.error("This member cannot reply (%s): %s", told["error"], error)
+        content = to_record(Message(told | nonce, {}))
     except Exception as error:
-        code = choose_code(error)
-        LOG.exception("This member cannot reply (%s)", code)
-        content = to_record(Message({"error": code} | nonce, {}))
+        told = describe_error(error)
+        LOG.exception("This member cannot reply (%s)", told["error"])
+        content = to_record(Message(told | nonce, {}))
     return FlowerMessage(content, reply_to=message)
 
 

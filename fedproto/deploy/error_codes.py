@@ -1,4 +1,6 @@
-"""What a member may say about its own errors: a code out of this table, and nothing else.
+"""What a member may say about its own errors: a code out of this table.
+
+With `server-behind` goes the member's last round; nothing else leaves it.
 
 The sentences of our errors name files, columns and values, which are the member's own. They go to
 the member's log. The server is told a code, and shows the sentence that this table has for it.
@@ -18,10 +20,12 @@ from fedproto.errors import (
     Refused,
     RefusedByMember,
     RunFolderError,
+    ServerBehind,
     TrainingError,
     WriteError,
 )
 
+SERVER_BEHIND = "server-behind"
 SENTENCES = {
     "budget-spent": "its privacy budget for a year would be exceeded",
     "config-unusable": "its own settings cannot be used",
@@ -32,6 +36,7 @@ SENTENCES = {
     "package-missing": "it lacks a Python package",
     "protection-too-weak": "its own settings demand more protection than was asked for",
     "refused-by-member": "its own settings do not allow what was asked",
+    "server-behind": "it has trained a later round than the server asks for",
     "state-unusable": (
         "its saved state is corrupted, in use, or belongs to another member or federation"
     ),
@@ -49,6 +54,7 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
     (MessageError, "message-unusable"),
     (Refused, "message-unusable"),
     (WriteError, "state-unwritable"),
+    (ServerBehind, SERVER_BEHIND),
     (RunFolderError, "state-unusable"),
     (TrainingError, "training-failed"),
     (ConfigError, "config-unusable"),
@@ -66,6 +72,14 @@ def choose_code(error: BaseException) -> str:
         if isinstance(error, kind):
             return code
     return "internal-error"
+
+
+def describe_error(error: BaseException) -> dict[str, str | int]:
+    """Return what leaves a member instead of this error, for the header of its reply."""
+    told: dict[str, str | int] = {"error": choose_code(error)}
+    if isinstance(error, ServerBehind):
+        told["trained"] = error.trained
+    return told
 
 
 def describe_code(code: object) -> str:

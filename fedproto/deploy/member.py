@@ -36,7 +36,7 @@ from fedproto.deploy.member_checkpoint import (
     find_state_file,
     hold_state,
 )
-from fedproto.deploy.member_data import build_federation
+from fedproto.deploy.member_data import build_federation, count_rows
 from fedproto.deploy.member_record import TOLD_METRICS
 from fedproto.deploy.messages import (
     Header,
@@ -51,6 +51,7 @@ from fedproto.errors import (
     MessageError,
     RefusedByMember,
     RunFolderError,
+    ServerBehind,
     TrainingError,
 )
 from fedproto.inference.trained_client import TrainedClient, calibrate_client
@@ -80,14 +81,15 @@ def train_round(request: Message, own: MemberSettings, hidden: bool = False) -> 
         saved = MemberCheckpoint.load(own)
         if saved is not None:
             _refuse_other_federation(saved, request, own)
-            if saved.round == round:
+            if saved.round == round and not saved.is_without_reply:
                 _refuse_uncovering(saved, own, hidden)
                 member_privacy.release_reply(own, request.header)
                 return saved.reply
-            if saved.round > round:
-                raise RunFolderError(
+            if saved.round >= round:
+                raise ServerBehind(
                     f"{own.name} has trained round {saved.round}, but the server requests round "
-                    f"{round}: did the server lose its state?"
+                    f"{round}: was the server or this member restored from a backup?",
+                    saved.round,
                 )
         with torch_settings(own.threads, "float32"):
             new = _train(request, own, terms, saved, hidden)
@@ -298,7 +300,18 @@ def _train(
     prototypes = take_prototypes(participant.received)
     reply = Message(header, upload.arrays)
     tau = Tau.of(terms.part().options)
-    return MemberCheckpoint(round, classes, outcome.state, prototypes, reply, terms.dim, tau)
+    return MemberCheckpoint(
+        round,
+        classes,
+        outcome.state,
+        prototypes,
+        reply,
+        terms.dim,
+        tau,
+        number=request.header["number"],
+        rows=count_rows(participant.federation),
+        history=[] if saved is None else saved.history,
+    )
 
 
 def _prepare(

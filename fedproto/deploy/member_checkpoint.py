@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from fedproto.core.files import (
 from fedproto.core.prototypes import DEFAULT_TAU, Tau
 from fedproto.core.tensors import flatten_groups, split_groups
 from fedproto.core.types import Tree
+from fedproto.deploy.history import Event, read_history
 from fedproto.deploy.messages import Message
 from fedproto.deploy.settings import MemberSettings
 from fedproto.errors import RunFolderError, shown
@@ -41,6 +42,14 @@ class MemberCheckpoint:
     reply: Message  # to the request for this round
     dim: int = 0  # values of an embedding, as the server says; 0: as the model has them
     tau: Tau = DEFAULT_TAU  # of the prediction by both prototypes and head
+    number: int = 0  # that the server gave the member; its random numbers are drawn by it
+    rows: dict[str, int] = field(default_factory=dict)  # training rows of each class, in that round
+    history: list[Event] = field(default_factory=list)  # see history.py
+
+    @property
+    def is_without_reply(self) -> bool:
+        """Whether the reply to the last round is lost: the member was restored from a backup."""
+        return "round" not in self.reply.header
 
     def save(self, own: MemberSettings) -> None:
         """Write the member's file, for its owner only."""
@@ -54,6 +63,9 @@ class MemberCheckpoint:
             "classes": list(self.classes),
             "dim": self.dim,
             "tau": list(self.tau),
+            "number": self.number,
+            "rows": self.rows,
+            "history": self.history,
             "reply": self.reply.header,
             "member": own.fingerprint(),
             "identity": own.identity(),
@@ -74,7 +86,8 @@ class MemberCheckpoint:
         if header.get("member") != own.fingerprint():
             raise RunFolderError(
                 f"{path} {_describe_difference(header.get('identity'), own)}: change that back, "
-                "or name another `state`, which starts a new model"
+                "or name another `state`, which starts a new model; a new name or place of the "
+                "data is entered by `fedproto deploy rename` or `move-data`"
             )
         groups = split_groups(tensors)
         arrays = {name: value.numpy() for name, value in groups.get("reply", {}).items()}
@@ -87,8 +100,11 @@ class MemberCheckpoint:
                 reply=Message(header["reply"], arrays),
                 dim=header.get("dim", 0),
                 tau=Tau(*header.get("tau", ())),
+                number=int(header.get("number", 0)),
+                rows=dict(header.get("rows", {})),
+                history=read_history(header),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"{path} is not a complete member state: {error}") from error
 
 

@@ -58,6 +58,15 @@ def build_federation(
     return add_fixed_features(federation, build_map([terms.map_part()]))
 
 
+def count_rows(federation: Federation) -> dict[str, int]:
+    """Return how many training rows a federation's only member has of each of its classes."""
+    labels = federation.members[0].train.y.cpu().numpy()
+    counts = {}
+    for label, count in zip(*np.unique(labels, return_counts=True), strict=True):
+        counts[federation.classes[label]] = int(count)
+    return counts
+
+
 def _choose_model(own: MemberSettings, source: Source) -> Part:
     """Return the member's model with all options; `auto` is the one that the source names."""
     model = parse_choice("model", own.model)

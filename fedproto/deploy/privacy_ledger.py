@@ -63,11 +63,7 @@ class PrivacyLedger:
         if not path.exists():
             return empty
         content = unseal(read_json(path), VERSION, str(path))
-        try:
-            entries = tuple(_read_entry(each) for each in content["entries"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(f"{path} is not a ledger of epsilon: {error}") from error
-        return replace(empty, entries=entries)
+        return replace(empty, entries=tuple(read_entries(content.get("entries"), str(path))))
 
     def epsilon(
         self, now: float, more: Sequence[Release] = (), federation: str | None = None
@@ -120,6 +116,69 @@ def find_ledger(own: MemberSettings) -> Path:
         return Path(own.ledger)
     whose = hashlib.sha256(f"{own.name}\0{own.data}".encode()).hexdigest()[:12]
     return Path(own.state).absolute().parent / f"privacy-ledger-{whose}.json"
+
+
+def carry_over(before: MemberSettings, own: MemberSettings) -> None:
+    """Enter what a member spent under another name, or of data in another place, in its ledger.
+
+    What was spent is never less afterwards: entries of both ledgers count, and the old file stays.
+    """
+    if find_ledger(before) == find_ledger(own) or not find_ledger(before).exists():
+        return
+    with _hold(before):
+        spent = PrivacyLedger.read(before)
+    with _hold(own):
+        ledger = PrivacyLedger.read(own)
+        replace(ledger, entries=_unite((*spent.entries, *ledger.entries))).write()
+
+
+def recall_spending(
+    own: MemberSettings, known: Sequence[Entry], federation: str, rounds: range
+) -> None:
+    """Enter what a member has spent, after it was restored from a backup with `known` entries.
+
+    Entries of both ledgers count. A round among `rounds` that neither has is entered at the price
+    of the federation's dearest one, if one of its rounds had a price.
+    """
+    with _hold(own):
+        ledger = PrivacyLedger.read(own)
+        united = _unite((*known, *ledger.entries))
+        own_entries = [entry for entry in united if entry.federation == federation]
+        if own_entries:
+            dearest = max(own_entries, key=lambda entry: _price(entry, own.epsilon_delta))
+            entered = {entry.round for entry in own_entries}
+            for round in rounds:
+                if round not in entered:
+                    entry = dearest._replace(time=time.time(), round=round, sent=True)
+                    united = (*united, entry)
+        if united:
+            replace(ledger, entries=united).write()
+
+
+def _price(entry: Entry, delta: float) -> float:
+    return compute_epsilon(list(entry.releases), delta)
+
+
+def describe_entries(own: MemberSettings) -> list[dict[str, Any]]:
+    """Return the entries of a member's ledger, for JSON."""
+    return [_describe_entry(entry) for entry in PrivacyLedger.read(own).entries]
+
+
+def read_entries(stored: Any, where: str) -> list[Entry]:
+    """Return what `describe_entries` returned; RunFolderError names where it is damaged."""
+    try:
+        return [_read_entry(each) for each in stored]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{where} is not a ledger of epsilon: {error}") from error
+
+
+def _unite(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Return entries in the order of their times, each once; it is sent if one of them is."""
+    united: dict[Entry, bool] = {}
+    for entry in entries:
+        key = entry._replace(sent=False)
+        united[key] = united.get(key, False) or entry.sent
+    return tuple(key._replace(sent=sent) for key, sent in sorted(united.items()))
 
 
 def reserve_round(

@@ -6,6 +6,7 @@ import time
 
 from fedproto.deploy.asynchronous_rounds import AsynchronousRounds
 from fedproto.deploy.messages import Message
+from fedproto.deploy.passed_rounds import explain_later_rounds, pass_over_rounds
 from fedproto.deploy.secure_rounds import run_secure_round
 from fedproto.deploy.server_actions import (
     Say,
@@ -57,12 +58,16 @@ def _run_round(state: ServerState, transport: Transport, say: Say) -> None:
         accepted = len(state.replies)
         if accepted >= quorum:
             break
+        if pass_over_rounds(state, quorum, say):
+            return
         save_state(state, say)  # with the refusals and their reasons
         too_few = f"round {number}: {accepted} replies accepted{missing}, but {quorum} are needed"
         if deadline is None:
             deadline = time.monotonic() + state.settings.patience
         if time.monotonic() + pause > deadline:
-            raise TrainingError(f"{too_few}; run this again: it continues with the same round")
+            later = explain_later_rounds(state)
+            again = "run this again: it continues with the same round"
+            raise TrainingError(f"{too_few}; {again}{later}")
         say(f"{too_few}; the other members are asked again in {pause:g} s")
         time.sleep(pause)
     state.close_round()

@@ -15,8 +15,8 @@ import numpy as np
 
 from fedproto.core.summation import Summation
 from fedproto.core.types import GroupLayout
-from fedproto.deploy.error_codes import describe_code
 from fedproto.deploy.messages import SECURE_SUM, Header, Message
+from fedproto.deploy.passed_rounds import explain_later_rounds, pass_over_rounds
 from fedproto.deploy.server_actions import (
     Reply,
     Say,
@@ -63,11 +63,14 @@ def run_secure_round(
             if state.round == number:
                 say(f"round {number}: {error}; the round ends without an update")
                 return
+            if pass_over_rounds(state, state.settings.quorum, say):
+                return
             if deadline is None:
                 deadline = time.monotonic() + state.settings.patience
             if time.monotonic() + pause > deadline:
                 raise TrainingError(
                     f"round {number}: {error}; run this again: it continues with the same round"
+                    f"{explain_later_rounds(state)}"
                 ) from error
             say(f"round {number}: {error}; the next attempt is in {pause:g} s")
             time.sleep(pause)
@@ -171,8 +174,7 @@ class _SecureRound:
             if isinstance(content, str):
                 raise Refused(content)
             if "error" in content.header:
-                member.note_failure(describe_code(content.header["error"]))
-                return f"failed: {member.reason}"
+                return f"failed: {self.state.note_failure(reply.member, content.header)}"
             if reply.member not in pending:
                 raise Refused("unexpected reply: the sender has replied, or is out of the round")
             payload = self._check_reply(stage, reply.member, content)

@@ -25,7 +25,13 @@ from fedproto.deploy.member import check_request, train_round
 from fedproto.deploy.member_checkpoint import hold_state
 from fedproto.deploy.messages import SECURE_SUM, Header, Message, unpack_upload
 from fedproto.deploy.settings import MemberSettings
-from fedproto.errors import FedProtoError, MessageError, RefusedByMember, RunFolderError
+from fedproto.errors import (
+    FedProtoError,
+    MessageError,
+    RefusedByMember,
+    RunFolderError,
+    ServerBehind,
+)
 from fedproto.privacy.secure_sum.flat_uploads import to_vectors
 from fedproto.privacy.secure_sum.member import KeyStage, MaskedStage, ShareStage, start_member
 from fedproto.privacy.secure_sum.stage_fields import (
@@ -180,6 +186,16 @@ def _not_its_turn(what: str) -> MessageError:
 # --- the file
 
 
+def forget_sums(own: MemberSettings, federation: str, last_round: int) -> None:
+    """Delete all secrets of a member that is restored; no round up to `last_round` is added again.
+
+    The caller holds the member's folder.
+    """
+    file = _StageFile(own)
+    added = max(last_round, file.added_round(federation))
+    file.write(federation, last_round, added, None)
+
+
 class _StageFile:
     """The secrets of a member's secure sum, and the last round that it has helped to unmask."""
 
@@ -205,29 +221,31 @@ class _StageFile:
     def save(self, header: Header, stage: Stage | None) -> None:
         """Replace the file; with None, the round is unmasked, and no secrets are left."""
         federation = header.get("federation")
-        added = self._added_round(federation)
+        added = self.added_round(federation)
         if stage is None:
             added = header["round"]
         fields = None if stage is None else pack_stage(stage)
-        self._write(federation, header["round"], added, fields)
+        self.write(federation, header["round"], added, fields)
 
     def forget_secrets(self) -> None:
         """Delete the secrets; which round was unmasked is still known."""
         stored = self._read()
         if stored.get("stage"):
             federation = stored.get("federation")
-            self._write(federation, stored.get("round"), self._added_round(federation), None)
+            self.write(federation, stored.get("round"), self.added_round(federation), None)
 
     def refuse_added(self, header: Header) -> None:
-        """Raise RefusedByMember if the member has helped to unmask this round, or a later one."""
-        added = self._added_round(header.get("federation"))
+        """Raise ServerBehind if the member has helped to unmask this round, or a later one."""
+        added = self.added_round(header.get("federation"))
         if header["round"] <= added:
-            raise RefusedByMember(
+            raise ServerBehind(
                 f"round {added} has been added in a secure sum, so round {header['round']} is not "
-                "added again: the difference of two sums would tell about single members"
+                "added again: the difference of two sums would tell about single members",
+                added,
             )
 
-    def _added_round(self, federation: Any) -> int:
+    def added_round(self, federation: Any) -> int:
+        """Return the last round of a federation that the member has helped to unmask."""
         stored = self._read()
         return stored.get("added", 0) if stored.get("federation") == federation else 0
 
@@ -237,9 +255,8 @@ class _StageFile:
         _, header = read_tensors(self.path, STAGE_FORMAT)
         return header
 
-    def _write(
-        self, federation: Any, round: Any, added: int, fields: dict[str, Any] | None
-    ) -> None:
+    def write(self, federation: Any, round: Any, added: int, fields: dict[str, Any] | None) -> None:
+        """Replace the file."""
         header = {"federation": federation, "round": round, "added": added, "stage": fields}
         with explain_write_errors(self.path):
             write_tensors(self.path, {}, STAGE_FORMAT, header, private=True)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
-from fedproto.deploy.error_codes import describe_code
 from fedproto.deploy.messages import Message
 from fedproto.deploy.server_state import ServerState
 from fedproto.errors import Refused, RunFolderError, TrainingError
@@ -142,8 +141,7 @@ def handle_reply(state: ServerState, reply: Reply, pending: frozenset[str]) -> s
         member.note_refusal(content)
         return f"was refused: {content}"
     if "error" in content.header:
-        member.note_failure(describe_code(content.header["error"]))
-        return f"failed: {member.reason}"
+        return f"failed: {state.note_failure(name, content.header)}"
     try:
         state.accept_reply(name, content, state.expect_reply(name, pending))
     except Refused as error:

@@ -40,8 +40,10 @@ from fedproto.core.tensors import (
 )
 from fedproto.core.types import Recipient, State, Tree, Upload
 from fedproto.core.uploads import LatestUploads
+from fedproto.deploy.error_codes import SERVER_BEHIND, describe_code
+from fedproto.deploy.history import Event, read_history
 from fedproto.deploy.member_record import MemberRecord
-from fedproto.deploy.messages import Message, pack_download, place_rows, unpack_upload
+from fedproto.deploy.messages import Header, Message, pack_download, place_rows, unpack_upload
 from fedproto.deploy.outliers import Amounts, find_outliers
 from fedproto.deploy.secure_settings import refuse_unfit_settings
 from fedproto.deploy.server_privacy import describe_privacy
@@ -96,6 +98,9 @@ class ServerState:
         self.once_uploads = LatestUploads(0)  # of the groups that are sent once
         self.requests: dict[str, SentRequest] = {}  # to train, the latest of each member
         self.replies: dict[str, AcceptedReply] = {}  # of the round that is not closed yet
+        #: The last rounds of members that refused this one because they have trained it before.
+        self.later_rounds: dict[str, int] = {}
+        self.history: list[Event] = []  # restores, changes and the like; see history.py
         self.start = start_server(terms.build(), terms, settings, self.classes)
         self.privacy = self.start.privacy
         self.algorithm = settings.combine(self.start.algorithm)
@@ -139,7 +144,7 @@ class ServerState:
         To train, a member receives what the algorithm sends to a client with its classes. It
         receives everything if its classes are not known yet, or to be evaluated over `all_classes`.
         """
-        member = self.members.setdefault(name, MemberRecord(len(self.members)))
+        member = self.members.setdefault(name, MemberRecord(self.count_numbers()))
         send_all = all_classes or not member.spoken
         own = [float(send_all or each in member.spoken) for each in self.classes]
         heard = 0
@@ -254,6 +259,20 @@ class ServerState:
         self.members[name].note_accuracy(reply)
         self.members[name].site = reply.header.get("site", "")
 
+    def note_failure(self, name: str, header: Header) -> str:
+        """Record that a member replied with an error, and return the reason.
+
+        If it has trained a later round, that is noted, too, unless it is beyond the run's last.
+        """
+        member = self.members[name]
+        member.note_failure(describe_code(header["error"]))
+        trained = header.get("trained")
+        if header["error"] != SERVER_BEHIND or type(trained) is not int:
+            return member.reason
+        if self.round < trained <= self.settings.rounds:
+            self.later_rounds[name] = trained
+        return member.reason
+
     def _find_architecture(self, name: str, reply: Message) -> str:
         """Return the architecture of a member, as its groups of weights are named; often empty.
 
@@ -355,6 +374,7 @@ class ServerState:
     def close_round(self) -> None:
         """Compute the server's new state from the accepted replies; `save` writes it."""
         self.round += 1
+        self.later_rounds.clear()
         arriving = RoundUploads(
             self.algorithm, self.uploads, self.once_uploads, self.round, keeps_all=True
         )
@@ -373,7 +393,7 @@ class ServerState:
         """
         for name in names:
             self.members[name].last_round = self.round
-        self.once_uploads.add_clients(len(self.members))
+        self.once_uploads.add_clients(self.count_numbers())
         arriving = RoundUploads(self.algorithm, self.uploads, self.once_uploads, self.round)
         sent_once = {name: total[name] for name in self.algorithm.once if name in total}
         if sent_once:
@@ -385,8 +405,8 @@ class ServerState:
 
     def _store_replies(self, arriving: RoundUploads) -> None:
         """Make the accepted replies the latest uploads, in the order of the members' numbers."""
-        self.uploads.add_clients(len(self.members))
-        self.once_uploads.add_clients(len(self.members))
+        self.uploads.add_clients(self.count_numbers())
+        self.once_uploads.add_clients(self.count_numbers())
         for name in sorted(self.replies, key=lambda each: self.members[each].number):
             reply = self.replies[name]
             member = self.members[name]
@@ -505,6 +525,10 @@ class ServerState:
         """Return how many members there are: those listed, or else all that were ever asked."""
         return len(words(self.settings.members)) or max(self.settings.quorum, len(self.members))
 
+    def count_numbers(self) -> int:
+        """Return how many numbers are taken: a number that a rebuilt server lacks is not reused."""
+        return 1 + max((member.number for member in self.members.values()), default=-1)
+
     def admits(self, name: str) -> bool:
         """Return whether somebody is a member; if none are listed, everybody Flower lets in is."""
         listed = words(self.settings.members)
@@ -523,6 +547,10 @@ class ServerState:
     def upload_of(self, name: str) -> Upload:
         """Return a member's latest upload; where prototypes travel, with a row for each class."""
         return self.uploads.get(self.members[name].number)
+
+    def recall_uploads(self) -> Upload | None:
+        """Return the uploads that the algorithm aggregates now, or None if there are none."""
+        return self.uploads.recall(None if self.algorithm.remembers else self.round)
 
     def _spoken_rows(self, name: str) -> Upload:
         """Return a member's latest upload as it was sent, with the rows of its classes only."""
@@ -570,6 +598,7 @@ class ServerState:
             "classes": list(self.classes),
             "algorithm": self._describe_algorithm(),
             "registered": sorted(self.registered),
+            "history": self.history,
             "members": {name: vars(member) for name, member in self.members.items()},
         }
         if self.privacy is not None:
@@ -644,6 +673,7 @@ class ServerState:
         self.round = int(header["round"])
         self.classes = tuple(dict.fromkeys((*header["classes"], *self.classes)))
         self.registered |= set(header["registered"])
+        self.history = read_history(header)
         records = {name: MemberRecord(**record) for name, record in header["members"].items()}
         if not all(record.spent >= 0 for record in records.values()):
             raise ValueError("it does not say what members have spent")

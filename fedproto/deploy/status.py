@@ -9,10 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fedproto.core.files import read_tensors
+from fedproto.deploy.history import Event, read_history
+from fedproto.deploy.member_checkpoint import STATE_FORMAT, find_state_file
 from fedproto.deploy.privacy_ledger import PrivacyLedger
-from fedproto.deploy.server_state import STATE_FILE, read_state, title_member
-from fedproto.deploy.settings import read_member
-from fedproto.errors import RunFolderError
+from fedproto.deploy.server_backup import read_last_backup
+from fedproto.deploy.server_files import find_server_file
+from fedproto.deploy.server_state import read_state, title_member
+from fedproto.deploy.settings import MemberSettings, read_member
 
 #: Units of time and their seconds, the longest first.
 _UNITS = (("days", 86400), ("h", 3600), ("min", 60))
@@ -23,19 +27,8 @@ def read_status(path: Path) -> dict[str, Any]:
 
     `path` is the server's file, its folder, or the folder that `deploy init` made.
     """
-    candidates = [path, path / STATE_FILE, path / "server" / STATE_FILE]
-    files = [candidate for candidate in candidates if candidate.is_file()]
-    if not files:
-        if (path / "run.sh").exists():
-            raise RunFolderError(
-                f"the federation in {path} has not started: {STATE_FILE} appears when ./run.sh "
-                "begins its first round"
-            )
-        raise RunFolderError(
-            f"{path} holds no {STATE_FILE}, which the server writes before its first round: name "
-            "the folder that `fedproto deploy init` made, on the server's machine"
-        )
-    _, header = read_state(files[0])
+    file = find_server_file(path)
+    _, header = read_state(file)
     members = {}
     for name, record in header["members"].items():
         members[name] = {key: value for key, value in record.items() if key != "number"}
@@ -45,7 +38,18 @@ def read_status(path: Path) -> dict[str, Any]:
         "classes": header["classes"],
         "members": members,
         "privacy": header.get("privacy"),
+        "history": read_history(header),
+        "backup": read_last_backup(file),
     }
+
+
+def make_history_rows(history: list[Event]) -> list[list[str]]:
+    """Return the cells of a table with a row for each entry of a history."""
+    rows = []
+    for event in history:
+        moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(event["time"]))
+        rows.append([moment, str(event["round"]), event["event"], event["what"]])
+    return rows
 
 
 def make_rows(status: dict[str, Any]) -> list[list[str]]:
@@ -60,7 +64,7 @@ def make_rows(status: dict[str, Any]) -> list[list[str]]:
 def _describe_member(record: dict[str, Any]) -> list[str]:
     last_heard = "never"
     if record["last_seen"]:
-        last_heard = _describe_age(time.time() - record["last_seen"])
+        last_heard = describe_age(record["last_seen"])
     other_bytes = record["beside_up"] + record["beside_down"]
     return [
         last_heard,
@@ -122,7 +126,17 @@ def read_ledger(path: Path) -> dict[str, Any]:
         "delta": own.epsilon_delta,
         "max_epsilon_per_year": own.max_epsilon_per_year,
         "federations": federations,
+        "history": _read_own_history(own),
     }
+
+
+def _read_own_history(own: MemberSettings) -> list[Event]:
+    """Return what happened to a member beside its rounds, whatever settings its state is of."""
+    path = find_state_file(own)
+    if not path.exists():
+        return []
+    _, header = read_tensors(path, STATE_FORMAT)
+    return read_history(header)
 
 
 def make_ledger_rows(spent: dict[str, Any]) -> list[list[str]]:
@@ -134,7 +148,12 @@ def make_ledger_rows(spent: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _describe_age(seconds: float) -> str:
+def describe_age(moment: float) -> str:
+    """Return how long ago a moment was, given in seconds since 1970."""
+    return _describe_seconds(time.time() - moment)
+
+
+def _describe_seconds(seconds: float) -> str:
     for unit, length in _UNITS:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit} ago"

@@ -25,6 +25,7 @@ from fedproto.core.types import Tree
 from fedproto.deploy.messages import Message
 from fedproto.deploy.round_protocol import serve
 from fedproto.deploy.server_actions import Reply
+from fedproto.deploy.server_backup import back_up_server, restore_server
 from fedproto.deploy.server_state import ServerState
 from fedproto.deploy.settings import split_run_config
 from fedproto.errors import ConfigError, Refused, TrainingError
@@ -285,3 +286,16 @@ def test_a_buffer_of_more_replies_than_members_is_refused() -> None:
         split_run_config({"buffer": 3, "members": "a,b"}, "here")
     with pytest.raises(ConfigError, match="buffer must be a"):
         split_run_config({"buffer": -1}, "here")
+
+
+def test_a_restored_server_goes_on_after_the_rounds_of_its_members(make_deployment: Any) -> None:
+    deployment = make_deployment(buffer=3)
+    state, _ = serve_late(deployment, deployment.state(rounds=1))
+    backup = back_up_server(state.path, deployment.folder / "backups").path
+    serve_late(deployment, deployment.state(rounds=3))
+    state.path.unlink()
+    restore_server(backup, state.path.parent)
+    state, _ = serve_late(deployment, deployment.state(rounds=4))
+    assert [event["event"] for event in state.history] == ["restored", "passed over"]
+    assert [member.last_round for member in state.members.values()] == [4, 4, 4]
+    assert [member.staleness for member in state.members.values()] == [0, 0, 0]

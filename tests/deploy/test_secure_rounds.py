@@ -19,7 +19,13 @@ from fedproto.deploy.member_checkpoint import MemberCheckpoint
 from fedproto.deploy.messages import SECURE_SUM, Message
 from fedproto.deploy.secure_stages import STAGE_FILE, STAGE_FORMAT, make_dense, take_stage
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
-from fedproto.errors import ConfigError, MessageError, RefusedByMember, TrainingError
+from fedproto.errors import (
+    ConfigError,
+    MessageError,
+    RefusedByMember,
+    ServerBehind,
+    TrainingError,
+)
 from fedproto.privacy.secure_sum.server import STAGES
 
 SECURE = "secure-sum(error=1e-9,largest=1e5)"
@@ -204,7 +210,7 @@ def test_a_stage_is_answered_once(make_deployment):
     for stage in STAGES[1:]:
         with pytest.raises(MessageError, match="not part of"):
             take_stage(requests[stage]["a"], deployment.members["a"])
-    with pytest.raises(RefusedByMember, match="round 1 has been added in a secure sum"):
+    with pytest.raises(ServerBehind, match="round 1 has been added in a secure sum"):
         take_stage(requests["keys"]["a"], deployment.members["a"])
 
 

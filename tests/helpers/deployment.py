@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from fedproto.core.tensors import flatten_state, unflatten_state
 from fedproto.core.types import State, Tree
-from fedproto.deploy.error_codes import choose_code
+from fedproto.deploy.error_codes import describe_error
 from fedproto.deploy.member import evaluate_member, train_round
 from fedproto.deploy.member_checkpoint import STATE_FILE as MEMBER_FILE
 from fedproto.deploy.messages import SECURE_SUM, Message, unpack_upload
@@ -162,7 +162,7 @@ class LocalTransport:
                 act = take_stage if SECURE_SUM in request.header else act
                 reply = act(request, self.members[name])
             except FedProtoError as error:
-                reply = Message({"error": choose_code(error)}, {})
+                reply = Message(describe_error(error), {})
             if kind == "train" and not self.heard(name, round):
                 continue
             for each in self.rewrite(name, reply, round) if kind == "train" else [reply]:
@@ -174,6 +174,29 @@ class LocalTransport:
 def count_message_bytes(message: Message) -> int:
     """The bytes of a message whose header is one text."""
     return len(json.dumps(message.header)) + message.count_bytes()
+
+
+def serve_to(deployment: Deployment, rounds: int, **transport: Any) -> ServerState:
+    """Return the state after this many rounds in all."""
+    return deployment.serve(deployment.state(rounds=rounds), **transport)
+
+
+def write_member(own: MemberSettings, path: Path, **changes: str) -> Path:
+    """Write a member's TOML file."""
+    keys = ("name", "data", "state", "model", "classes", "sends")
+    values = {key: getattr(own, key) for key in keys} | changes
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    return path
+
+
+def make_private_deployment(folder: Path, member_files: dict[str, Any]) -> Deployment:
+    """A federation of two members that train with private steps."""
+    options = {"quorum": 2, "classes": "0,1,2,3,4"}
+    deployment = Deployment(folder, member_files["folder"], "fedavg", "ab", options)
+    deployment.terms = TrainingTerms(
+        algorithm="fedavg", dim=DIM, privacy="training", step_noise=1.5, gradient_clip=0.5
+    )
+    return deployment
 
 
 def clone_tree(server: State) -> State:
