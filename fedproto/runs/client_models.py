@@ -2,8 +2,8 @@
 
 models/index.json               how each client's model is built, what it takes, and in which
                                 shard its tensors are
-models/round-R-N.safetensors    shard N: weights as they are evaluated after round R, and what
-                                the models make of held-out test rows
+models/round-R-N.safetensors    shard N: weights as they are evaluated after round R, what the
+                                models make of held-out test rows, and what is near the hardest
 
 A tensor that several clients share, such as the server's model, is stored once. Shards are written
 before the index, so an index never names a shard that is not there. A file holds no code: a model
@@ -25,6 +25,7 @@ from fedproto.core.types import Tree
 from fedproto.runs import held_out
 from fedproto.runs.folder import CLIENT_MODELS, RunFolder
 from fedproto.runs.from_settings import FROM_PYTHON
+from fedproto.runs.hard_rows import find_hard_rows
 from fedproto.runs.teacher_files import TEACHER_FILE, teacher_of, write_teacher
 
 if TYPE_CHECKING:
@@ -65,6 +66,15 @@ def write_client_models(
         module.load_state_dict(state, strict=False)
         own_teacher = None if teacher is None else teacher.of_client(member.id)
         outputs = held_out.compute_held_out(module, member, max_unseen_rows, own_teacher)
+        outputs |= find_hard_rows(
+            module,
+            member,
+            experiment.federation.partition["clients"][member.id],
+            outputs,
+            experiment.progress.server,
+            own_teacher,
+            with_training=experiment.budget is None,
+        )
         place = writer.add(member.id, state, outputs)
         described = _describe_client(member, experiment, accuracy)
         if teacher is not None:

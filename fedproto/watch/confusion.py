@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.core.files import parse_json, unseal
 from fedproto.errors import RunFolderError
-from fedproto.runs.client_models import INDEX
-from fedproto.runs.folder import CLIENT_MODELS, VERSION
-from fedproto.watch.numbers import to_count
-from fedproto.watch.plain_files import read_plain, stamp_of
-from fedproto.watch.prototype_map import Prototypes, read_tensors_named
+from fedproto.runs.folder import CLIENT_MODELS
+from fedproto.watch.client_tensors import read_client_tensors
+from fedproto.watch.prototype_map import Prototypes
 
 
 def count_confusions(
@@ -43,30 +40,16 @@ def count_confusions(
 
 def _read_outputs(folder: Path, name: str, client: int) -> dict[str, np.ndarray] | None:
     """Return features, logits and labels of a client's kept test rows."""
-    if stamp_of(folder / INDEX) is None or (folder / CLIENT_MODELS).is_symlink():
+    keys = ("features", "logits", "labels")
+    outputs = read_client_tensors(folder, name, client, "known", keys)
+    if outputs is None or len(outputs) < len(keys):
         return None
-    where = f"{name}/{INDEX}"
-    index = unseal(parse_json(read_plain(folder / INDEX, where), where), VERSION, where)
-    entries = index.get("clients")
-    round = to_count(index.get("round"))
-    if not isinstance(entries, list) or client >= len(entries) or round is None:
-        return None
-    shard = to_count(entries[client].get("shard")) if isinstance(entries[client], dict) else None
-    if shard is None:
-        return None
-    file = f"round-{round:08d}-{shard:05d}.safetensors"
-    keys = {key: f"{client}.known.{key}" for key in ("features", "logits", "labels")}
-    path = folder / CLIENT_MODELS / file
-    tensors = read_tensors_named(path, tuple(keys.values()), f"{name}/{CLIENT_MODELS}/{file}")
-    if len(tensors) < len(keys):
-        return None
-    outputs = {key: tensors[stored] for key, stored in keys.items()}
     rows = len(outputs["labels"])
     fits = outputs["labels"].ndim == 1
     for key in ("features", "logits"):
         fits = fits and outputs[key].ndim == 2 and len(outputs[key]) == rows
     if not fits:
-        raise RunFolderError(f"{name}/{CLIENT_MODELS}/{file} has outputs that do not fit")
+        raise RunFolderError(f"{name}/{CLIENT_MODELS} has outputs that do not fit")
     return outputs
 
 

@@ -141,6 +141,7 @@ class DeployedView:
         return {
             "client": clients[0],
             "confusion": None,
+            "hard_rows": None,
             "prototypes": self._map.compare_client(number, self._map.name_classes(names, [])),
             "problem": None,
         }

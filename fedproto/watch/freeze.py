@@ -13,6 +13,8 @@ from fedproto.watch.run_view import RunView
 
 #: Counts in the confusion matrices of single clients that a page holds; about 4 MB of text.
 MAX_CONFUSION_CELLS = 2_000_000
+#: Hard test rows of single clients that a page holds; about 2 MB of text.
+MAX_HARD_ROWS = 6000
 
 
 def freeze(folders: Sequence[Path], servers: Sequence[Path]) -> dict[str, Any]:
@@ -26,6 +28,7 @@ def freeze(folders: Sequence[Path], servers: Sequence[Path]) -> dict[str, Any]:
     runs = []
     clients = {}
     cells_left = MAX_CONFUSION_CELLS
+    hard_rows_left = MAX_HARD_ROWS
     for view in views:
         view.refresh()
         run = view.describe()
@@ -39,6 +42,10 @@ def freeze(folders: Sequence[Path], servers: Sequence[Path]) -> dict[str, Any]:
             cells_left -= _count_cells(found)
             if cells_left < 0:
                 found["confusion"] = None
+            if found["hard_rows"] is not None:
+                hard_rows_left -= len(found["hard_rows"]["rows"])
+            if hard_rows_left < 0:
+                found["hard_rows"] = None
             found["client"] = client
             details[str(client["id"])] = found
         clients[view.place.id] = details

@@ -19,6 +19,7 @@ SCRIPTS = (
     "charts.js",
     "runs.js",
     "quality.js",
+    "reasons.js",
     "clients.js",
     "map.js",
     "client.js",

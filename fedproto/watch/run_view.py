@@ -21,6 +21,7 @@ from fedproto.runs.result_file import check_result
 from fedproto.watch.clients import describe_metrics, describe_planned, describe_trained
 from fedproto.watch.confusion import count_confusions
 from fedproto.watch.discovery import Place
+from fedproto.watch.hard_rows import describe_hard_rows
 from fedproto.watch.numbers import to_number, to_numbers
 from fedproto.watch.plain_files import read_plain, stamp_of
 from fedproto.watch.prototype_map import PrototypeMap
@@ -231,15 +232,20 @@ class RunView:
             return None
         problem = None
         confusion = None
+        hard_rows = None
+        path = self.place.path
+        name = self.place.name
         try:
-            prototypes = self._map.values()
-            confusion = count_confusions(self.place.path, self.place.name, number, prototypes)
+            confusion = count_confusions(path, name, number, self._map.values())
+            if self._result is not None:
+                hard_rows = describe_hard_rows(path, name, number, self._result["classes"])
         except FedProtoError as error:
             problem = str(error)
         names = self._name_prototypes(clients)
         return {
             "client": chosen[0],
             "confusion": confusion,
+            "hard_rows": hard_rows,
             "prototypes": self._map.compare_client(number, names),
             "problem": problem,
         }

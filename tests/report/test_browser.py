@@ -39,12 +39,15 @@ def test_a_browser_shows_the_page_without_complaint(
     assert [name for name in resources if not name.startswith("data:")] == []
 
 
-def test_a_client_of_a_report_has_its_confusion_matrix(browser: Browser, page: Path) -> None:
+def test_a_client_of_a_report_has_its_confusion_matrix_and_hard_rows(
+    browser: Browser, page: Path
+) -> None:
     browser.open(page.as_uri(), 1280, "light")
     browser.wait_for(SHOWN)
     browser.ask("document.querySelector('[data-key=\"client-2\"]').click()")
     browser.wait_for("document.getElementById('client').open")
     assert browser.ask("document.querySelectorAll('dialog .matrix td').length") > 0
+    assert "row " in browser.ask("document.querySelector('.reasons tbody td:last-child').innerText")
     assert browser.messages() == []
 
 

@@ -67,6 +67,20 @@ def test_a_client_opens_by_keyboard_with_its_confusion_matrix(
     browser.wait_for("document.getElementById('client').open")
     assert browser.ask("document.getElementById('client-title').textContent") == "Client 1"
     assert browser.ask("document.querySelectorAll('dialog .matrix td').length") > 0
+    (run,) = [run for run in watched.get("api/runs").json() if run["method"] == "fedproto"]
+    told = watched.get(f"api/runs/{run['id']}/clients/1").json()["hard_rows"]["rows"]
+    shown = browser.ask(
+        "[...document.querySelectorAll('.reasons tbody tr')].map(row => row.innerText)"
+    )
+    assert len(shown) == len(told) > 2
+    for text, row in zip(shown, told, strict=True):
+        assert text.split()[:2] == [str(row["row"]), f"{row['class']}:"]
+        is_right = row["answer"] == row["class"]
+        assert ("recognised" if is_right else f"taken for {row['answer']}") in text
+        for near in row["training"]:
+            assert f"row {near['row']}, {near['class']} at " in text
+        for near in row["prototypes"]:
+            assert f"{near['class']} at " in text
     assert browser.find_accessibility_problems() == []
     for kind in ("keyDown", "keyUp"):
         browser.tool("Input.dispatchKeyEvent", type=kind, key="Escape", windowsVirtualKeyCode=27)
@@ -194,6 +208,7 @@ def test_hostile_names_stay_text(browser: Browser, runs: Path, tmp_path: Path) -
             "document.getElementById('client-title').textContent"
         )
         assert HOSTILE in browser.ask("document.body.textContent")
+        assert HOSTILE in browser.ask("document.querySelector('.reasons').textContent")
         assert browser.ask("document.querySelectorAll('img, iframe, b, svg[onload]').length") == 0
         assert browser.ask("document.documentElement.scrollWidth") <= 390
         assert browser.messages() == []

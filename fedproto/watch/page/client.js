@@ -1,8 +1,9 @@
-// One client in a dialog: confusion matrix, recall, prototypes against the global ones, history.
+// One client in a dialog: confusion matrix, recall, hardest rows, prototypes against the global ones.
 
 import { ago, bytes, count, percent, plain, wayName } from "./format.js";
 import { choice, h, note, table } from "./dom.js";
 import { confusionTable, recallBars } from "./quality.js";
+import { hardRows } from "./reasons.js";
 
 function facts(run, client) {
   const rows = [["classes", client.classes.join(", ") || "–"]];
@@ -64,6 +65,7 @@ export class ClientDialog {
       details.confusion ? note(`Counted on the ${count(details.confusion.rows, "test row")} whose outputs the run folder keeps, one half of the client's test rows.`)
         : note(run.state === "finished" ? "The run folder keeps no outputs of this client, so there is no confusion matrix." : "Confusion matrix and recall of a client are there when the run has finished."),
       client.recall[way] ? recallBars(client.recall[way], "Recall on all its test rows") : null,
+      details.hard_rows?.rows.length ? hardRows(details.hard_rows, run) : null,
       details.prototypes.length ? prototypeTable(details.prototypes) : null));
   }
 }
