@@ -73,8 +73,13 @@ class Observations:
 def choose_records(run: AttackedRun) -> Records:
     """Return the candidates: each client's own records, and as many others of its classes.
 
-    DoesNotApply if no client has enough of both.
+    DoesNotApply if no client has enough of both, or if the run is a closed form.
     """
+    if run.algorithm.uses_fixed:
+        raise DoesNotApply(
+            "shadow federations do not solve closed forms from fixed features; "
+            "its claim of privacy, if it has one, is not tested"
+        )
     pools: dict[int, _Pool] = {}
     clients = []
     labels = []

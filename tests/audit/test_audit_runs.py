@@ -57,6 +57,13 @@ def test_an_audit_of_one_run_lies_in_it(runs: Path) -> None:
     assert (runs / "proto" / "audit.html").exists()
 
 
+def test_membership_is_left_out_for_a_closed_form(tmp_path: Path) -> None:
+    closed_form = ("--algorithm", "closed-form", "--feature-map", "random-projection(values=8)")
+    succeed("run", *SMALL, *closed_form, "--out", tmp_path / "closed")
+    answer = fail("audit", tmp_path / "closed", "--attack", "membership")
+    assert "does not apply to closed: shadow federations do not solve closed forms" in answer.err
+
+
 def test_what_cannot_be_audited_is_refused(runs: Path, tmp_path: Path) -> None:
     answer = fail("audit", runs / "weights", "--attack", "reconstruction", writes=runs)
     assert "fedavg send no prototypes" in answer.err

@@ -123,6 +123,17 @@ def test_the_guide_ends_with_the_projects_address_if_it_has_one(
         assert "More about" not in guide
 
 
+def test_scripts_read_what_flower_prints_without_colours(tmp_path: Path) -> None:
+    """Notebooks and CI set these, and then Flower colours the JSON that run.sh reads."""
+    scaffold.init(tmp_path / "fed", ["a", "b"], "digits", ["0", "1"])
+    coloured = os.environ | {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1"}
+    command = ["bash", "-c", ". ./env.sh; env", "./run.sh"]
+    done = subprocess.run(
+        command, cwd=tmp_path / "fed", env=coloured, check=True, capture_output=True, text=True
+    )
+    assert "FLWR_HOME=" in done.stdout and "COLOR" not in done.stdout.replace("COLORTERM", "")
+
+
 def test_a_federation_from_the_template_trains(tmp_path: Path) -> None:
     scaffold.init(tmp_path / "fed", ["a", "b"], "digits", list("0123456789"))
     config = tomllib.loads((tmp_path / "fed" / "pyproject.toml").read_text())["tool"]["flwr"][
