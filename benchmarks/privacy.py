@@ -163,12 +163,17 @@ def tune(method: Method, epsilon: float) -> dict[str, Any]:
 
 
 def measure_all(out: Path, datasets: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    """Measure what the .json lacks, seed by seed, write it after each run, and return it."""
+    """Measure what the .json lacks, write it after each run, and return it.
+
+    Private training is slow and comes last; apart from that, it goes seed by seed.
+    """
     path = out / f"{NAME}.json"
     found: dict[str, Any] = {"delta": DELTA, "tuned": {}, "runs": {}}
     if path.exists():
         found |= json.loads(path.read_text())
-    for seed, dataset, method in itertools.product(seeds, datasets, METHODS):
+    turns = list(itertools.product(seeds, datasets, METHODS))
+    turns.sort(key=lambda turn: turn[2].privacy == "training")
+    for seed, dataset, method in turns:
         for epsilon in method.epsilons:
             choice = name_choice(method, epsilon)
             key = name_run(dataset, method, epsilon, seed)
