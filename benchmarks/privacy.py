@@ -73,15 +73,17 @@ EPSILON_ERROR = 1e-6  # of the search for the least noise
 
 
 class Rows(NamedTuple):
-    """What a data set gives: images, and fixed features in the shape of images."""
+    """Rows of a data set: to train on, and to test on."""
 
-    images: tuple[Any, ...]  # x, y, x_test, y_test
-    features: tuple[Any, ...]
+    x: Any
+    y: Any
+    x_test: Any
+    y_test: Any
 
 
 @cache
-def load_rows(dataset: str, is_tuning: bool = False) -> Rows:
-    """Return the rows of a data set that are used, the same for all seeds.
+def load_images(dataset: str, is_tuning: bool = False) -> Rows:
+    """Return the images of a data set that are used, the same for all seeds.
 
     is_tuning  whether to return those that settings are chosen on: further rows of the training
                set, for training and for testing
@@ -97,17 +99,30 @@ def load_rows(dataset: str, is_tuning: bool = False) -> Rows:
             (source.train, rest[:TRAIN_ROWS]),
             (source.train, rest[TRAIN_ROWS : TRAIN_ROWS + TEST_ROWS]),
         ]
-    compute = random_projection(values=SIDE * SIDE).build(Inputs(IMAGE_SHAPE))
-    images: list[Any] = []
-    features: list[Any] = []
+    found: list[Any] = []
     for split, chosen in parts:
         x = torch.as_tensor(np.asarray(split.x[chosen])).float().reshape(-1, *IMAGE_SHAPE)
         x = x / 255 if float(x.max()) > 1 else x
-        y = np.asarray(split.y[chosen])
-        fixed = compute_features(compute, x).reshape(-1, 1, SIDE, SIDE)
-        images += [x.numpy(), y]
-        features += [fixed.numpy(), y]
-    return Rows(tuple(images), tuple(features))
+        found += [x.numpy(), np.asarray(split.y[chosen])]
+    return Rows(*found)
+
+
+@cache
+def load_features(dataset: str, is_tuning: bool = False) -> Rows:
+    """Return fixed features of the same rows, in the shape of images."""
+    images = load_images(dataset, is_tuning)
+    compute = random_projection(values=SIDE * SIDE).build(Inputs(IMAGE_SHAPE))
+    features = []
+    for x in (images.x, images.x_test):
+        fixed = compute_features(compute, torch.from_numpy(x))
+        features.append(fixed.reshape(-1, 1, SIDE, SIDE).numpy())
+    return Rows(features[0], images.y, features[1], images.y_test)
+
+
+def load_rows(method: Method, dataset: str, is_tuning: bool = False) -> Rows:
+    """Return what a method sees of a data set."""
+    load = load_features if method.is_fixed else load_images
+    return load(dataset, is_tuning)
 
 
 def measure(
@@ -126,7 +141,7 @@ def measure(
     if method.is_fixed:
         settings["model"] = Classifier(nn.Flatten(), nn.Linear(SIDE * SIDE, 10))
     result = fedproto.run(
-        dataset=rows.features if method.is_fixed else rows.images,
+        dataset=tuple(rows),
         partition="nway",
         seed=seed,
         engine="vectorised",
@@ -152,7 +167,7 @@ def tune(method: Method, epsilon: float) -> dict[str, Any]:
     All tries and their accuracies over all classes are returned with them. Of equal ones the first
     is taken, which has the fewest rounds.
     """
-    rows = load_rows(TUNING_DATASET, is_tuning=True)
+    rows = load_rows(method, TUNING_DATASET, is_tuning=True)
     tries = []
     for values in itertools.product(*GRID.values()):
         chosen = dict(zip(GRID, values, strict=True))
@@ -163,12 +178,17 @@ def tune(method: Method, epsilon: float) -> dict[str, Any]:
 
 
 def measure_all(out: Path, datasets: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    """Measure what the .json lacks, seed by seed, write it after each run, and return it."""
+    """Measure what the .json lacks, write it after each run, and return it.
+
+    Private training is slow and comes last; apart from that, it goes seed by seed.
+    """
     path = out / f"{NAME}.json"
     found: dict[str, Any] = {"delta": DELTA, "tuned": {}, "runs": {}}
     if path.exists():
         found |= json.loads(path.read_text())
-    for seed, dataset, method in itertools.product(seeds, datasets, METHODS):
+    turns = list(itertools.product(seeds, datasets, METHODS))
+    turns.sort(key=lambda turn: turn[2].privacy == "training")
+    for seed, dataset, method in turns:
         for epsilon in method.epsilons:
             choice = name_choice(method, epsilon)
             key = name_run(dataset, method, epsilon, seed)
@@ -179,7 +199,8 @@ def measure_all(out: Path, datasets: Sequence[str], seeds: Sequence[int]) -> dic
                 found["tuned"][choice] = tune(method, epsilon)
                 write(path, found)
             chosen = found["tuned"][choice]["settings"] if method.is_tuned else None
-            found["runs"][key] = measure(method, load_rows(dataset), epsilon, seed, chosen)
+            rows = load_rows(method, dataset)
+            found["runs"][key] = measure(method, rows, epsilon, seed, chosen)
             write(path, found)
             accuracy = found["runs"][key]["all"]
             seconds = time.perf_counter() - started

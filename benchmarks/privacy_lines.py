@@ -28,6 +28,9 @@ MIXED = {
 TRAINED = {"model": "mlp(hidden=16)", "momentum": 0.0, "epochs": 1}
 #: The expected number of records in a step, by setting.
 BATCH = {"training": 30, "client": 10}
+#: Perceptrons that are trained privately at a time: gradients of more of their records do not fit
+#: into a processor's cache.
+STACK = 2
 PROTO = TRAINED | {"algorithm": "fedproto", "absent": "drop"}
 CONTRAST = PROTO | {"contrast": 1.0}
 AVERAGED = TRAINED | {"algorithm": "fedavg"}
@@ -56,11 +59,12 @@ class Method(NamedTuple):
 
 def _list_trained(privacy: str, place: str, epsilons: tuple[float, ...]) -> list[Method]:
     """Return the lines of the methods that train, for one setting."""
-    batch = {"batch": BATCH[privacy]}
+    batch: dict[str, Any] = {"batch": BATCH[privacy]}
+    image_batch = batch | ({"stack": STACK} if privacy == "training" else {})
     lines = [
-        ("FedProto", PROTO | batch, "prototype", False, epsilons),
-        ("contrast", CONTRAST | batch, "prototype", False, epsilons),
-        ("FedAvg", AVERAGED | batch, "head", False, epsilons),
+        ("FedProto", PROTO | image_batch, "prototype", False, epsilons),
+        ("contrast", CONTRAST | image_batch, "prototype", False, epsilons),
+        ("FedAvg", AVERAGED | image_batch, "head", False, epsilons),
         ("FedAvg, linear", AVERAGED | batch, "head", True, epsilons),
         ("Local", LOCAL | batch, "head", False, (math.inf,)),
     ]

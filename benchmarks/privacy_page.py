@@ -189,7 +189,8 @@ def draw(found: dict[str, Any], out: Path) -> None:
             axes.set_ylabel("accuracy, all classes")
             axes.set_ylim(0, 1)
             show_percent(axes)
-            if dataset == datasets[-1]:
+            is_last_row = dataset == datasets[-1]
+            if is_last_row and axes.get_legend_handles_labels()[0]:
                 axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
         write_atomically(out / f"{NAME}.png", save_png(canvas))
 

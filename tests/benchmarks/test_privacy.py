@@ -21,8 +21,7 @@ def rows() -> privacy.Rows:
     """The 8x8 digits in place of features and images; their side is that of the features."""
     digits = load_digits()
     x = (digits.images[:, None] / 16).astype(np.float32)
-    arrays = (x[:1400], digits.target[:1400], x[1400:], digits.target[1400:])
-    return privacy.Rows(arrays, arrays)
+    return privacy.Rows(x[:1400], digits.target[:1400], x[1400:], digits.target[1400:])
 
 
 @pytest.mark.parametrize("method", [*QUICK_METHODS, PRIVATELY_TRAINED], ids=label)
@@ -58,9 +57,9 @@ def test_settings_are_chosen_on_rows_that_nothing_else_uses(
     monkeypatch.setitem(privacy.LOADERS, "numbered", lambda _: source)
     monkeypatch.setattr(privacy, "TRAIN_ROWS", 10)
     monkeypatch.setattr(privacy, "TEST_ROWS", 3)
-    measured = privacy.load_rows("numbered").images
-    tuned_on = privacy.load_rows("numbered", is_tuning=True).images
-    parts = (measured[0], measured[2], tuned_on[0], tuned_on[2])
+    measured = privacy.load_images("numbered")
+    tuned_on = privacy.load_images("numbered", is_tuning=True)
+    parts = (measured.x, measured.x_test, tuned_on.x, tuned_on.x_test)
     groups = [set(x[:, 0, 0, 0].tolist()) for x in parts]
     assert [len(group) for group in groups] == [10, 3, 10, 3]
     assert len(set.union(*groups)) == 26
