@@ -96,6 +96,38 @@ def _show_history(history: list[dict[str, Any]]) -> None:
         print_table(("when", "after round", "event", "what"), make_history_rows(history))
 
 
+@deploy_app.command("health")
+def show_health(
+    path: Annotated[
+        Path,
+        typer.Argument(help="the server's folder, made by `deploy init`; or a member's TOML file"),
+    ],
+    home: Annotated[
+        Path | None,
+        typer.Option(help="FLWR_HOME of the script, if it has one", envvar="FLWR_HOME"),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(help="port of the server", envvar="PORT", min=1, max=65535)
+    ] = 9443,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Say whether a server or member is well.
+
+    The exit code is 0 if it is, 1 if something wants attention, and 3 if it is down.
+    """
+    from fedproto.deploy.health import check_health, describe, judge
+
+    findings = check_health(path, home, port)
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(describe(findings), indent=1))
+    else:
+        rows = [[each.what, each.verdict.name.lower(), each.why] for each in findings]
+        print_table(("what", "verdict", "why"), rows)
+    raise typer.Exit(judge(findings))
+
+
 def _show_ledger(path: Path, json: bool) -> None:
     """Print what a member has spent of its budget, from its own ledger."""
     from fedproto.deploy.status import make_ledger_rows, read_ledger

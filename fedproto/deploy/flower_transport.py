@@ -25,6 +25,7 @@ from fedproto.errors import Refused
 
 POLL_SECONDS = 0.2  # per pending reply, between two attempts; grid.send_and_receive waits 3 s
 MAX_POLL_SECONDS = 2.0  # between two attempts, however many replies are pending
+LATE_SHARE = 1.0  # of the timeout: how long a reply may be late to be noticed at all
 QUERY_TIMEOUT_SECONDS = 30.0
 MAX_HEADER_CHARACTERS = 2**20
 DEFAULT_MAX_BYTES = 64 * 2**20  # of one reply's arrays
@@ -110,6 +111,14 @@ class _OpenRequest(NamedTuple):
     deadline: float  # by time.monotonic()
 
 
+class _LateRequest(NamedTuple):
+    """A request whose reply has not come in time, and may still come."""
+
+    member: str
+    deadline: float  # by time.monotonic()
+    forgotten: float  # when nobody looks for it any more
+
+
 class _Answer(NamedTuple):
     """A node's reply to a request, or why it was refused."""
 
@@ -138,6 +147,9 @@ class FlowerTransport:
         self.registered = set() if registered is None else registered  # grows by names seen
         self._sent_bytes: dict[str, int] = {}
         self._open: dict[str, _OpenRequest] = {}  # of `send`, by the id that Flower gave them
+        self._late: dict[str, _LateRequest] = {}  # of `exchange`, likewise
+        self._lateness: dict[str, float] = {}  # seconds, by member, until somebody takes them
+        self._next_look = 0.0  # for late replies
 
     def find_members(self) -> list[str]:
         """Return the names of the nodes that are online; unknown nodes are asked for theirs."""
@@ -222,10 +234,10 @@ class FlowerTransport:
         """Send a request to each node, and yield the replies as they come.
 
         The sender is the node whose request a reply answers: Flower's own errors state no sender.
-        Replies that come later than `timeout` seconds answer no request, and Flower drops them.
+        A reply that comes later does not count, but it is noticed: see `take_lateness`.
         """
         marked = _mark(requests)
-        pending = self._push(marked, kind, timeout)
+        pending = self._push(marked, kind, timeout * (1 + LATE_SHARE))
         deadline = time.monotonic() + timeout
         while pending and time.monotonic() < deadline:
             for sent_id in list(pending):
@@ -233,11 +245,35 @@ class FlowerTransport:
                 if reply is not None:
                     node = pending.pop(sent_id)
                     yield _Answer(node, marked[node], reply)
+            self._look_for_late_replies()
             time.sleep(min(POLL_SECONDS * len(pending), MAX_POLL_SECONDS))
+        forgotten = deadline + LATE_SHARE * timeout
         for sent_id, node in pending.items():
             if self.puller.forget(sent_id):
                 late = Refused("its reply did not arrive completely in time")
                 yield _Answer(node, marked[node], late)
+            elif node in self.names:
+                self._late[sent_id] = _LateRequest(self.names[node], deadline, forgotten)
+
+    def _look_for_late_replies(self) -> None:
+        """Note how late a reply is that comes after its round; what it says does not count."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + MAX_POLL_SECONDS
+        for sent_id, late in list(self._late.items()):
+            if self._pull(sent_id) is not None:
+                self._lateness[late.member] = now - late.deadline
+                del self._late[sent_id]
+            elif now > late.forgotten:
+                self.puller.forget(sent_id)
+                del self._late[sent_id]
+
+    def take_lateness(self) -> dict[str, float]:
+        """Return by how many seconds members were late whose reply has come since the last call."""
+        taken = self._lateness
+        self._lateness = {}
+        return taken
 
     def _push(self, requests: dict[int, Message], kind: str, timeout: float) -> dict[str, int]:
         """Send the requests; return the nodes by the id that Flower gave their message."""

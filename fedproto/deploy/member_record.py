@@ -35,7 +35,9 @@ class MemberRecord:
     beside_down: int = 0
     refused: int = 0  # replies that failed a check
     failed: int = 0  # rounds that it could not reply to, according to itself or to Flower
-    reason: str = ""  # of the last refusal or failure, until a reply counts
+    late: int = 0  # rounds that it did not reply to in time
+    late_seconds: float = 0.0  # by which its latest reply that came too late did so
+    reason: str = ""  # why its last reply did not count, until one counts
     accuracy: dict[str, float] = field(default_factory=dict)
     #: Further metrics at the end of a run, by the way to predict: {"head": {"auroc": 0.9}}.
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -77,6 +79,19 @@ class MemberRecord:
         """Record that the member's reply was refused."""
         self.refused += 1
         self.reason = make_printable(reason)
+
+    def note_silence(self, timeout: float) -> None:
+        """Record that the member did not reply within `timeout` seconds."""
+        self.late += 1
+        self.reason = f"it did not reply within {timeout:g} s"
+
+    def note_lateness(self, seconds: float, timeout: float) -> None:
+        """Record by how much the member's reply came too late."""
+        self.late_seconds = seconds
+        self.reason = (
+            f"its reply came {seconds:.0f} s after the {timeout:g} s that a round waits; a longer "
+            "`timeout` or asynchronous rounds (`buffer`) would count it"
+        )
 
     def note_failure(self, reason: str) -> None:
         """Record that the member could not reply."""

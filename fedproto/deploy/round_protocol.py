@@ -90,7 +90,23 @@ def _request_training(
     for name, reason in state.refuse_outliers().items():
         say(f"round {state.round + 1}: {state.title(name)} was refused: {reason}")
     note_sent_bytes(state, transport, requests)
+    _note_lateness(state, transport, silent, say)
     return silent
+
+
+def _note_lateness(state: ServerState, transport: Transport, silent: set[str], say: Say) -> None:
+    """Record who has not replied in time, and by how much earlier replies came too late.
+
+    Members are told with their next request.
+    """
+    timeout = state.settings.timeout
+    for name in silent:
+        state.members[name].note_silence(timeout)
+    for name, seconds in transport.take_lateness().items():
+        if name not in state.members or name in state.replies:
+            continue
+        state.members[name].note_lateness(seconds, timeout)
+        say(f"round {state.round + 1}: {state.title(name)}: {state.members[name].reason}")
 
 
 def _evaluate_members(state: ServerState, transport: Transport, say: Say) -> None:

@@ -5,7 +5,9 @@ Files of the folder `template` are copied; words such as `@NAMES@` in them are r
 
 from __future__ import annotations
 
+import getpass
 import re
+import sys
 import unicodedata
 from importlib import metadata
 from pathlib import Path
@@ -116,8 +118,25 @@ def _write_shared_files(
         _copy(TEMPLATE / name, temporary / name, values)
     for script in TEMPLATE.glob("*.sh"):
         _copy(script, temporary / script.name, values)
+    _write_units(temporary / "systemd", target)
     _copy(TEMPLATE / "gitignore", temporary / ".gitignore", {})
     _copy(TEMPLATE / "guide.md", temporary / "README.md", values)
+
+
+def _write_units(folder: Path, target: Path) -> None:
+    """Write the units of systemd, which name this user, this Python and the folder's final place.
+
+    Of a path, systemd takes `%` for the beginning of a specifier.
+    """
+    programs = Path(sys.executable).parent
+    values = {
+        "FOLDER": str(target).replace("%", "%%"),
+        "USER": getpass.getuser(),
+        "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin".replace("%", "%%"),
+    }
+    folder.mkdir()
+    for unit in (TEMPLATE / "systemd").iterdir():
+        _copy(unit, folder / unit.name, values)
 
 
 def _describe_documentation() -> str:

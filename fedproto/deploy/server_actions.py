@@ -48,6 +48,9 @@ class Transport(Protocol):
     def sent_bytes(self) -> dict[str, int]:
         """Return how many bytes each member was sent by the last `exchange` or `send`."""
 
+    def take_lateness(self) -> dict[str, float]:
+        """Return by how many seconds members were late whose reply has come since the last call."""
+
 
 def save_state(state: ServerState, say: Say) -> None:
     """Write the server's file; if that fails, try again for `patience` seconds.

@@ -52,7 +52,7 @@ TRICKS = {
     "huge": "root mean square",
     "many": "bytes beside its arrays",
     "crowd": "100000 classes",
-    "round": "it is of round 7, and this is round 6",
+    "round": "it is of round 7, but this is round 6",
     "name": "it says it is of 'a', but d sent it",
     "weight": "it has a weight that is not above 0",
     "raise": "internal-error: it failed for a reason that is in its own log",
@@ -97,9 +97,13 @@ class Setup(NamedTuple):
                 file.unlink()
         if name in self.federation.processes:
             self.federation.stop(name)
-        paths = [str(folder), os.environ.get("PYTHONPATH", "")]
-        self.federation.bring(name, PYTHONPATH=os.pathsep.join(paths))
+        self.federation.bring(name, PYTHONPATH=path_with(folder))
         return folder
+
+
+def path_with(folder: Path) -> str:
+    """The PYTHONPATH of these tests, with a folder in front."""
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +284,7 @@ def test_a_member_killed_in_a_round_is_gone_without_and_returns_with_its_model(
     assert federation.member_round("c") == 1
 
     (odd / "hold").unlink()
-    federation.bring("c", PYTHONPATH=str(odd))
+    federation.bring("c", PYTHONPATH=path_with(odd))
     run = federation.run(rounds=5, **config | {"quorum": 3})
     assert run.status == "finished:completed", run.log
     assert {
@@ -326,7 +330,7 @@ def test_a_server_killed_in_a_round_loses_none_and_counts_none_twice(setup: Setu
 
     (odd / "hold").unlink()
     federation.start_server()
-    federation.bring("a", "b", "c", PYTHONPATH=str(odd))
+    federation.bring("a", "b", "c", PYTHONPATH=path_with(odd))
     run = federation.run(rounds=4, **config)
     assert (
         federation.status(first)["status"] != "finished:completed"
@@ -517,7 +521,7 @@ def run_with_a_killed_member(setup: Setup, tag: str, **config: Any) -> Run:
         in_the_middle, rounds=1, quorum=3, timeout=120.0, combiner=SECURE, **config
     )
     (odd / "hold").unlink()
-    setup.federation.bring("c", PYTHONPATH=str(odd))
+    setup.federation.bring("c", PYTHONPATH=path_with(odd))
     return run
 
 

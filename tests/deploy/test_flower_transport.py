@@ -340,3 +340,74 @@ def test_the_reply_to_an_open_request_must_repeat_its_nonce() -> None:
     transport._open[sent_id] = request._replace(request=marked)
     (reply,) = transport.receive()
     assert reply.member == "a" and "does not answer the request" in reply.content
+
+
+# --- replies that come too late
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class SlowMember:
+    """In place of a puller: replies come at their own time."""
+
+    def __init__(self, clock: Clock, seconds: dict[str, float]) -> None:
+        self.clock = clock
+        self.arrives = {sent_id: clock.now + after for sent_id, after in seconds.items()}
+
+    def pull(self, sent_id: str) -> Any:
+        return Refused("not read") if self.clock.now >= self.arrives[sent_id] else None
+
+    def forget(self, sent_id: str) -> bool:
+        return False
+
+
+def exchange_slowly(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]
+) -> tuple[FlowerTransport, Clock]:
+    """Return a transport after requests to members of which each takes so long, and the clock."""
+    clock = Clock()
+    monkeypatch.setattr("fedproto.deploy.flower_transport.time", clock)
+    sent: list[Any] = []
+
+    def push(messages: list[Any]) -> list[str]:
+        sent.extend(messages)
+        return list(seconds)
+
+    transport = FlowerTransport(SimpleNamespace(push_messages=push))  # type: ignore[arg-type]
+    transport.names = dict(enumerate(seconds, 1))
+    transport.puller = SlowMember(clock, seconds)  # type: ignore[assignment]
+    requests = {name: Message({}, {}) for name in seconds}
+    came = {reply.member for reply in transport.exchange("train", requests, 10)}
+    assert came == {name for name, after in seconds.items() if after < 10}
+    assert all(message.metadata.ttl == 20 for message in sent)
+    return transport, clock
+
+
+def test_a_late_reply_says_by_how_much_it_was_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, clock = exchange_slowly(monkeypatch, {"a": 1.0, "b": 15.0, "c": 1e9})
+    assert transport.take_lateness() == {}
+    while clock.now < 1000 + 19:
+        transport._look_for_late_replies()
+        clock.sleep(0.5)
+    lateness = transport.take_lateness()
+    assert list(lateness) == ["b"]
+    assert 5 <= lateness["b"] <= 5 + 2.5  # by the pause between two looks
+    assert transport.take_lateness() == {}
+
+
+def test_a_reply_that_never_comes_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, clock = exchange_slowly(monkeypatch, {"a": 1.0, "c": 1e9})
+    clock.sleep(11)  # twice the timeout are over
+    transport._look_for_late_replies()
+    assert transport._late == {} and transport.take_lateness() == {}

@@ -305,6 +305,9 @@ def test_the_server_shows_a_known_code_with_its_sentence(tmp_path: Path) -> None
         def find_members(self) -> list[str]:
             return ["a", "b", "c", "d"]
 
+        def take_lateness(self) -> dict[str, float]:
+            return {}
+
         def sent_bytes(self) -> dict[str, int]:
             return {}
 

@@ -502,3 +502,30 @@ def test_numpy_and_torch_write_the_same_message(speaks: list[bool], dim: int) ->
     assert {f"prototypes/{name}" for name in back} == set(sent.arrays)
     for name, value in back.items():
         assert np.array_equal(sent.arrays[f"prototypes/{name}"], value)
+
+
+def test_a_member_that_is_late_is_told_by_how_much(make_deployment: Any) -> None:
+    """In round 2 that nothing came of it; once its reply has come, in round 3, how late it was."""
+    deployment = make_deployment(rounds=3, timeout=600.0, quorum=2)
+    said: list[str] = []
+    state = deployment.state()
+    transport = LocalTransport(
+        deployment.members, state, heard=lambda name, round: name != "c" or round == 3
+    )
+
+    def arrive_late(name: str, round: int) -> None:
+        if (name, round) == ("b", 2):
+            transport.lateness = {"c": 212.4}
+
+    transport.after = arrive_late
+    serve(state, transport, said.append)
+    told = {}
+    for name, request in transport.invitations:
+        if name == "c" and "refused" in request.header:
+            told[request.header["round"]] = request.header["refused"]
+    late = "its reply came 212 s after the 600 s that a round waits"
+    assert told[2] == "it did not reply within 600 s"
+    assert told[3].startswith(late)
+    assert any(f"c: {late}" in sentence for sentence in said)
+    record = read_status(deployment.folder)["members"]["c"]
+    assert (record["late"], record["late_seconds"], record["reason"]) == (2, 212.4, "")

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -38,6 +39,7 @@ def test_init_writes_a_federation_that_passes_its_own_checks(tmp_path: Path) -> 
             "member.sh",
             "run.sh",
             "server.sh",
+            "systemd",
             "pyproject.toml",
             ".gitignore",
             "README.md",
@@ -46,7 +48,8 @@ def test_init_writes_a_federation_that_passes_its_own_checks(tmp_path: Path) -> 
     }
     for path in filter(Path.is_file, folder.rglob("*")):
         assert os.access(path, os.X_OK) == (path.suffix == ".sh") or path.name == "env.sh", path
-        assert "@" not in path.read_text().replace('"$@"', "").replace("@app", ""), path
+        text = path.read_text().replace('"$@"', "").replace("@app", "")
+        assert "@" not in text.replace("fedproto-member@", ""), path
     config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     mine, theirs = split_run_config(config, "here")
     assert (
@@ -90,11 +93,12 @@ def test_every_file_that_the_guide_names_is_written(tmp_path: Path) -> None:
 def test_no_file_of_the_folder_names_pages_of_the_repository(tmp_path: Path) -> None:
     folder = tmp_path / "fed"
     scaffold.init(folder, ["a", "b"], "digits", ["0", "1"])
-    for path in folder.iterdir():
+    for path in filter(Path.is_file, folder.rglob("*")):
         text = re.sub(r"https?://\S+", "", path.read_text())
         assert "docs/" not in text, path
         assert "pip install 'fedproto" not in text, path
-        assert not [line for line in text.splitlines() if len(line) > 100 and "state =" not in line]
+        lines = [line for line in text.splitlines() if str(folder) not in line]
+        assert not [line for line in lines if len(line) > 100]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +119,7 @@ def test_the_guide_ends_with_the_projects_address_if_it_has_one(
     monkeypatch.setattr(scaffold.metadata, "metadata", lambda name: package)
     scaffold.init(tmp_path / "fed", ["a", "b"], "digits", ["0", "1"])
     guide = (tmp_path / "fed" / "README.md").read_text()
-    assert "@" not in guide
+    assert "@" not in guide.replace("fedproto-member@", "")
     last_line = guide.splitlines()[-1]
     if sentence:
         assert last_line == f"More about all of this: {sentence}"
@@ -237,6 +241,23 @@ def test_flower_packs_only_the_settings(tmp_path: Path) -> None:
     assert "pyproject.toml" in names and all(
         name == "pyproject.toml" or name.startswith(".info") for name in names
     )
+
+
+# --- the units of systemd
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    """Also where the folder's name has a space and a percent sign."""
+    folder = tmp_path / "100% our federation"
+    scaffold.init(folder, ["a", "b"], "digits", ["0", "1"])
+    units = folder / "systemd"
+    member = units / "fedproto-member@a.service"  # as systemd names an instance
+    member.write_text((units / "fedproto-member@.service").read_text())
+    command = ["systemd-analyze", "verify", "--man=no", units / "fedproto-server.service", member]
+    done = subprocess.run(command, capture_output=True, text=True)
+    about_ours = [line for line in done.stderr.splitlines() if "fedproto-" in line]
+    assert about_ours == [] and done.returncode == 0, done.stderr
 
 
 # --- the script that makes keys

@@ -144,7 +144,13 @@ class LocalTransport:
     rewrite: Rewrite = lambda name, reply, round: [reply]
     after: Callable[[str, int], None] = lambda name, round: None
     invitations: list[tuple[str, Message]] = field(default_factory=list)
+    lateness: dict[str, float] = field(default_factory=dict)
     _sent: dict[str, int] = field(default_factory=dict)
+
+    def take_lateness(self) -> dict[str, float]:
+        taken = self.lateness
+        self.lateness = {}
+        return taken
 
     def find_members(self) -> list[str]:
         return [name for name in self.members if self.there(name, self.state.round + 1)]
