@@ -47,6 +47,12 @@ from fedproto.deploy.messages import Header, Message, pack_download, place_rows,
 from fedproto.deploy.outliers import Amounts, find_outliers
 from fedproto.deploy.secure_settings import refuse_unfit_settings
 from fedproto.deploy.server_start import of_architecture, start_server
+from fedproto.deploy.setting_changes import (
+    describe_changes,
+    find_changes,
+    list_settings,
+    refuse_fixed,
+)
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.deploy.validation import (
     ExpectedReply,
@@ -568,6 +574,7 @@ class ServerState:
             "algorithm": self._describe_algorithm(),
             "registered": sorted(self.registered),
             "history": self.history,
+            "settings": list_settings(self.settings, self.terms),
             "members": {name: vars(member) for name, member in self.members.items()},
         }
         with explain_write_errors(self.path):
@@ -600,6 +607,7 @@ class ServerState:
         server = groups.get("server", {})
         try:
             self._read_header(header)
+            self._note_changes(header)
             if self.algorithm.remembers:
                 self.uploads = LatestUploads.restore(tensors)
                 self._fit_uploads(self.uploads, len(header["classes"]))
@@ -632,6 +640,17 @@ class ServerState:
         self.history = read_history(header)
         records = {name: MemberRecord(**record) for name, record in header["members"].items()}
         self.members = dict(sorted(records.items(), key=lambda member: member[1].number))
+
+    def _note_changes(self, header: dict[str, Any]) -> None:
+        """Enter in the history which settings have changed; RunFolderError if they must not.
+
+        Before the first round is closed, nothing depends on them yet.
+        """
+        settings = list_settings(self.settings, self.terms)
+        changes = find_changes(header.get("settings", settings), settings)
+        if changes and self.round:
+            refuse_fixed(changes, str(self.path))
+            self.history.append(describe_changes(changes, self.round))
 
     def _refuse_other_layout(self, stored: Tree) -> None:
         """Refuse a state of other prototypes, or of another architecture than the settings'."""
