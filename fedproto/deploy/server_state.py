@@ -48,6 +48,12 @@ from fedproto.deploy.outliers import Amounts, find_outliers
 from fedproto.deploy.secure_settings import refuse_unfit_settings
 from fedproto.deploy.server_privacy import describe_privacy
 from fedproto.deploy.server_start import of_architecture, start_server
+from fedproto.deploy.setting_changes import (
+    describe_changes,
+    find_changes,
+    list_settings,
+    refuse_fixed,
+)
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
 from fedproto.deploy.validation import (
     ExpectedReply,
@@ -599,6 +605,7 @@ class ServerState:
             "algorithm": self._describe_algorithm(),
             "registered": sorted(self.registered),
             "history": self.history,
+            "settings": list_settings(self.settings, self.terms),
             "members": {name: vars(member) for name, member in self.members.items()},
         }
         if self.privacy is not None:
@@ -634,6 +641,7 @@ class ServerState:
         server = groups.get("server", {})
         try:
             self._read_header(header)
+            self._note_changes(header)
             if self.algorithm.remembers:
                 self.uploads = LatestUploads.restore(tensors)
                 self._fit_uploads(self.uploads, len(header["classes"]))
@@ -678,6 +686,17 @@ class ServerState:
         if not all(record.spent >= 0 for record in records.values()):
             raise ValueError("it does not say what members have spent")
         self.members = dict(sorted(records.items(), key=lambda member: member[1].number))
+
+    def _note_changes(self, header: dict[str, Any]) -> None:
+        """Enter in the history which settings have changed; RunFolderError if they must not.
+
+        Before the first round is closed, nothing depends on them yet.
+        """
+        settings = list_settings(self.settings, self.terms)
+        changes = find_changes(header.get("settings", settings), settings)
+        if changes and self.round:
+            refuse_fixed(changes, str(self.path))
+            self.history.append(describe_changes(changes, self.round))
 
     def _refuse_other_layout(self, stored: Tree) -> None:
         """Refuse a state of other prototypes, or of another architecture than the settings'."""
