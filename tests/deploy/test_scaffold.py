@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 from helpers.deployment import (
     LocalTransport,
 )
+from helpers.patience import PATIENCE_SECONDS, wait_until
 
 from fedproto.deploy import scaffold
 from fedproto.deploy.round_protocol import serve
@@ -279,10 +279,7 @@ def run_member_script(folder: Path, supernode: str) -> Iterator[subprocess.Popen
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     try:
-        deadline = time.monotonic() + 30
-        while not (folder / "supernode.ready").exists():
-            assert time.monotonic() < deadline, "the stand-in did not start"
-            time.sleep(0.05)
+        wait_until((folder / "supernode.ready").exists, "the stand-in starts")
         yield running
     finally:
         running.kill()
@@ -316,7 +313,7 @@ def test_a_signal_to_the_members_script_ends_all_that_it_started(
             running.send_signal(number)
         else:
             os.killpg(running.pid, number)
-        assert running.wait(30) == 128 + number
+        assert running.wait(PATIENCE_SECONDS) == 128 + number
         assert (folder / "supernode.end").read_text() == "left\n"
         assert find_left(folder) == []
 
@@ -326,7 +323,7 @@ def test_a_member_that_is_refused_tries_again_until_it_is_stopped(tmp_path: Path
         assert running.stdout is not None
         assert running.stdout.readline() == "a keeps trying; Ctrl-C stops it\n"
         running.send_signal(signal.SIGTERM)
-        assert running.wait(30) == 128 + signal.SIGTERM
+        assert running.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
         assert running.stdout.read() == ""  # at its end: nobody has it open any more
 
 
