@@ -6,6 +6,9 @@ export FEDPROTO_DATA ?= $(abspath $(wildcard ../shared/data))
 
 export NO_MKDOCS_2_WARNING := 1
 
+# Compiled files are kept, whatever the shell says: each test process would compile all tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup run test test-all check docs mutants clean
 
 setup: .venv/installed
@@ -23,7 +26,7 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile exploring
 
 check: setup
 	$(BIN)/ruff check .

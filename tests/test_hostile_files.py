@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.uploads import prototype_upload
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy._core.multiarray import _reconstruct, scalar
 from numpy._core.numeric import _frombuffer
@@ -716,7 +716,7 @@ def test_every_damaged_entry_of_results_is_refused_or_read(run, name):
                 assert len(str(error).splitlines()) == 1
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_damaged_run_folder_is_refused_in_one_sentence(finished, tmp_path_factory, data):
     """A partition whose hash is right, results and metrics."""
@@ -733,7 +733,7 @@ def test_a_damaged_run_folder_is_refused_in_one_sentence(finished, tmp_path_fact
     read_everything(run)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_damaged_configuration_is_refused_in_one_sentence(finished, tmp_path_factory, data):
     run = Path(shutil.copytree(finished, tmp_path_factory.mktemp("damaged") / "run"))

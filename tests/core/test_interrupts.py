@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.command_line import ENVIRONMENT, Answer, answer, fedproto
+from helpers import patience
+from helpers.command_line import Answer, Gate, answer, fedproto, process
 from helpers.killed_runs import as_toml, count_rounds, newest_checkpoint, wait_until
 from helpers.tiny import SETTINGS
 from safetensors.torch import load_file
@@ -39,22 +39,19 @@ LONG: dict[str, Any] = {
 SIGNALS = [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 
 
-def start_group(*arguments: str | Path) -> subprocess.Popen:
+def start_group(*arguments: str | Path, gate: Gate | None = None) -> subprocess.Popen:
     """`fedproto ARGUMENTS` as the leader of a new process group, in a session of its own."""
-    command = [sys.executable, "-m", "fedproto", *map(str, arguments)]
-    pipe = subprocess.PIPE
-    environment = os.environ | ENVIRONMENT
-    return subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
-    )
+    return process(*arguments, gate=gate, own_session=True)
 
 
-def stop_group(running: subprocess.Popen, stop: signal.Signals) -> Answer:
+def stop_group(running: subprocess.Popen, stop: signal.Signals, gate: Gate | None = None) -> Answer:
     """Send the signal to all processes of the group; SIGTERM twice, as `timeout` sends it."""
     os.killpg(running.pid, stop)
     if stop == signal.SIGTERM:
         time.sleep(0.02)
         os.killpg(running.pid, stop)
+    if gate is not None:
+        gate.open()
     return answer(running)
 
 
@@ -93,9 +90,10 @@ def test_a_signal_to_the_group_of_a_run_loses_no_round(
     config = tmp_path / "config.toml"
     config.write_text(as_toml(LONG))
     path = tmp_path / "run"
-    running = start_group("run", config, "--out", path)
+    gate = Gate(tmp_path / "gate", round=39)
+    running = start_group("run", config, "--out", path, gate=gate)
     wait_until(lambda: count_rounds(path) >= 3, running)
-    stopped = stop_group(running, stop)
+    stopped = stop_group(running, stop, gate)
     done = count_rounds(path)
     assert stopped.code == 130, stopped.err
     assert (
@@ -116,10 +114,11 @@ def test_a_signal_to_the_group_of_a_sweep_stops_it(stop: signal.Signals, tmp_pat
     config = tmp_path / "sweep.toml"
     config.write_text(as_toml(LONG) + '[sweep]\nalgorithm = ["fedproto", "local"]\nseed = [0, 1]\n')
     out = tmp_path / "out"
-    running = start_group("sweep", config, "--out", out)
+    gate = Gate(tmp_path / "gate", round=39)
+    running = start_group("sweep", config, "--out", out, gate=gate)
     first = out / "fedproto-seed=0"
     wait_until(lambda: count_rounds(first) >= 3, running)
-    stopped = stop_group(running, stop)
+    stopped = stop_group(running, stop, gate)
     assert stopped.code == 130, stopped.err
     assert stopped.err == f"stopped; `fedproto sweep {config} --out {out}` goes on\n"
     assert "broke down" not in stopped.out
@@ -163,11 +162,7 @@ def test_workers_do_not_outlive_a_killed_run(tmp_path: Path) -> None:
     assert len(processes_of_session(running.pid)) == 3
     running.kill()
     running.communicate()
-    for _ in range(200):
-        if not processes_of_session(running.pid):
-            return
-        time.sleep(0.05)
-    pytest.fail("workers outlive their parent")
+    patience.wait_until(lambda: not processes_of_session(running.pid), "the workers end, too")
 
 
 def kill_workers() -> None:

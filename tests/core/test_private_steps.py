@@ -176,7 +176,7 @@ def test_a_batch_of_everything_takes_every_record():
     assert private.draw_places(1.0, 60, 10, key=0, first=0).all()
 
 
-def test_noise_has_the_deviation_of_multiplier_times_bound():
+def test_noise_has_the_deviation_of_multiplier_times_bound(repeatable_entropy):
     private = PrivateSteps(norm=3.0, noise=0.5)
     trained = {"w": torch.zeros(100, 100), "b": torch.zeros(50, dtype=torch.float64)}
     noise = private.draw_noise(trained, [1, 2], [0, 0])

@@ -9,7 +9,7 @@ import pytest
 from helpers.command_line import fedproto, only_line
 from helpers.data_files import write
 from helpers.sources import build, refusal
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedproto.data import hold_out
@@ -162,7 +162,7 @@ WORDS = VALUE.filter(lambda text: text != "NA")
 NUMBERS = st.none() | st.floats(-1e6, 1e6).map(lambda x: round(x, 3))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(
     rows=st.lists(
         st.tuples(NUMBERS, WORDS.map(lambda text: f"_{text}"), st.sampled_from("abc")), min_size=3

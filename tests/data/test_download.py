@@ -252,8 +252,8 @@ def test_a_file_that_is_not_there_is_asked_for_once(tmp_path, server, one):
 def test_without_a_network_a_sentence_says_which_file_goes_where(tmp_path, server, one):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    message = refused(get(tmp_path, "--mirror", f"http://127.0.0.1:{port}"))
+        port = free.getsockname()[1]  # held, so that nobody else listens on it
+        message = refused(get(tmp_path, "--mirror", f"http://127.0.0.1:{port}"))
     assert (
         "cannot be downloaded" in message
         and f"put file.bin into {tmp_path / 'one'} and run this again" in message

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -396,7 +396,7 @@ def test_predict_takes_every_image_that_was_trained_on_to_the_bit(
     st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=6, max_size=6),
     st.sampled_from([None, True, False]),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 def test_predict_takes_any_mixture_in_any_size(
     tmp_path_factory, paths_of_splits, kinds, sizes, grey
 ):

@@ -241,7 +241,7 @@ def test_a_member_that_does_not_reply_in_time_is_asked_again(
     make_deployment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedproto.deploy.asynchronous_rounds.PRESENCE_SECONDS", 0.0)
-    deployment = make_deployment(buffer=3, quorum=2, rounds=1, timeout=0.05, patience=5.0)
+    deployment = make_deployment(buffer=3, quorum=2, rounds=1, timeout=0.05, patience=600.0)
     attempts: list[str] = []
 
     def hear(name: str, round: int) -> bool:

@@ -542,7 +542,7 @@ def test_evaluation_during_a_round_does_not_undo_it(
         return found
 
     monkeypatch.setattr(member, "_prepare", slow)
-    asker = threading.Thread(target=lambda: scoring.wait(10) and train_round(second, own))
+    asker = threading.Thread(target=lambda: scoring.wait() and train_round(second, own))
     scorer = threading.Thread(target=lambda: evaluate_member(second, own), name="scorer")
     asker.start()
     scorer.start()

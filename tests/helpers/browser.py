@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.patience import PATIENCE_SECONDS, wait_until
 from PIL import Image
 
 FLAGS = [
@@ -48,7 +48,7 @@ class Browser:
         data = json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.base + path, data, headers, method=method)
-        return json.load(DIRECT.open(request, timeout=120))["value"]
+        return json.load(DIRECT.open(request, timeout=PATIENCE_SECONDS))["value"]
 
     def tool(self, command: str, **parameters: Any) -> Any:
         return self.post("/goog/cdp/execute", {"cmd": command, "params": parameters})
@@ -61,12 +61,9 @@ class Browser:
         code = f"const done = arguments[0]; ({script}).then(done, error => done(String(error)))"
         return self.post("/execute/async", {"script": code, "args": []})
 
-    def wait_for(self, condition: str, seconds: float = 30.0) -> None:
+    def wait_for(self, condition: str) -> None:
         """Wait until an expression is true."""
-        end = time.monotonic() + seconds
-        while not self.ask(condition):
-            assert time.monotonic() < end, f"{condition} did not become true; {self.messages()}"
-            time.sleep(0.1)
+        wait_until(lambda: self.ask(condition), condition)
 
     def open(self, address: str, width: int, scheme: str) -> None:
         self.tool(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import pytest
+from helpers.patience import PATIENCE_SECONDS
 
 from fedproto.cli.main import main
 from fedproto.core.files import LOCK_NAME
@@ -42,20 +43,61 @@ def fedproto(*arguments: str | Path) -> Answer:
     return Answer(int(stopped.value.code or 0), out.getvalue(), err.getvalue())
 
 
+#: The command line, but a run waits after it has written a round, until there is a file.
+HELD = """
+import sys, time
+from pathlib import Path
+from fedproto.cli.main import main
+from fedproto.runs.folder import RunFolder
+
+_, gate, round, *arguments = sys.argv
+sys.argv = ["fedproto", *arguments]
+add_metrics = RunFolder.add_metrics
+
+def add_and_wait(folder, line):
+    add_metrics(folder, line)
+    while line["round"] == int(round) and not Path(gate).exists():
+        time.sleep(0.01)
+
+RunFolder.add_metrics = add_and_wait
+main()
+"""
+
+
+class Gate(NamedTuple):
+    """Where a run of another process waits, so that it cannot be over before a test has acted."""
+
+    path: Path
+    round: int
+
+    def open(self) -> None:
+        self.path.touch()
+
+
 def process(
-    *arguments: str | Path, options: tuple[str, ...] = (), cwd: Path | None = None
+    *arguments: str | Path,
+    options: tuple[str, ...] = (),
+    gate: Gate | None = None,
+    own_session: bool = False,
 ) -> subprocess.Popen:
     """`python OPTIONS -m fedproto ARGUMENTS` in a process of its own."""
-    command = [sys.executable, *options, "-m", "fedproto", *map(str, arguments)]
+    program = ["-m", "fedproto"]
+    if gate is not None:
+        program = ["-c", HELD, str(gate.path), str(gate.round)]
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=os.environ | ENVIRONMENT
+        [sys.executable, *options, *program, *map(str, arguments)],
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        env=os.environ | ENVIRONMENT,
+        start_new_session=own_session,
     )
 
 
 def answer(running: subprocess.Popen) -> Answer:
     """Wait for a process to end by itself."""
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=PATIENCE_SECONDS)
     return Answer(running.returncode, out, err)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from sklearn.datasets import load_digits
 
 from fedproto.core.files import read_tensors
@@ -29,6 +31,8 @@ from fedproto.deploy.server_state import STATE_FILE, ServerState, read_state
 from fedproto.deploy.settings import ServerSettings, TrainingTerms, read_member
 
 PATIENCE = 180.0  # seconds, on a machine that does other things, too
+#: Ports that are ours until this process ends.
+_RESERVED: list[FileLock] = []
 CLASSES = ("0", "1", "2", "3", "4", "5")
 OWN = {"a": (0, 1, 2), "b": (2, 3, 4), "c": (4, 5, 0)}
 MODELS = {"a": "mlp(hidden=30)", "b": "mlp(hidden=50)", "c": "mlp(hidden=40)"}
@@ -441,9 +445,20 @@ def _environment() -> dict[str, str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on, and that no other test of this machine is given.
+
+    It is below those that the system gives to whoever asks for any, for a server or a connection.
+    """
+    folder = Path("/tmp/fedproto-test-ports")
+    folder.mkdir(exist_ok=True)
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 1000):
+        lock = FileLock(folder / str(port), mode=0o666)
+        with contextlib.suppress(Timeout, OSError), socket.socket() as probe:
+            lock.acquire(blocking=False)
+            _RESERVED.append(lock)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("there is no free port")
 
 
 def _listens(port: int) -> bool:

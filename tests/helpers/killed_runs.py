@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import fedproto, files_in
+from helpers.patience import PATIENCE_SECONDS
 
 from fedproto.config.settings import configure
 from fedproto.core.rounds import RoundResult
 from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import RunFolder
 
-PATIENCE_SECONDS = 300.0  # on a machine that does other things, too
 #: The files of a run folder by name: bytes, or the parsed JSON of what holds times.
 Files = dict[str, Any]
 

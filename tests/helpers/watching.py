@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from helpers.patience import PATIENCE_SECONDS
+
 from fedproto.watch.server import Watch
 
 
@@ -34,7 +36,7 @@ class Watched:
 
     def raw(self, path: str, method: str = "GET", host: str | None = None) -> Answer:
         """The answer to a path that is sent as it is."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_SECONDS)
         connection.putrequest(method, path, skip_host=True)
         connection.putheader("Host", host or f"{self.host}:{self.port}")
         connection.endheaders()
@@ -49,7 +51,7 @@ class Watched:
 
     def first_event(self) -> Any:
         """The first event of the stream."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_SECONDS)
         connection.request("GET", f"{self.prefix}api/events")
         answer = connection.getresponse()
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -67,5 +69,5 @@ def watching(folder: Path) -> Iterator[Watched]:
         yield Watched(server.address)
     finally:
         server.stop()
-        thread.join(timeout=10)
+        thread.join(timeout=PATIENCE_SECONDS)
         assert not thread.is_alive()

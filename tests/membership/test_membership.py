@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.uploads import prototype_upload
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -834,7 +834,6 @@ def test_any_order_of_joining_gives_the_same_prototypes(found, random):
     assert torch.allclose(first.values, second.values, rtol=1e-5, atol=1e-6 * largest)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(memberships_and_newcomers(), st.randoms(use_true_random=False), st.booleans())
 def test_leaving_inverts_joining_bit_for_bit(tmp_path, found, random, written):
     membership, newcomers = found

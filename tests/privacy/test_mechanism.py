@@ -200,7 +200,9 @@ def lower_bound(inside, outside, delta, confidence=0.95):
 @pytest.mark.parametrize(
     "name, noise", [("fedproto", 4.0), ("fedproto", 1.0), ("closed-form", 1.5)]
 )
-def test_an_attack_with_a_canary_proves_some_epsilon_but_never_more_than_promised(name, noise):
+def test_an_attack_with_a_canary_proves_some_epsilon_but_never_more_than_promised(
+    name, noise, repeatable_entropy
+):
     """The canary is a row that is clipped, and the attacker knows all other rows."""
     delta = 1e-5
     trials = 6000

@@ -13,7 +13,7 @@ GRID = Grid.fit(sensitivity=2.0, values=50, noise=1.5)
 
 
 @pytest.mark.parametrize("seeded", [True, False])
-def test_noise_is_normal_with_the_promised_deviation(seeded):
+def test_noise_is_normal_with_the_promised_deviation(seeded, repeatable_entropy):
     noisy = add_noise(torch.zeros(40_000), GRID, torch.tensor(3), "test", seeded)
     assert GRID.deviation >= 3.0
     assert GRID.deviation == pytest.approx(3.0, rel=1e-4)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.command_line import answer, fedproto, files_in, only_line, process
+from helpers.command_line import Gate, answer, fedproto, files_in, only_line, process
 from helpers.killed_runs import (
     Killed,
     copy_before_each_step,
@@ -219,13 +219,15 @@ LONG_RUN = ("--dataset=digits", "--clients=3", "--rounds=3000", "--eval-every=30
 
 def test_a_second_process_is_refused_while_the_first_one_trains(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    first = process("run", *LONG_RUN, "--out", path)
+    gate = Gate(tmp_path / "gate", round=2)
+    first = process("run", *LONG_RUN, "--out", path, gate=gate)
     wait_until(
         lambda: (path / ".lock-holder").exists() and bool((path / "metrics.jsonl").read_bytes()),
         first,
     )
     second = fedproto("resume", path)
     first.terminate()
+    gate.open()
     assert answer(first).code == 130
     assert second.code == 2
     assert f"{path} is in use by process {first.pid} on " in only_line(second.err)

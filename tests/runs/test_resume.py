@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from helpers.command_line import answer, fedproto, files_in, only_line, process
+from helpers.command_line import Gate, answer, fedproto, files_in, only_line, process
 from helpers.killed_runs import (
     Files,
     Killed,
@@ -266,9 +266,11 @@ def test_a_run_with_half_a_line_of_metrics_resumes(
 # --- real processes, real signals
 
 
-def start(path: Path) -> subprocess.Popen:
+def start(path: Path) -> tuple[subprocess.Popen, Gate]:
+    """Start a long run that waits before its last round, or it could be over too soon."""
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in SETUPS["long"].items()]
-    return process("run", *flags, "--out", path)
+    gate = Gate(path.with_name("gate"), round=29)
+    return process("run", *flags, "--out", path, gate=gate), gate
 
 
 MOMENTS: dict[str, Callable[[Path], bool]] = {
@@ -291,7 +293,7 @@ def test_a_process_killed_at_any_moment_resumes_to_the_same_folder(
     moment: Callable[[Path], bool], tmp_path: Path, finished: Callable[[str], FinishedRun]
 ) -> None:
     path = tmp_path / "run"
-    running = start(path)
+    running, _ = start(path)
     wait_until(lambda: moment(path), running)
     running.kill()
     running.communicate()
@@ -309,9 +311,10 @@ def test_an_interrupted_process_finishes_its_round_and_says_how_to_continue(
     stop: signal.Signals, tmp_path: Path, finished: Callable[[str], FinishedRun]
 ) -> None:
     path = tmp_path / "run"
-    running = start(path)
+    running, gate = start(path)
     wait_until(lambda: count_rounds(path) >= 4, running)
     running.send_signal(stop)
+    gate.open()
     result = answer(running)
     assert result.code == 130
     stopped = f"fedproto stopped after round {count_rounds(path)} of 30"
@@ -325,11 +328,12 @@ def test_a_background_process_stops_on_sigterm(tmp_path: Path) -> None:
     path = tmp_path / "run"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        running = start(path)
+        running, gate = start(path)
     finally:
         signal.signal(signal.SIGINT, before)
     wait_until(lambda: count_rounds(path) >= 4, running)
     running.send_signal(signal.SIGTERM)
+    gate.open()
     assert answer(running).code == 130
     assert RunFolder(path).checkpoint_round() == count_rounds(path)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.command_line import fedproto as command
+from helpers.patience import PATIENCE_SECONDS
 
 import fedproto
 from fedproto.errors import ConfigError, DataError, MissingExtra, RunFolderError
@@ -229,7 +230,7 @@ for found in fedproto.stream(**settings, engine="processes", workers=2, device="
 def test_a_script_that_fails_in_its_loop_ends_its_processes(tmp_path):
     """It must end by itself: a worker that waits for ever would keep the pipes open."""
     script = [sys.executable, "-c", SCRIPT.format(out=str(tmp_path / "run"))]
-    ended = subprocess.run(script, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(script, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert ended.returncode == 1 and ended.stderr.strip().endswith("OSError: the tracker is down")
     assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == [
         "round-00000002.safetensors"
@@ -388,7 +389,7 @@ def test_a_stream_still_open_when_its_script_ends_leaves_a_checkpoint(tmp_path):
         "        break\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == [

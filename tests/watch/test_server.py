@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import fedproto, only_line
+from helpers.patience import PATIENCE_SECONDS
 from helpers.watching import Watched, watching
 
 from fedproto.errors import ConfigError
@@ -213,5 +214,5 @@ def test_the_command_prints_an_address_with_a_token_and_ends_at_ctrl_c(runs: Pat
         with urllib.request.urlopen(f"{found[0]}api/events") as page:  # an open page
             assert page.readline().startswith(b"data: ")
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=60) in (0, 130)
+            assert process.wait(timeout=PATIENCE_SECONDS) in (0, 130)
         assert process.stderr.read() == ""
