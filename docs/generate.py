@@ -90,6 +90,8 @@ RUN_MEANINGS = {
     "the server with `privacy=client`",
     "noise_source": "`seeded` noise can be repeated; it is for tests, and nothing is private then",
     "count_threshold": "a class counts above so many standard deviations of the noise on its count",
+    "noise_shape": "whether noise at the clients has one size for all coordinates of an embedding, "
+    "or follows their mean squares",
     "client_sampling": "with `privacy=client`: cohorts of a fixed size, or each client by itself "
     "with probability `participation`, in secret, so that the accountant may count it",
     "seed": "seed of partition, initial weights, shuffles and samples",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RUN_EPILOG = (
     "Keys that only --set and TOML know: dim, start, freeze, epochs, momentum, weight_decay, "
     "clip_norm, warmup, last_batch, report_last, step_noise, gradient_clip, noise_at, "
-    "count_threshold, client_sampling, precision, threads, "
+    "count_threshold, noise_shape, client_sampling, precision, threads, "
     "workers, stack, states, compile, and the "
     "options that `fedproto list` shows."
 )

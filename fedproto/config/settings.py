@@ -105,7 +105,7 @@ class Config:
     staleness: NonNegativeFloat = 0.5
     speed_spread: NonNegativeFloat = 0.0
     #: What is protected: nothing, a record in what is released, a record in all that depends on it,
-    #: or a whole client. See docs/privacy.md, also for the ten that follow.
+    #: or a whole client. See docs/privacy.md, also for the eleven that follow.
     privacy: Literal["none", "release", "training", "client"] = "none"
     #: The budget of every record or client; None: whatever the noise costs.
     epsilon: PositiveFloat | None = None
@@ -124,6 +124,9 @@ class Config:
     noise_source: Literal["system", "seeded"] = "system"
     #: A class counts only above so many standard deviations of the noise on its count.
     count_threshold: NonNegativeFloat = 2.0
+    #: Noise of one size for all coordinates of an embedding, or of a size that each client chooses
+    #: by the mean squares of its coordinates.
+    noise_shape: Literal["equal", "variance"] = "equal"
     #: Of `client`: cohorts of a fixed size, or each client independently with the probability
     #: `participation`, in secret, so that the sampling counts in its favour.
     client_sampling: Literal["fixed", "poisson"] = "fixed"
@@ -320,6 +323,7 @@ PRIVACY_SETTINGS = (
     "noise_at",
     "noise_source",
     "count_threshold",
+    "noise_shape",
     "client_sampling",
 )
 

@@ -159,9 +159,15 @@ def describe_mechanism(protection: Protection) -> str:
     where = "each client adds to what it sends"
     if protection.at == "server":
         where = "the server adds to the sum of all clients before it is used"
+    sums = "sums, counts and Gram matrix"
+    if protection.shape == "variance":
+        sums = (
+            "sums, counts and the sums of squares of each coordinate, by which embeddings are "
+            "scaled before they are clipped once more and added"
+        )
     return (
         f"{what} clipped to an L2 norm of {protection.clip}; Gaussian noise, which {where}, of "
-        f"{protection.noise:.4g} times the joint sensitivity of sums, counts and Gram matrix"
+        f"{protection.noise:.4g} times the joint sensitivity of {sums}"
     )
 
 

@@ -41,6 +41,7 @@ from fedproto.privacy.noisy_uploads import (
     tell_noise,
 )
 from fedproto.privacy.server_noise import with_server_noise
+from fedproto.privacy.shaped_noise import refuse_unshapeable, with_shaped_noise
 
 
 def protect(
@@ -50,6 +51,8 @@ def protect(
 
     layouts  what the algorithm declares
     """
+    if protection.shape == "variance":
+        refuse_unshapeable(protection, layouts)
     if protection.clip is None:
         return algorithm
     bounded = clip_records(algorithm, protection.clip)
@@ -57,6 +60,9 @@ def protect(
         bounded = _bound_contribution(bounded, protection.clip, layouts)
     if protection.noise == 0:
         return bounded
+    if protection.shape == "variance":
+        shaped = with_shaped_noise(algorithm, protection, layouts)
+        return replace(bounded, upload=shaped.upload)
     grids = fit_upload(algorithm, protection, layouts)
     if protection.at == "client":
         return _with_client_noise(bounded, protection, grids)

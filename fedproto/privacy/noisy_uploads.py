@@ -34,6 +34,7 @@ class Protection:
     seeded     whether the noise can be repeated, so that nothing is private
     sampling   the probability with which each client is in a round, independently of the others
                and in secret; None: cohorts are known, and sampling protects nobody
+    shape      whether noise has one size for all coordinates of an embedding; see shaped_noise.py
     rounding   by how much each value of an upload may be rounded on its way to the sum
     """
 
@@ -45,6 +46,7 @@ class Protection:
     seeded: bool = False
     sampling: float | None = None
     rounding: float = 0.0
+    shape: Literal["equal", "variance"] = "equal"
 
 
 def add_to_upload(upload: Upload, grids: Grids, key: Tensor, seeded: bool) -> Upload:

@@ -96,6 +96,7 @@ def plan_privacy(
         seeded=config.noise_source == "seeded",
         sampling=sampling,
         rounding=find_rounding(config.combiner) if is_noise_at_server(config) else 0.0,
+        shape=config.noise_shape,
     )
     sends_once = bool(algorithm.once)
     first_round = per_round + int(sends_once)

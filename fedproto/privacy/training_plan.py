@@ -61,6 +61,7 @@ def plan_training(
         threshold=config.count_threshold,
         seeded=config.noise_source == "seeded",
         rounding=find_rounding(config.combiner) if is_noise_at_server(config) else 0.0,
+        shape=config.noise_shape,
     )
     steps = StepPlan(step_noise, gradient_clip, config.noise_source == "seeded", counts)
     plan = PrivacyPlan(

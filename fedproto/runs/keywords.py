@@ -63,6 +63,7 @@ class RunSettings(TypedDict, total=False):
     noise_at: Literal["auto", "client", "server"]  # auto
     noise_source: Literal["system", "seeded"]  # system
     count_threshold: float  # 2.0
+    noise_shape: Literal["equal", "variance"]  # equal
     client_sampling: Literal["fixed", "poisson"]  # fixed
     seed: int  # 0
     engine: Literal["auto", "reference", "vectorised", "processes"]  # auto

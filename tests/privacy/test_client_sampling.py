@@ -6,14 +6,18 @@ import math
 import dp_accounting
 import pytest
 import torch
-from helpers.tiny import SETTINGS, experiment, finished
+from helpers.canaries import lower_bound
+from helpers.tiny import SETTINGS, build, experiment, finished
 
 from fedproto.config.settings import configure
 from fedproto.core.entropy import Entropy
 from fedproto.core.sampling import Schedule, sample_cohort
 from fedproto.core.tensors import flatten_state
+from fedproto.core.types import Group, Task
 from fedproto.errors import ConfigError
 from fedproto.privacy.accounting import Release, compute_epsilon
+from fedproto.privacy.mechanism import protect
+from fedproto.privacy.noisy_uploads import Protection
 from fedproto.runs.execution import execute
 from fedproto.runs.experiment import Experiment, reopen
 from fedproto.runs.sweep import _stack_key
@@ -173,6 +177,43 @@ def test_engines_agree_on_seeded_samples(algorithm):
         torch.testing.assert_close(other[key], value, rtol=1e-8, atol=1e-8)
     cohorts = [line["participants"] for line in first.metrics]
     assert cohorts == [line["participants"] for line in second.metrics]
+
+
+# --- an attack
+
+
+def test_an_attack_on_a_client_proves_some_epsilon_but_never_more_than_promised():
+    """The attacker chooses what the client sends, knows all others, and sees the new model.
+
+    The cohort is drawn and the noise is added by what a run uses, in the seeded mode.
+    """
+    noise = 1.0
+    rate = 0.5
+    trials = 2000
+    params = {"w": torch.zeros(3)}
+    task = Task(2, 3, clients=2, seed=0)
+    algorithm = build("fedavg")
+    protection = Protection("client", noise, 1.0, at="server", seeded=True, sampling=rate)
+    protected = protect(algorithm, protection, algorithm.declare(params, task))
+    canary = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    schedule = Schedule(trials, participation=rate, secret=Entropy(seed=1))
+
+    def score(has_canary, seed):
+        server = protected.init(params, task._replace(seed=seed))
+        kept = server["privacy"]
+        scores = []
+        for trial in range(trials):
+            is_in = 0 in sample_cohort(2, schedule, trial).sampled
+            sums = canary * float(has_canary and is_in)
+            total = {"model": Group({"w": sums[None]}, torch.ones(1, dtype=torch.float64))}
+            server = protected.aggregate(params | {"privacy": kept}, total)
+            kept = server["privacy"]
+            scores.append(server["w"][0])
+        return torch.stack(scores).double()
+
+    promised = compute_epsilon([Release(noise, 1, rate)], 1e-5)
+    proved = lower_bound(score(True, 1), score(False, 2), 1e-5)
+    assert promised / 10 < proved <= promised
 
 
 # --- the claim

@@ -17,6 +17,10 @@ RELEASE = {"privacy": "release", "noise_multiplier": 0.7}
 CLOSED = {"feature_map": "flat", "rounds": 2}
 KINDS = {
     "prototypes, noise at clients": ("fedproto", RELEASE | {"freeze": "body"}),
+    "prototypes, shaped noise": (
+        "fedproto",
+        RELEASE | {"freeze": "body", "noise_shape": "variance"},
+    ),
     "prototypes, noise at the server": (
         "fedproto",
         RELEASE | {"freeze": "body", "noise_at": "server", "absent": "drop"},
@@ -61,7 +65,7 @@ def test_without_clipping_and_noise_a_run_is_the_plain_one_to_the_bit(kind, engi
     plain_settings = {
         name: value
         for name, value in settings.items()
-        if name not in ("privacy", "noise_multiplier", "noise_at")
+        if name not in ("privacy", "noise_multiplier", "noise_at", "noise_shape")
     }
     none = settings | {"noise_multiplier": 0, "clip": "none", "engine": engine}
     plain, plain_result = finished(algorithm, **plain_settings, engine=engine)
@@ -252,6 +256,17 @@ FROZEN = {"freeze": "body"}
         ),
         ("fedproto", RELEASE | FROZEN | {"epsilon": 0.1}, "the first round with"),
         ("fedproto", RELEASE | FROZEN | {"noise_at": "server"}, "such as absent=drop"),
+        (
+            "fedproto",
+            RELEASE | FROZEN | {"noise_at": "server", "absent": "drop", "noise_shape": "variance"},
+            "chosen by each client for the noise that it adds itself",
+        ),
+        (
+            "closed-form",
+            RELEASE | CLOSED | {"noise_shape": "variance"},
+            "use fedproto without a teacher",
+        ),
+        ("fedproto", {"noise_shape": "variance"}, "noise_shape is for runs with"),
         ("local", RELEASE, "sends nothing"),
         (
             "closed-form",
