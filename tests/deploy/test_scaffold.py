@@ -15,7 +15,6 @@ import pytest
 from helpers.deployment import (
     LocalTransport,
 )
-from helpers.patience import PATIENCE_SECONDS, wait_until
 
 from fedproto.deploy import scaffold
 from fedproto.deploy.round_protocol import serve
