@@ -12,6 +12,7 @@ from fedproto.config.options import Part
 from fedproto.config.settings import TEXT_TRAINING
 from fedproto.data import Source
 from fedproto.runs.own_data import count_clients
+from fedproto.setup.ease import measure_alone
 
 #: Rounds of data of one's own; with fewer training rows per client, a round has few steps.
 ROUNDS = 50
@@ -27,6 +28,8 @@ MIN_ROWS_FOR_VALIDATION = 5
 #: With fewer training rows per class and client, a classifier that is solved from the sums of all
 #: clients is better than what the clients train: see docs/which-method.md.
 MIN_ROWS_FOR_TRAINING = 50
+#: Where a linear classifier on one client's rows alone is right this often, others add little.
+EASY_ALONE = 0.95
 #: Clients have "all" classes if each has at least this part of them on average.
 MOST_CLASSES = 0.9
 #: Training rows up to which two further trainings, for comparison, are no burden.
@@ -80,7 +83,10 @@ def suggest(source: Source, kind: str) -> list[Suggestion]:
     if is_text:
         rounds = TEXT_TRAINING["rounds"]
     is_image = len(source.train.x.shape) > 2
-    method = suggest_method(holdings, is_image=is_image)
+    alone = None
+    if has_few_rows and not is_text:
+        alone = measure_alone(source, holdings.clients)
+    method = suggest_method(holdings, is_image=is_image, alone=alone)
     has_teacher = any(each.key == "teacher" for each in method)
     found = [Suggestion("rounds", rounds, "communication rounds")]
     if is_text:
@@ -121,18 +127,29 @@ def _suggest_validation(
     return found
 
 
-def suggest_method(holdings: Holdings, *, is_image: bool) -> list[Suggestion]:
+def suggest_method(
+    holdings: Holdings, *, is_image: bool, alone: float | None = None
+) -> list[Suggestion]:
     """Return the algorithm for clients that hold this, and a teacher where rows are few.
 
     The rules are those of docs/which-method.md, which compares methods on images with few rows.
+    `alone` is how well a client does with its own rows, where that was measured.
     """
     if holdings.clients == 1:
         return [Suggestion("algorithm", "local", "there is one client, so nothing to exchange")]
+    has_all_classes = holdings.class_fraction >= MOST_CLASSES
+    if has_all_classes and alone is not None and alone >= EASY_ALONE:
+        why = (
+            f"a linear classifier on the rows of one client alone is right for {alone:.0%} of its "
+            "other training rows, so an exchange can add little; fedproto costs least if you "
+            "want one"
+        )
+        return [Suggestion("algorithm", "local", why)]
     has_few_rows = holdings.rows_per_class < MIN_ROWS_FOR_TRAINING
     if has_few_rows and is_image:
         name = "local"
         why = "with few images, a model of one's own beside the teacher below is as good as any"
-    elif holdings.class_fraction >= MOST_CLASSES:
+    elif has_all_classes:
         name = "fedavg"
         why = (
             "all clients have the same classes and one model, where averaging weights gains most; "

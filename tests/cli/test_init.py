@@ -6,10 +6,14 @@ import tomllib
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 from helpers.command_line import Answer, fedproto, files_in, only_line
 from helpers.six_kinds import KINDS, as_arrays, as_images, as_table
+from sklearn.datasets import load_wine
 
+from fedproto.data import Source, Split, from_arrays
+from fedproto.setup.ease import measure_alone
 from fedproto.setup.suggestions import Holdings, count_holdings, suggest_method
 from fedproto.setup.survey import survey
 
@@ -88,6 +92,51 @@ def test_the_method_follows_what_clients_hold(
 ) -> None:
     found = suggest_method(holdings, is_image=is_image)
     assert {each.key: each.value for each in found} == suggested
+
+
+def test_where_a_client_alone_is_right_nothing_is_exchanged(tmp_path: Path) -> None:
+    """Scikit-learn's wines, which name no clients: fedavg with a teacher was suggested."""
+    load_wine(as_frame=True).frame.to_csv(tmp_path / "wine.csv", index=False)
+    init(tmp_path / "wine.csv")
+    settings = written()
+    assert settings["algorithm"]["name"] == "local"
+    assert "teacher" not in settings
+    text = Path("federation.toml").read_text()
+    assert "a linear classifier on the rows of one client alone is right for 9" in text
+
+
+@pytest.mark.parametrize(
+    ("holdings", "alone", "algorithm"),
+    [
+        (Holdings(5, 1.0, 20), 0.95, "local"),
+        (Holdings(5, 1.0, 20), 0.94, "fedavg"),
+        (Holdings(5, 1.0, 20), None, "fedavg"),
+        # Its own few classes are easy, but it knows nothing of the others.
+        (Holdings(5, 0.3, 20), 1.0, "fedproto"),
+    ],
+)
+def test_the_method_follows_how_well_a_client_does_alone(
+    holdings: Holdings, alone: float | None, algorithm: str
+) -> None:
+    (found, *_) = suggest_method(holdings, is_image=False, alone=alone)
+    assert (found.key, found.value) == ("algorithm", algorithm)
+
+
+def make_source(x: np.ndarray, y: np.ndarray, writer: np.ndarray | None = None) -> Source:
+    split = Split(x.astype(np.float32), y, writer)
+    return from_arrays("test", ("0", "1"), [split, split])
+
+
+def test_a_client_alone_is_measured_on_rows_it_was_not_fitted_on() -> None:
+    draw = np.random.default_rng(0)
+    y = np.arange(200) % 2
+    easy = draw.normal(size=(200, 3)) + 20 * y[:, None]
+    assert measure_alone(make_source(easy, y), 4) == 1.0
+    noise = measure_alone(make_source(draw.normal(size=(200, 60)), y), 2)
+    assert noise is not None and noise < 0.7  # on its own rows it would be 1
+    assert measure_alone(make_source(draw.normal(size=(8, 6, 6)), y[:8]), 2) is None
+    one_class_each = make_source(easy, y, writer=y)
+    assert measure_alone(one_class_each, 2) is None
 
 
 def test_holdings_are_counted_by_client(tmp_path: Path) -> None:
