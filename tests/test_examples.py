@@ -64,7 +64,11 @@ def test_a_notebook_runs_from_top_to_bottom(name, tmp_path):
 
 
 def test_notebooks_are_stored_without_outputs_and_documented():
-    assert NOTEBOOKS == ["first_steps.ipynb", "own_data_and_model.ipynb"]
+    assert NOTEBOOKS == [
+        "first_steps.ipynb",
+        "own_data_and_model.ipynb",
+        "privacy_and_deployment.ipynb",
+    ]
     pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
     for name in NOTEBOOKS:
         notebook = nbformat.read(ROOT / "examples" / name, as_version=4)
