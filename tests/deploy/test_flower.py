@@ -430,7 +430,7 @@ def test_the_script_tells_how_a_run_ended(setup: Setup) -> None:
     )
     assert done.returncode == 1 and "9 are needed" in done.stdout, done.stdout + done.stderr
     done = setup.federation.call("./run.sh", "no-such-setting=1")
-    assert done.returncode == 1 and "Invalid run configuration" in done.stdout + done.stderr, (
+    assert done.returncode == 2 and "Invalid run configuration" in done.stdout + done.stderr, (
         done.stdout + done.stderr
     )
 
