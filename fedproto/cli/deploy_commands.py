@@ -187,6 +187,27 @@ def show_health(
     raise typer.Exit(judge(findings))
 
 
+@deploy_app.command("wheels")
+def make_wheels(
+    folder: Annotated[Path, typer.Argument(help="a new folder")],
+    source: Annotated[
+        str, typer.Option(help="a checkout of fedproto, a wheel of it, or a name that pip knows")
+    ] = ".",
+    extras: Annotated[
+        str, typer.Option(help="extras to install with it, separated by commas")
+    ] = "flower,privacy",
+) -> None:
+    """Make a folder of wheels from which fedproto installs without a network.
+
+    The wheels fit machines with the same operating system, processor and Python as this one.
+    """
+    from fedproto.config.options import words
+    from fedproto.deploy.wheels import INSTALL_FILE, collect_wheels
+
+    count = collect_wheels(folder, source, words(extras))
+    say(f"{count} wheels are in {folder}; on the other machine, run {folder / INSTALL_FILE}")
+
+
 def _show_ledger(path: Path, json: bool) -> None:
     """Print what a member has spent of its budget, from its own ledger."""
     from fedproto.deploy.status import make_ledger_rows, read_ledger
