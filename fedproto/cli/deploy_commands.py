@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from fedproto.cli.output import print_table, say
 from fedproto.cli.plain_help import PlainTyper
+from fedproto.cli.volume import is_quiet
+
+if TYPE_CHECKING:
+    from fedproto.deploy.flower_runs import FlowerRuns
 
 deploy_app = PlainTyper(
     help="Run a federation across real machines, with Flower.",
@@ -96,6 +101,74 @@ def _show_history(history: list[dict[str, Any]]) -> None:
         print_table(("when", "after round", "event", "what"), make_history_rows(history))
 
 
+@deploy_app.command("run")
+def run_deployment(
+    folder: Annotated[Path, typer.Argument(help="the server's folder, made by `deploy init`")],
+    settings: Annotated[
+        str, typer.Argument(help="settings other than the folder's, such as 'rounds=20 lr=0.005'")
+    ] = "",
+    stop: Annotated[bool, typer.Option("--stop", help="stop the run that is going on")] = False,
+) -> None:
+    """Run the remaining rounds at the server, and wait for their end.
+
+    A run that is going on is taken up again. Ctrl-C leaves it going. The exit code is 0 if the run
+    completed, and 1 if it failed or was stopped.
+    """
+    from fedproto.deploy.flower_runs import COMPLETED, FlowerRuns
+    from fedproto.errors import ConfigError
+
+    runs = FlowerRuns(folder)
+    run = runs.find_current()
+    if stop:
+        _stop_run(runs, run)
+        return
+    if run is None:
+        run = runs.start(settings)
+        say(f"run {run} has started")
+    elif settings:
+        raise ConfigError(
+            f"run {run} is going on, so its settings stay: leave them out to see it, or stop it "
+            "first with --stop"
+        )
+    else:
+        say(f"run {run} is going on")
+    try:
+        errors = _follow_run(runs, run)
+    except KeyboardInterrupt:
+        say(
+            f"run {run} goes on at the server; `fedproto deploy run {folder}` shows it again, and "
+            "--stop stops it"
+        )
+        raise typer.Exit(130) from None
+    status = runs.ask_status(run)
+    if status != COMPLETED:
+        reason = errors[0] if errors else "the server's log does not say why"
+        typer.echo(f"error: run {run} has {status}: {reason}", err=True)
+        raise typer.Exit(1)
+
+
+def _stop_run(runs: FlowerRuns, run: str | None) -> None:
+    if run is None:
+        say("no run is going on")
+        return
+    runs.stop(run)
+    say(f"run {run} is stopped; the next run continues with the round that was open")
+
+
+def _follow_run(runs: FlowerRuns, run: str) -> list[str]:
+    """Show a run's log and progress until it has ended; return its errors."""
+    from fedproto.cli.progress import deployed_bar
+    from fedproto.deploy.flower_runs import read_rounds
+
+    errors = []
+    with deployed_bar(Console(quiet=is_quiet())) as show:
+        for line in runs.follow(run):
+            show(line.text, read_rounds(line.text))
+            if line.level == "ERROR":
+                errors.append(line.text)
+    return errors
+
+
 @deploy_app.command("health")
 def show_health(
     path: Annotated[
@@ -126,6 +199,27 @@ def show_health(
         rows = [[each.what, each.verdict.name.lower(), each.why] for each in findings]
         print_table(("what", "verdict", "why"), rows)
     raise typer.Exit(judge(findings))
+
+
+@deploy_app.command("wheels")
+def make_wheels(
+    folder: Annotated[Path, typer.Argument(help="a new folder")],
+    source: Annotated[
+        str, typer.Option(help="a checkout of fedproto, a wheel of it, or a name that pip knows")
+    ] = ".",
+    extras: Annotated[
+        str, typer.Option(help="extras to install with it, separated by commas")
+    ] = "flower,privacy",
+) -> None:
+    """Make a folder of wheels from which fedproto installs without a network.
+
+    The wheels fit machines with the same operating system, processor and Python as this one.
+    """
+    from fedproto.config.options import words
+    from fedproto.deploy.wheels import INSTALL_FILE, collect_wheels
+
+    count = collect_wheels(folder, source, words(extras))
+    say(f"{count} wheels are in {folder}; on the other machine, run {folder / INSTALL_FILE}")
 
 
 def _show_ledger(path: Path, json: bool) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -19,11 +21,13 @@ from rich.progress import (
 from rich.table import Column
 
 from fedproto.cli.volume import is_verbose
-from fedproto.core.rounds import RoundResult
 from fedproto.errors import FedProtoError
-from fedproto.runs.announcements import describe_round
-from fedproto.runs.execution import OnRound
-from fedproto.runs.sweep import Cell, batches
+
+if TYPE_CHECKING:
+    from fedproto.core.rounds import RoundResult
+    from fedproto.deploy.flower_runs import Rounds
+    from fedproto.runs.execution import OnRound
+    from fedproto.runs.sweep import Cell
 
 #: Characters of what is trained, beside the bar.
 MAX_NAME_WIDTH = 20
@@ -37,6 +41,8 @@ def progress_bar(
 
     Evaluated rounds and notes leave a line above the bar. `unit` is what a round is called.
     """
+    from fedproto.runs.announcements import describe_round
+
     with _bar(console, f"{unit}s, left") as bar:
         task = bar.add_task(name, total=rounds, completed=done)
 
@@ -59,6 +65,37 @@ def file_bar(console: Console, files: int) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
+def deployed_bar(console: Console) -> Iterator[Callable[[str, Rounds | None], None]]:
+    """Yield a function that prints a line of a server's log, and moves a bar over the rounds.
+
+    It is given what the line says of the rounds, if anything. An estimate of the time left follows
+    the lines that end a round.
+    """
+    seen: list[tuple[float, int]] = []
+    with _bar(console, "rounds, left") as bar:
+        task = bar.add_task("federation", total=None)
+
+        def show(text: str, rounds: Rounds | None) -> None:
+            estimate = ""
+            if rounds is not None:
+                bar.update(task, completed=rounds.done, total=rounds.total or bar.tasks[0].total)
+                seen.append((time.monotonic(), rounds.done))
+                estimate = estimate_rest(seen[0], seen[-1], bar.tasks[0].total)
+            _print(console, f"{text} ({estimate})" if estimate else text)
+
+        yield show
+
+
+def estimate_rest(first: tuple[float, int], last: tuple[float, int], total: float | None) -> str:
+    """Return how long the remaining rounds take if they take as long as those that were seen."""
+    rounds = last[1] - first[1]
+    if rounds < 1 or total is None or last[1] >= total:
+        return ""
+    seconds = (last[0] - first[0]) / rounds * (total - last[1])
+    return f"about {seconds:.0f} s left" if seconds < 120 else f"about {seconds / 60:.0f} min left"
+
+
+@contextmanager
 def sweep_bar(
     console: Console, cells: Sequence[Cell], out: Path, broken: list[str] | None = None
 ) -> Iterator[SweepProgress]:
@@ -66,6 +103,8 @@ def sweep_bar(
 
     The names of cells that break down are added to `broken`.
     """
+    from fedproto.runs.sweep import batches
+
     rounds = 0
     for batch in batches(cells, out):
         for cell, _ in batch:

@@ -1,7 +1,9 @@
 """Deployed federations in real processes, with TLS and keys, against the simulator."""
 
 import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,6 +40,7 @@ from fedproto.deploy.messages import Message
 from fedproto.deploy.secure_stages import make_dense
 from fedproto.deploy.server_state import ServerState, read_state
 from fedproto.deploy.settings import ServerSettings, TrainingTerms
+from fedproto.deploy.supervisor import STATUS_FILE
 from fedproto.errors import Refused
 from fedproto.privacy.accounting import Release, compute_epsilon
 
@@ -431,7 +434,7 @@ def test_the_script_tells_how_a_run_ended(setup: Setup) -> None:
     )
     assert done.returncode == 1 and "9 are needed" in done.stdout, done.stdout + done.stderr
     done = setup.federation.call("./run.sh", "no-such-setting=1")
-    assert done.returncode == 1 and "Invalid run configuration" in done.stdout + done.stderr, (
+    assert done.returncode == 2 and "Invalid run configuration" in done.stdout + done.stderr, (
         done.stdout + done.stderr
     )
 
@@ -611,3 +614,24 @@ def test_central_noise_on_a_secure_sum_with_a_dropout_and_a_budget(setup: Setup)
     header = run.rounds[max(run.rounds)][1]
     assert header["round"] == 2 and header["privacy"]["claim"]["holds"]
     assert all(one < seat["epsilon"] <= limit for seat in header["members"].values())
+
+
+@pytest.mark.slow
+def test_a_member_whose_worker_is_killed_comes_back_by_itself(setup: Setup) -> None:
+    """Flower alone would say for ever that it is there, and every round would wait for it."""
+    federation = setup.federation
+
+    def find_worker() -> int | None:
+        status = json.loads((federation.folder / ".flwr-c" / STATUS_FILE).read_text())
+        workers = [each for each in status["processes"] if each["name"] == "warm_worker"]
+        return workers[0]["process"] if workers else None
+
+    killed = find_worker()
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: find_worker() not in (killed, None), "the worker is started again")
+    until(lambda: "c" in federation.online(), "c is online again")
+    run = federation.run(rounds=2, **setup.fresh("worker") | {"quorum": 3, "timeout": 60.0})
+    assert_like_the_simulator(run, setup.arrays, range(1, 3))
+    seats = run.rounds[2][1]["members"]
+    assert {name: seat["late"] for name, seat in seats.items()} == {"a": 0, "b": 0, "c": 0}
