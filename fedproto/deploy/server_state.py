@@ -31,7 +31,6 @@ from fedproto.core.tensors import (
     align_axes,
     flatten_groups,
     flatten_state,
-    map_group,
     map_upload,
     order_like,
     split_group_name,
@@ -43,6 +42,7 @@ from fedproto.core.uploads import LatestUploads
 from fedproto.deploy.error_codes import SERVER_BEHIND, describe_code
 from fedproto.deploy.history import Event, read_history
 from fedproto.deploy.member_record import MemberRecord
+from fedproto.deploy.member_uploads import MemberUploads
 from fedproto.deploy.messages import Header, Message, pack_download, place_rows, unpack_upload
 from fedproto.deploy.outliers import Amounts, find_outliers
 from fedproto.deploy.secure_settings import refuse_unfit_settings
@@ -65,7 +65,7 @@ from fedproto.errors import ConfigError, Refused, RunFolderError
 from fedproto.privacy.mechanism import bound_reply
 
 STATE_FILE = "server.safetensors"
-STATE_FORMAT = TensorFormat("server state", 2)
+STATE_FORMAT = TensorFormat("server state", 3)
 
 
 class SentRequest(NamedTuple):
@@ -100,7 +100,6 @@ class ServerState:
         self.classes, _ = merge_names(words(settings.classes), "the server's settings name a class")
         self.members: dict[str, MemberRecord] = {}
         self.registered: set[str] = set()  # names of keys, which a member without a key cannot use
-        self.uploads = LatestUploads(0)  # by the members' numbers
         self.once_uploads = LatestUploads(0)  # of the groups that are sent once
         self.requests: dict[str, SentRequest] = {}  # to train, the latest of each member
         self.replies: dict[str, AcceptedReply] = {}  # of the round that is not closed yet
@@ -115,10 +114,21 @@ class ServerState:
         self.server = self.start.init(len(self.classes))
         #: The groups of an upload that have one weight per class.
         self.class_groups = {name for name, group in self.layouts.items() if group.per == "class"}
+        self.uploads = self._make_uploads()
         self._refuse_growth()
         self._refuse_low_limit()
         if self.algorithm.summation is not None:
             refuse_unfit_settings(self.algorithm, self.layouts, settings, terms, self.classes)
+
+    def _make_uploads(self) -> MemberUploads:
+        """Return what keeps the latest uploads by the members' numbers; it adds them if it may.
+
+        That is where nothing but their sum is divided by their weight.
+        """
+        is_plain_sum = self.algorithm is self.start.algorithm  # without another combiner
+        divides = self.algorithm.remembers and self.algorithm.combinable
+        adds = is_plain_sum and (self.algorithm.additive or divides)
+        return MemberUploads(self.class_groups, len(self.classes), adds)
 
     def _refuse_growth(self) -> None:
         """Raise ConfigError if classes may be added, but the algorithm needs all of them."""
@@ -413,21 +423,29 @@ class ServerState:
         """Make the accepted replies the latest uploads, in the order of the members' numbers."""
         self.uploads.add_clients(self.count_numbers())
         self.once_uploads.add_clients(self.count_numbers())
+        place_of = {each: place for place, each in enumerate(self.classes)}
         for name in sorted(self.replies, key=lambda each: self.members[each].number):
             reply = self.replies[name]
             member = self.members[name]
             member.last_round = self.round
             member.spoken = reply.spoken
             member.brought += reply.brought
-            if self.class_groups:
+            if self.class_groups and not place_of.keys() >= set(reply.spoken):
                 self.classes = tuple(dict.fromkeys((*self.classes, *reply.spoken)))
+                place_of = {each: place for place, each in enumerate(self.classes)}
                 self.uploads.widen(len(self.classes), self.class_groups)
                 self.once_uploads.widen(len(self.classes), self.class_groups)
-            upload = self._make_current(member, reply)
-            upload = place_rows(upload, reply.spoken, self.classes, self.layouts)
+            upload = dict(self._make_current(member, reply))
             member.staleness = self.round - reply.request.round
-            speaker = torch.tensor([member.number])
-            arriving.receive(speaker, map_upload(upload, lambda value: value[None]))
+            sent_once = {name: upload.pop(name) for name in self.algorithm.once if name in upload}
+            if sent_once:
+                placed = place_rows(sent_once, reply.spoken, self.classes, self.layouts)
+                speaker = torch.tensor([member.number])
+                arriving.receive(speaker, map_upload(placed, lambda value: value[None]))
+            if upload:
+                spoken = reply.spoken if self.class_groups & upload.keys() else []
+                places = torch.tensor([place_of[each] for each in spoken], dtype=torch.long)
+                self.uploads.put(member.number, upload, places, self.round)
         self.replies = {}
 
     def _make_current(self, member: MemberRecord, reply: AcceptedReply) -> Upload:
@@ -560,12 +578,8 @@ class ServerState:
 
     def _spoken_rows(self, name: str) -> Upload:
         """Return a member's latest upload as it was sent, with the rows of its classes only."""
-        upload = of_architecture(self.upload_of(name), self.members[name].architecture)
-        places = torch.tensor([self.classes.index(each) for each in self.members[name].spoken])
-        rows = dict(upload)
-        for group in self.class_groups & upload.keys():
-            rows[group] = map_group(upload[group], lambda value: value[places])
-        return rows
+        upload, _ = self.uploads.rows_of(self.members[name].number)
+        return of_architecture(upload, self.members[name].architecture)
 
     # --- on disk
 
@@ -643,8 +657,10 @@ class ServerState:
             self._read_header(header)
             self._note_changes(header)
             if self.algorithm.remembers:
-                self.uploads = LatestUploads.restore(tensors)
-                self._fit_uploads(self.uploads, len(header["classes"]))
+                self.uploads.read(tensors)
+                if self.uploads.classes != len(header["classes"]):
+                    raise ValueError("its uploads are not those of its classes")
+            self.uploads.widen(len(self.classes), self.class_groups)
             if self.algorithm.once:
                 self.once_uploads = LatestUploads.restore(groups.get(ONCE, {}))
                 self._fit_uploads(self.once_uploads, len(header["classes"]))

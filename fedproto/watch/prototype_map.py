@@ -28,6 +28,13 @@ STORED = (
     "uploads.prototypes/sums/prototypes",
     "uploads.prototypes/weight",
 )
+#: In a deployed server's file: rows of the classes that each member sent, one after the other.
+ROWS = (
+    "uploads.values.prototypes/sums/prototypes",
+    "uploads.values.prototypes/weight",
+    "uploads.rows",
+    "uploads.counts",
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,9 @@ def read_tensors_named(path: Path, names: tuple[str, ...], where: str) -> dict[s
 
 def read_prototypes(path: Path, names: tuple[str, ...], where: str) -> Prototypes | None:
     """Return the prototypes of a file; None if it has none, an error if they do not fit."""
-    tensors = read_tensors_named(path, names, where)
+    tensors = read_tensors_named(path, (*names, *ROWS), where)
+    if tensors.keys() >= set(ROWS) and names is STORED:
+        tensors |= _spread_rows(tensors, where)
     prototypes, known, local, held = names
     if prototypes not in tensors or known not in tensors:
         return None
@@ -80,6 +89,23 @@ def read_prototypes(path: Path, names: tuple[str, ...], where: str) -> Prototype
     is_held &= np.isfinite(local_values).all(-1)
     is_known &= np.isfinite(values).all(-1)
     return Prototypes(values, is_known, local_values, is_held)
+
+
+def _spread_rows(tensors: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
+    """Return the uploads of a server's members over all classes, as a checkpoint has them."""
+    sums, weight, places, counts = (tensors[name] for name in ROWS)
+    classes = len(tensors.get(STORED[1], ()))
+    members = np.repeat(np.arange(len(counts)), counts.astype(int))
+    fits = sums.ndim == 2 and len(sums) == len(weight) == len(places) == len(members)
+    if not fits or len(counts) * classes * sums.shape[1] > MAX_VALUES:
+        return {}
+    if len(places) and not 0 <= places.min() <= places.max() < classes:
+        raise RunFolderError(f"{where} has uploads that do not fit their classes")
+    local = np.zeros((len(counts), classes, sums.shape[1]))
+    held = np.zeros((len(counts), classes))
+    local[members, places.astype(int)] = sums
+    held[members, places.astype(int)] = weight
+    return {STORED[2]: local, STORED[3]: held}
 
 
 class PrototypeMap:

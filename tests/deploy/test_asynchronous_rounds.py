@@ -18,6 +18,7 @@ from helpers.deployment import (
     make_reply,
     small_state,
     trees_equal,
+    without_changes,
 )
 
 from fedproto.core.tensors import flatten_state
@@ -296,6 +297,9 @@ def test_a_restored_server_goes_on_after_the_rounds_of_its_members(make_deployme
     state.path.unlink()
     restore_server(backup, state.path.parent)
     state, _ = serve_late(deployment, deployment.state(rounds=4))
-    assert [event["event"] for event in state.history] == ["restored", "passed over"]
+    assert [event["event"] for event in without_changes(state.history)] == [
+        "restored",
+        "passed over",
+    ]
     assert [member.last_round for member in state.members.values()] == [4, 4, 4]
     assert [member.staleness for member in state.members.values()] == [0, 0, 0]

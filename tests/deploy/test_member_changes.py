@@ -14,6 +14,7 @@ from helpers.deployment import (
     serve_to,
     state_file_of,
     trees_equal,
+    without_changes,
     write_member,
 )
 
@@ -64,7 +65,7 @@ def test_a_renamed_member_goes_on_with_its_model_its_number_and_its_uploads(
     for old, new in (("a", "zurich"), ("b", "b"), ("c", "c")):
         assert state.members[new].accuracy == plain.members[old].accuracy
         assert state.members[new].bytes_up == plain.members[old].bytes_up
-    assert [event["what"] for event in state.history] == ["a is called zurich"]
+    assert [event["what"] for event in without_changes(state.history)] == ["a is called zurich"]
     saved = MemberCheckpoint.load(deployment.members["zurich"])
     assert saved is not None and saved.round == 4
     assert [event["event"] for event in saved.history] == ["renamed"]

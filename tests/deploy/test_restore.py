@@ -19,6 +19,7 @@ from helpers.deployment import (
     state_after_a_round,
     state_file_of,
     trees_equal,
+    without_changes,
 )
 
 from fedproto.core.files import hold_lock, read_tensors, write_tensors
@@ -86,9 +87,12 @@ def test_a_restored_server_goes_on_as_a_replay_of_who_was_counted(
     for name in "abc":
         saved = MemberCheckpoint.load(deployment.members[name])
         assert saved is not None and saved.round == 8
-    events = [(event["event"], event["round"]) for event in state.history]
+    events = [(event["event"], event["round"]) for event in without_changes(state.history)]
     assert events == [("restored", 3), ("passed over", 5)]
-    assert "rounds 4 to 5, which a, b, c had trained before" in state.history[1]["what"]
+    assert (
+        "rounds 4 to 5, which a, b, c had trained before"
+        in without_changes(state.history)[1]["what"]
+    )
 
 
 @pytest.mark.parametrize("combiner", [SECURE])
@@ -106,7 +110,10 @@ def test_a_restored_server_of_secure_sums_adds_no_round_twice(
         if request.header.get("secure_sum", {}).get("stage") == "unmasking":
             transport_rounds.append(request.header["round"])
     assert set(transport_rounds) == {3}
-    assert [event["event"] for event in state.history] == ["restored", "passed over"]
+    assert [event["event"] for event in without_changes(state.history)] == [
+        "restored",
+        "passed over",
+    ]
 
 
 def test_members_that_were_absent_need_no_rounds_passed_over(make_deployment: Any) -> None:
@@ -119,7 +126,7 @@ def test_members_that_were_absent_need_no_rounds_passed_over(make_deployment: An
     shutil.rmtree(state.path.parent)
     restore_server(backup, state.path.parent)
     state = serve_to(deployment, 5)
-    assert [event["event"] for event in state.history] == ["restored"]
+    assert [event["event"] for event in without_changes(state.history)] == ["restored"]
     assert {name: member.last_round for name, member in state.members.items()} == {
         "a": 5,
         "b": 5,
@@ -140,8 +147,8 @@ def test_as_few_rounds_are_passed_over_as_a_quorum_needs(make_deployment: Any) -
         return [reply]
 
     state = serve_to(deployment, 5, rewrite=exaggerate)
-    assert state.history[1]["round"] == 3
-    assert "a, b had trained" in state.history[1]["what"]
+    assert without_changes(state.history)[1]["round"] == 3
+    assert "a, b had trained" in without_changes(state.history)[1]["what"]
 
 
 @pytest.mark.parametrize("claim", [2**31, 9, "5", True, None, -1])
@@ -307,7 +314,7 @@ def test_members_bring_back_what_a_server_without_a_backup_had(make_deployment: 
     for name, member in header["members"].items():
         for key in ("number", "last_round", "spoken"):
             assert new_header["members"][name][key] == member[key]
-    assert [event["event"] for event in rebuilt.history] == ["rebuilt"]
+    assert [event["event"] for event in without_changes(rebuilt.history)] == ["rebuilt"]
     assert serve_to(deployment, 4).round == 4
 
 

@@ -187,6 +187,11 @@ def serve_to(deployment: Deployment, rounds: int, **transport: Any) -> ServerSta
     return deployment.serve(deployment.state(rounds=rounds), **transport)
 
 
+def without_changes(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events of a history but for changed settings: tests change `rounds` often."""
+    return [event for event in history if event["event"] != "settings changed"]
+
+
 def write_member(own: MemberSettings, path: Path, **changes: str) -> Path:
     """Write a member's TOML file."""
     keys = ("name", "data", "state", "model", "classes", "sends")
