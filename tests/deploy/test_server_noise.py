@@ -15,7 +15,7 @@ from fedproto.deploy.messages import Message
 from fedproto.deploy.privacy_ledger import PrivacyLedger
 from fedproto.deploy.server_privacy import SumPrivacy
 from fedproto.deploy.server_state import ServerState
-from fedproto.deploy.settings import ServerSettings, TrainingTerms
+from fedproto.deploy.settings import ServerSettings, TrainingTerms, split_run_config
 from fedproto.deploy.status import read_status
 from fedproto.errors import ConfigError, ProtectionTooWeak, RunFolderError
 from fedproto.privacy.accounting import Release, compute_epsilon
@@ -264,6 +264,22 @@ def test_what_no_claim_covers_is_refused_in_one_sentence(
     given = {"state": str(tmp_path), "classes": "x,y,z"} | settings
     with pytest.raises(ConfigError, match=says):
         ServerState(ServerSettings(**given), TrainingTerms(**(stated | terms)))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"epsilon": -1.0}, "epsilon must be a number of at least 0"),
+        ({"delta": 0.0}, "delta must be a number above 0"),
+        ({"delta": 1.0}, "delta must be a number above 0 and at most 0.1"),
+        ({"clip": 0.0}, "clip must be a number above 0"),
+        ({"noise-multiplier": -1.0}, "noise_multiplier must be a number of at least 0"),
+        ({"privacy": "secret"}, "unknown value of privacy"),
+    ],
+)
+def test_settings_out_of_range_are_refused_in_one_sentence(given, says):
+    with pytest.raises(ConfigError, match=says):
+        split_run_config(given, "pyproject.toml")
 
 
 def test_a_state_without_noise_does_not_become_a_private_one(make_noisy, make_deployment):

@@ -286,6 +286,9 @@ FROZEN = {"freeze": "body"}
         ("fedavg", {"privacy": "client", "epsilon": 1, "noise_at": "client"}, "leave noise_at out"),
         ("fedproto", {"privacy": "client", "epsilon": 1}, "such as absent=drop"),
         ("fesem", {"privacy": "client", "epsilon": 1}, "further counts or clusters"),
+        ("fedre", {"privacy": "client", "epsilon": 1}, "works on single uploads"),
+        ("fedavg", {"privacy": "client", "epsilon": 1, "clip": "none"}, "no noise hides it"),
+        ("fedavg", {"privacy": "client", "epsilon": 1, "delta": 0.5}, "at most 0.1"),
     ],
 )
 def test_what_no_claim_covers_is_refused_in_one_sentence(algorithm, settings, sentence):
