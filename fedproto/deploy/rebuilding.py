@@ -48,6 +48,7 @@ def rebuild_state(
             raise RunFolderError(f"{state.path} exists: nothing is rebuilt over a state")
         _refuse_strangers(state, contributions)
         _refuse_relative_transforms(state)
+        _refuse_forgotten_budgets(state)
         state.id = contributions[0].federation
         for each in sorted(contributions, key=lambda each: each.number):
             state.members[each.member] = MemberRecord(each.number)
@@ -83,6 +84,15 @@ def _refuse_relative_transforms(state: ServerState) -> None:
         raise ConfigError(
             f"uploads with {state.terms.transform} are changes of weights that only the lost "
             "server had: restore a backup"
+        )
+
+
+def _refuse_forgotten_budgets(state: ServerState) -> None:
+    """Raise ConfigError if only the lost server knew what its noise had cost the members."""
+    if state.privacy is not None:
+        raise ConfigError(
+            "with privacy=client only the lost server knew what rounds had cost the members, so "
+            "their budgets would go back: begin a new federation"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,6 +126,7 @@ def restore_server(
     """
     target = choose_server_file(where)
     tensors, header = read_state(backup)
+    _refuse_forgotten_budget(backup, header)
     is_in_place = target.exists() and backup.samefile(target)
     with _hold_server(target):
         kept = None
@@ -149,6 +150,15 @@ def restore_server(
         header["history"] = [*read_history(header), event]
         _write_state(target, tensors, header)
     return Restored(target, header["round"], backup_round, kept)
+
+
+def _refuse_forgotten_budget(backup: Path, header: Mapping[str, Any]) -> None:
+    """Refuse a state in which the server counts what its noise has cost the members."""
+    if header.get("privacy") is not None:
+        raise ConfigError(
+            f"{backup} counts what rounds with privacy=client cost the members, and rounds since "
+            "the backup are not in it, so their budgets would go back: begin a new federation"
+        )
 
 
 def _check_last_round(last_round: int, known: int) -> None:

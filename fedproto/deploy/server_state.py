@@ -540,7 +540,7 @@ class ServerState:
         if self.privacy is None:
             return
         for name in names:
-            member = self.members.setdefault(name, MemberRecord(len(self.members)))
+            member = self.members.setdefault(name, MemberRecord(self.count_numbers()))
             self.privacy.charge(member, self.round + 1)
 
     # --- the members

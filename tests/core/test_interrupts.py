@@ -171,6 +171,7 @@ def kill_workers() -> None:
         worker.join()
 
 
+@pytest.mark.slow  # gloo once waited for ever for the killed workers
 def test_workers_lost_in_an_interrupt_are_no_lack_of_memory(tmp_path: Path) -> None:
     """Where something kills the workers although they ignore SIGTERM, the sweep still stops."""
     config = tmp_path / "sweep.toml"

@@ -6,13 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.command_line import fedproto
-from helpers.deployment import EQUAL, MIXED, LocalTransport, simulate
+from helpers.deployment import EQUAL, MIXED, LocalTransport, serve_to, simulate
 
 from fedproto.core.tensors import flatten_state
+from fedproto.deploy.contributions import read_contribution, write_contribution
 from fedproto.deploy.member_privacy import refuse_weak_protection
 from fedproto.deploy.member_record import MemberRecord
 from fedproto.deploy.messages import Message
 from fedproto.deploy.privacy_ledger import PrivacyLedger
+from fedproto.deploy.rebuilding import rebuild_state
+from fedproto.deploy.server_backup import back_up_server, restore_server
 from fedproto.deploy.server_privacy import SumPrivacy
 from fedproto.deploy.server_state import ServerState
 from fedproto.deploy.settings import ServerSettings, TrainingTerms, split_run_config
@@ -288,3 +291,22 @@ def test_a_state_without_noise_does_not_become_a_private_one(make_noisy, make_de
     noisy = make_noisy(FEDPROTO, rounds=2)
     with pytest.raises(RunFolderError, match="one claim cannot cover both"):
         noisy.state()
+
+
+def test_a_backup_that_would_set_budgets_back_is_refused(make_noisy, tmp_path):
+    deployment = make_noisy()
+    state = serve_to(deployment, 1)
+    backup = back_up_server(state.path, tmp_path / "backups")
+    with pytest.raises(ConfigError, match="their budgets would go back: begin a new federation"):
+        restore_server(backup.path, tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_server_whose_budgets_are_lost_is_not_rebuilt(make_noisy, tmp_path):
+    deployment = make_noisy()
+    state = serve_to(deployment, 1)
+    file = write_contribution(deployment.members["a"], tmp_path)
+    state.path.unlink()
+    with pytest.raises(ConfigError, match="their budgets would go back: begin a new federation"):
+        rebuild_state(state.settings, state.terms, [read_contribution(file)])
+    assert not state.path.exists()
