@@ -396,6 +396,8 @@ def resume(
     stored = [folder.result() for folder in folders]
     finished = [result for result in stored if result]
     if len(finished) == len(folders):  # nothing to prepare: the data may be gone
+        for folder in folders:
+            folder.drop_leftovers()
         rounds = max(result["rounds"] for result in finished)
         say(f"{run} has finished all its {rounds} rounds: its result is in result.json")
         if as_json:

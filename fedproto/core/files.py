@@ -62,11 +62,13 @@ def write_new(path: Path, content: bytes, *, private: bool = False) -> None:
             if path.exists():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
             os.replace(temporary, path)
+            return
+        temporary.unlink()
 
 
 @contextmanager
 def _temporary_file(path: Path, content: bytes, private: bool) -> Iterator[Path]:
-    """Write a file beside another one, on disk for certain, and delete it if it is left there."""
+    """Write a file beside another one, on disk for certain, and delete it after an error."""
     unique = f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_TEMPORARY_ENDING}"
     temporary = path.with_name(unique)
     mode = 0o600 if private else 0o666
@@ -77,8 +79,9 @@ def _temporary_file(path: Path, content: bytes, private: bool) -> Iterator[Path]
             file.flush()
             os.fsync(file.fileno())
         yield temporary
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -369,6 +369,13 @@ class RunFolder:
         """Delete what was measured of the last round, which the result holds from now on."""
         (self.path / LAST).unlink(missing_ok=True)
 
+    def drop_leftovers(self) -> None:
+        """Delete what a finished run no longer needs, if it was killed before it did so itself."""
+        if self.has_last() or (self.path / BEST).exists():
+            with self.hold():
+                self.drop_best()
+                self.drop_last()
+
     def _best_path(self, round: int) -> Path:
         return self.path / BEST / _checkpoint_name(round)
 

@@ -46,6 +46,7 @@ def resume(
     """
     run = RunFolder.open(Path(folder))
     if run.result() is not None:
+        run.drop_leftovers()
         return read_result(run)
     if follows():
         experiment, _ = reopen(run, None, dataset, model)
