@@ -404,6 +404,8 @@ def make_page(found: Mapping[str, Any]) -> str:
     if study != json.loads(json.dumps(asdict(Study()))):
         lines += ["", f"This was not the default study, but: {json.dumps(study)}."]
     lines += ["", "## What is the same, and what is not", "", *_list_differences()]
+    if study["precision"] == "tf32":
+        lines.append("- Ours multiplies matrices in TF32.")
     return "\n".join(lines) + "\n"
 
 
@@ -429,7 +431,6 @@ def _list_differences() -> list[str]:
         "- FedProto's λ of 10 is what the authors name for a later library (HtFLlib, issue 2).",
         "- FedDistill: ours has the mean squared difference of logits; PFLlib's code of today has",
         "  a cross-entropy with logits as targets.",
-        "- Ours multiplies matrices in TF32.",
     ]
 
 
