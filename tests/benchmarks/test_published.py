@@ -96,11 +96,12 @@ def test_steps_are_those_of_the_largest_client_one_after_the_other() -> None:
     assert steps == {"per pass": largest // 10, "passes": 11, "all": largest // 10 * 11}
 
 
-def test_the_page_compares_the_best_round() -> None:
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_the_page_compares_the_best_round(precision: str) -> None:
     run = {"method": "FedPer", "seed": 0, "curve": [90.0, 98.0, 97.0]}
     runs = [run | {"setting": setting} for setting in SETTINGS]
     found = {
-        "study": {"dataset": "mnist5k", "seeds": 1},
+        "study": {"dataset": "mnist5k", "seeds": 1, "precision": precision},
         "source": "a paper",
         "torch": "2",
         "device": "a machine",
@@ -110,6 +111,7 @@ def test_the_page_compares_the_best_round() -> None:
     assert "| FedPer | 99.47 ± 0.03 | 98.00 | -1.47 | 97.00 | 3 |" in page
     assert "| FedPer | 97.44 ± 0.06 | 98.00 | +0.56 | 97.00 | 3 |" in page
     assert "This was not the default study" in page
+    assert ("matrices in TF32" in page) == (precision == "tf32")
 
 
 def test_the_quick_study_runs_and_goes_on_where_it_stopped(
