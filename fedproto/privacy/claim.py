@@ -88,8 +88,8 @@ def make_claim(plan: PrivacyPlan, budget: Budget, config: Config, federation: Fe
         epsilon=max(budget.epsilons(), default=0.0),
         delta=plan.delta,
         releases=max(budget.count_releases(), default=0),
-        covers=describe_coverage(protection),
-        does_not_cover=_list_uncovered(config, protection),
+        covers=describe_coverage(protection) + _describe_exception(config, federation),
+        does_not_cover=_list_uncovered(config, protection, federation),
         assumes=_list_assumptions(config, federation, plan),
         fails=list_failures(protection),
         accountant=ACCOUNTANT if protection.sampling is None else _ACCOUNTANT_OF_SAMPLES,
@@ -115,7 +115,7 @@ def _claim_of_training(
         failures.append("the noise is drawn from the seed of the run (a mode for tests)")
     uncovered = [
         entry
-        for entry in _list_uncovered(config, plan.protection)
+        for entry in _list_uncovered(config, plan.protection, federation)
         if not entry.startswith("the clients' own models")
     ]
     covers = (
@@ -138,7 +138,7 @@ def _claim_of_training(
         epsilon=max(budget.epsilons(), default=0.0),
         delta=plan.delta,
         releases=max(budget.count_releases(), default=0),
-        covers=covers,
+        covers=covers + _describe_exception(config, federation),
         does_not_cover=tuple(uncovered),
         assumes=(number_is_public, *_list_assumptions(config, federation, plan)),
         fails=tuple(failures),
@@ -195,7 +195,9 @@ def describe_coverage(protection: Protection) -> str:
     )
 
 
-def _list_uncovered(config: Config, protection: Protection) -> tuple[str, ...]:
+def _list_uncovered(
+    config: Config, protection: Protection, federation: Federation
+) -> tuple[str, ...]:
     uncovered = [
         "losses, accuracies and other metrics in the run folder, which are computed from the "
         "clients' rows",
@@ -205,6 +207,11 @@ def _list_uncovered(config: Config, protection: Protection) -> tuple[str, ...]:
     ]
     if protection.at == "server":
         uncovered.append("checkpoints and traffic counts, which are made of single uploads")
+    if _is_encoded_by_own_rows(config, federation):
+        uncovered.append(
+            "the encoding of columns or words (means, categories, vocabulary), which was made from "
+            "the clients' own rows: give one made from public rows as encoding=FILE"
+        )
     if protection.unit == "record":
         uncovered.append("several records of the same person: epsilon grows with their number")
     return tuple(uncovered)
@@ -220,13 +227,29 @@ def _describe_presence(protection: Protection) -> str:
     )
 
 
+def _has_encoding(federation: Federation) -> bool:
+    return any(member.preprocessing.encoding is not None for member in federation.members)
+
+
+def _is_encoded_by_own_rows(config: Config, federation: Federation) -> bool:
+    """Return whether the program made an encoding from the rows that it is to protect."""
+    is_given = all(part.options.get("encoding") is not None for part in config.dataset)
+    return _has_encoding(federation) and not is_given
+
+
+def _describe_exception(config: Config, federation: Federation) -> str:
+    """Return what of the program's own doing a claim leaves out, as the end of its statement."""
+    if not _is_encoded_by_own_rows(config, federation):
+        return ""
+    return "; the encoding of the rows was made from them and is not covered"
+
+
 def _list_assumptions(config: Config, federation: Federation, plan: PrivacyPlan) -> tuple[str, ...]:
     assumptions = ["the list of classes is public, and does not depend on who has which rows"]
-    encodings = {member.preprocessing.encoding is not None for member in federation.members}
-    if True in encodings:
+    if _has_encoding(federation) and not _is_encoded_by_own_rows(config, federation):
         assumptions.append(
             "the encoding of columns or words (means, categories, vocabulary) was made from public "
-            "rows; made from the clients' own rows, it is not covered"
+            "rows"
         )
     if config.initial is not None or _has_stored_weights(config):
         assumptions.append("the weights that the encoder starts from come from public data")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fedproto.config.options import Part, check_options, options_of
 from fedproto.config.own_files import suggest_dataset
 from fedproto.core.class_names import list_names
 from fedproto.data import DataFolders, Source
-from fedproto.data.shared.tables import LABEL_COLUMNS, find_column
+from fedproto.data.shared.tables import LABEL_COLUMNS, Table, find_column
 from fedproto.errors import ColumnsError, ConfigError, FedProtoError, ImageSizesError
 from fedproto.setup.table_roles import (
     TABLE_ENDINGS,
@@ -113,15 +113,19 @@ def _choose_columns(
 ) -> list[str]:
     """Set the columns of labels, clients and groups, with reasons; return remarks on the table."""
     table = read_table(kind, Path(path))
+    named = [options.get(role) for role in ("label", "client", "group", "split")]
+    taken = {*options.get("ignore", ()), *(name for name in named if name)}
     if "label" not in options:
-        last = next(reversed(table.columns), None)
-        label = find_column(table.columns, LABEL_COLUMNS) or last
+        label = find_column(table.columns, LABEL_COLUMNS)
+        if label is not None:
+            reasons["label"] = "the column of classes"
+        else:
+            label = _guess_label(table, taken)
+            reasons["label"] = "the last column, taken for the classes; --label names another"
         if label is not None:
             options["label"] = label
-            reasons["label"] = "the column of classes"
-    ignored = options.get("ignore", ())
-    named = [options.get(role) for role in ("label", "client", "group", "split")]
-    roles = find_roles(table, {*ignored, *(name for name in named if name)})
+            taken.add(label)
+    roles = find_roles(table, taken)
     if "client" not in options and roles.client is not None:
         options["client"] = roles.client
         reasons["client"] = "each value of this column becomes a client"
@@ -133,6 +137,13 @@ def _choose_columns(
         return []
     listed = list_names([f"{name} {count:,}" for name, count in missing.items()], MAX_LISTED)
     return [f"missing values: {listed}; they become the mean, or a value of their own"]
+
+
+def _guess_label(table: Table, taken: Collection[str]) -> str | None:
+    """Return the last column that says neither whose a row is nor which rows belong together."""
+    roles = find_roles(table, taken)
+    free = [name for name in table.columns if name not in taken and name not in roles]
+    return free[-1] if free else None
 
 
 def _choose_text_columns(path: str, options: dict[str, Any], reasons: dict[str, str]) -> None:

@@ -255,3 +255,16 @@ def test_a_file_is_replaced_only_on_request(tmp_path: Path) -> None:
     assert Path("federation.toml").read_text() == "mine"
     init(arrays, "--force")
     assert written()["rounds"] == 100
+
+
+def test_a_column_of_sites_at_the_end_is_not_taken_for_the_classes(tmp_path: Path) -> None:
+    data = load_wine(as_frame=True)
+    table = data.data.assign(cultivar=[f"kind {kind}" for kind in data.target])
+    table["site"] = [("Alba", "Asti", "Bra")[row % 3] for row in range(len(table))]
+    table.to_csv(tmp_path / "wine.csv", index=False)
+    answer = init(tmp_path / "wine.csv")
+    assert written()["dataset"]["label"] == "cultivar"
+    assert written()["dataset"]["client"] == "site"
+    assert "taken for the classes; --label names another" in " ".join(answer.out.split())
+    init(tmp_path / "wine.csv", "--label", "site", "--out", "other.toml")
+    assert written("other.toml")["dataset"]["label"] == "site"

@@ -56,7 +56,7 @@ TRICKS = {
     "many": "bytes beside its arrays",
     "crowd": "100000 classes",
     "round": "it is of round 7, but this is round 6",
-    "name": "it says it is of 'a', but d sent it",
+    "name": "it claims to be from 'a', but d sent it",
     "weight": "it has a weight that is not above 0",
     "raise": "internal-error: it failed for a reason that is in its own log",
 }

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.tiny import experiment, finished
 
+import fedproto
 from fedproto.core.tensors import flatten_state
 from fedproto.errors import ConfigError, RunFolderError
 from fedproto.privacy.accounting import Release, compute_epsilon
@@ -214,6 +215,31 @@ def test_a_claim_says_what_it_covers_and_what_it_does_not(tmp_path):
     assert any("list of classes is public" in line for line in claim["assumes"])
     stored = json.loads((tmp_path / "run/result.json").read_text())
     assert stored["privacy"] == claim
+
+
+def test_a_claim_on_a_table_leaves_out_an_encoding_made_from_its_rows(tmp_path):
+    row = "{age},{colour},{label}"
+    lines = [
+        row.format(age=30 + n % 7, colour=("red", "blue")[n % 2], label=("ill", "well")[n // 2 % 2])
+        for n in range(40)
+    ]
+    (tmp_path / "rows.csv").write_text("\n".join(["age,colour,label", *lines]))
+    settings = {"algorithm": "closed-form", "feature_map": "flat", "rounds": 1, "clients": 2}
+    settings |= {"privacy": "release", "noise_multiplier": 1.0, "clip": 1.0, "device": "cpu"}
+    table = f"csv:{tmp_path / 'rows.csv'}"
+    own = fedproto.run(dataset=table, out=tmp_path / "own", **settings).data["privacy"]
+    assert own["statement"].endswith(
+        "the encoding of the rows was made from them and is not covered"
+    )
+    assert any("encoding=FILE" in line for line in own["does_not_cover"])
+    assert not any("encoding" in line for line in own["assumes"])
+    encoding = tmp_path / "encoding.json"
+    (stored,) = json.loads((tmp_path / "own" / "encoding.json").read_text())["encodings"]
+    encoding.write_text(json.dumps(stored))
+    public = fedproto.run(dataset=f"{table}(encoding={encoding})", **settings).data["privacy"]
+    assert "encoding" not in public["statement"]
+    assert not any("encoding" in line for line in public["does_not_cover"])
+    assert any("encoding" in line for line in public["assumes"])
 
 
 def test_seeded_noise_is_never_claimed_to_protect():
