@@ -444,7 +444,7 @@ def test_malformed_flower_objects_cost_their_sender_the_round_and_nobody_else(se
     """One member sends objects that Flower's decoder fails on, or repeats one chunk endlessly."""
     odd = setup.odd("c")
     (odd / "objects").write_text("json repeat deep")
-    config = setup.fresh("objects") | {"quorum": 3}
+    config = setup.fresh("objects") | {"quorum": 2}
     run = setup.federation.run(rounds=4, **config)
     assert run.status == "finished:completed", run.log
     server_state = replayed(setup.federation, setup.files, ["ab", "ab", "ab"])
