@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from fedproto.cli.progress import SearchProgress, SweepProgress
     from fedproto.runs.sweep import Cell
 
+Jobs = Annotated[
+    int, typer.Option(help="processes that share the runs, on one GPU or several cores", min=1)
+]
+
 
 def sweep(
     config: Annotated[
@@ -30,6 +34,7 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="folder for the runs [runs/NAME]", show_default=False)
     ] = None,
+    jobs: Jobs = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
     trust_plugins: TrustPlugins = False,
@@ -52,7 +57,7 @@ def sweep(
     target = out or Path("runs") / config.stem
     try:
         with sweep_bar(Console(quiet=is_quiet()), cells, target) as progress:
-            results = run_sweep(cells, target, progress.batch, progress.broken)
+            results = run_sweep(cells, target, progress.batch, progress.broken, jobs)
     except KeyboardInterrupt:
         _say_stopped(f"fedproto sweep {config}", out)
         raise typer.Exit(130) from None
@@ -124,6 +129,7 @@ def reproduce(
         str | None,
         typer.Option(help="table-methods: full, or cpu, a smaller form [full]", show_default=False),
     ] = None,
+    jobs: Jobs = 1,
     minutes: Annotated[
         float | None,
         typer.Option(help="table-methods: begin nothing after so long", show_default=False),
@@ -159,7 +165,7 @@ def reproduce(
         if target == TARGET and tune:
             chosen_size = choose_size(size, quick)
             for sentence in tune_all(
-                request, read_only(only), target_folder, minutes, search, chosen_size
+                request, read_only(only), target_folder, minutes, search, chosen_size, jobs
             ):
                 say(sentence)
             return
@@ -173,10 +179,12 @@ def reproduce(
                 None if finished else bar,
                 say,
                 choose_size(size, quick),
+                jobs,
             )
         else:
             _refuse_flags_of_methods(target, flags)
-            paths = make(target, request, target_folder, archive, None if finished else bar)
+            reporter = None if finished else bar
+            paths = make(target, request, target_folder, archive, reporter, jobs)
         for path in paths:
             say(f"written to {path}")
     except KeyboardInterrupt:

@@ -22,7 +22,7 @@ from fedproto.errors import ConfigError
 
 
 @dataclass
-class _Trust:
+class Trust:
     """What this process may load."""
 
     #: Names as the user gave them: `package.module:function`.
@@ -33,7 +33,7 @@ class _Trust:
     folder: Path | None = None
 
 
-_trust = _Trust()
+_trust = Trust()
 #: Top-level modules that were found in a folder which is not on sys.path, and that folder.
 _module_folders: dict[str, Path] = {}
 
@@ -77,6 +77,17 @@ def own_trust() -> Iterator[None]:
         yield
     finally:
         _trust = before
+
+
+def current() -> Trust:
+    """Return what this process may load, for another process that works for it."""
+    return _trust
+
+
+def adopt(trust: Trust) -> None:
+    """Load what the process may load that this one works for."""
+    global _trust
+    _trust = trust
 
 
 def refusal(kind: str, name: str, where: str, remedy: str | None = None) -> ConfigError:

@@ -20,7 +20,7 @@ from fedproto.reproduce.tables import gather
 from fedproto.reproduce.verdict_page import render_verdicts
 from fedproto.runs.execution import OnRound
 from fedproto.runs.folder import RunFolder
-from fedproto.runs.sweep import Cell, run_sweep
+from fedproto.runs.sweep import Cell, run_groups
 
 
 class ProgressReporter(Protocol):
@@ -55,12 +55,13 @@ def make(
     out: Path,
     archive: Path | None,
     open_reporter: OpenReporter | None,
+    jobs: int = 1,
 ) -> Iterator[Path]:
     """Make a target, or all of them; yield each file once it is written.
 
     Without a reporter nothing is run: pages are made of what is finished. Finished cells are taken
     from the archive, if one is given, and added to it. Everything that can be refused is refused
-    before the first run.
+    before the first run. `jobs` processes share the runs.
     """
     has_verdicts = target in (ALL, VERDICTS)
     finished_only = open_reporter is None
@@ -79,7 +80,7 @@ def make(
         unpack(archive, runs)
     for spec, planned in zip(specs, plans, strict=True):
         if open_reporter is not None:
-            _run_missing(spec, planned, runs, archive, open_reporter)
+            _run_missing(spec, planned, runs, archive, open_reporter, jobs)
         if request.methods or request.seeds:
             # A page shows all finished runs, also those that were not asked for this time.
             spec = read_spec(spec.name, replace(request, methods=(), seeds=None))
@@ -147,22 +148,30 @@ def _run_missing(
     runs: Path,
     archive: Path | None,
     open_reporter: OpenReporter,
+    jobs: int,
 ) -> None:
     """Run all cells that are not finished, and probe their models.
 
-    They are run and archived row by row, so that finished rows are kept whatever happens later.
+    Cells of one row are trained together at most, so that finished rows are kept and archived
+    whatever happens later.
     """
     folder = runs / spec.name
     all_cells = [each.cell for each in planned]
+    rows: dict[str, list[Cell]] = {}
+    for each in planned:
+        rows.setdefault(each.row.name, []).append(each.cell)
+
+    def finish(cells: Sequence[Cell]) -> None:
+        for cell in cells:
+            path = folder / cell.name
+            if path.exists() and RunFolder.open(path).result() is not None:
+                _finish_cell(RunFolder.open(path), spec)
+        if archive is not None:
+            pack(archive, runs)
+
     with open_reporter(all_cells, folder) as reporter:
-        for row in spec.rows:
-            cells = [each.cell for each in planned if each.row is row]
-            results = run_sweep(cells, folder, reporter.batch, reporter.broken, all_cells)
-            for cell, result in zip(cells, results, strict=True):
-                if result is not None:
-                    _finish_cell(RunFolder.open(folder / cell.name), spec)
-            if archive is not None:
-                pack(archive, runs)
+        finish(all_cells)
+        run_groups(list(rows.values()), folder, reporter.batch, reporter.broken, jobs, finish)
 
 
 def _finish_cell(folder: RunFolder, spec: Spec) -> None:

@@ -42,8 +42,10 @@ from fedproto.runs.devices import device_of
 from fedproto.runs.execution import OnRound, execute, hold_all
 from fedproto.runs.experiment import Experiment
 from fedproto.runs.folder import RunFolder
+from fedproto.runs.relayed_reports import ReceivedReports, SentReports
 from fedproto.runs.row_counts import describe_rows
 from fedproto.runs.sweep_data import SweepData
+from fedproto.runs.workers import Task, Worker, run_tasks
 
 #: How a run is computed. These settings may change when a sweep is continued.
 COMPUTE_SETTINGS = (
@@ -92,6 +94,12 @@ Batch = list[CellRun]
 #: Is called before a batch with its cells, the rounds already done and notices for the user.
 OnBatch = Callable[[Sequence[Cell], int, Sequence[str]], OnRound]
 OnBroken = Callable[[Cell, TrainingError], None]
+#: Is called with cells that were trained together, once they have ended.
+OnEnded = Callable[[Sequence[Cell]], None]
+
+
+def do_nothing(cells: Sequence[Cell]) -> None:
+    """Take no notice of cells that have ended."""
 
 
 # --- the sweep file
@@ -281,8 +289,7 @@ def run_sweep(
     out: Path,
     on_batch: OnBatch,
     on_broken: OnBroken | None = None,
-    beside: Sequence[Cell] = (),
-    loaded: SweepData | None = None,
+    jobs: int = 1,
 ) -> list[dict[str, Any] | None]:
     """Run what is not finished; return the content of each cell's result.json, in order.
 
@@ -294,18 +301,71 @@ def run_sweep(
         on_batch: is called before federations are trained together, and returns their `on_round`.
         on_broken: is called with a cell whose training failed; without it, the error ends the
             sweep.
-        beside: cells of the same folder that are run at another time; all need the same data.
-        loaded: what an earlier call has read, and what this one reads.
+        jobs: how many processes share the work.
     """
-    data = loaded or SweepData()
-    data.label_hashes |= _read_data_of(cells, beside, out).label_hashes
-    for batch in batches(cells, out):
-        _run_or_halve(batch, out, data, on_batch, on_broken)
+    run_groups([cells], out, on_batch, on_broken, jobs)
     results = []
     for cell in cells:
         folder = _find_folder(cell, out)
         results.append(None if folder is None else folder.result())
     return results
+
+
+def run_groups(
+    groups: Sequence[Sequence[Cell]],
+    out: Path,
+    on_batch: OnBatch,
+    on_broken: OnBroken | None = None,
+    jobs: int = 1,
+    on_ended: OnEnded = do_nothing,
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Run what is not finished of groups of cells; only cells of one group are trained together.
+
+    Args:
+        groups: the federations, in the order in which they are begun.
+        out, on_batch, on_broken, jobs: as for `run_sweep`.
+        on_ended: is called with cells that were trained together, once they have ended.
+        is_over: whether nothing further may begin.
+    """
+    every_cell = [cell for group in groups for cell in group]
+    data = _read_data_of(every_cell, out)
+    waiting: list[Batch] = []
+    for group in groups:
+        waiting += batches(group, out)
+    if jobs == 1 or len(waiting) < 2:
+        for batch in waiting:
+            if is_over():
+                return
+            _run_or_halve(batch, out, data, on_batch, on_broken)
+            on_ended([run.cell for run in batch])
+        return
+    tasks = []
+    for batch in waiting:
+        cells = [run.cell for run in batch]
+        tasks.append(Task(_run_in_worker, (cells, out, data.label_hashes, on_broken is not None)))
+    methods: dict[str, Any] = {"batch": on_batch, "broken": on_broken}
+    for number, label_hashes in run_tasks(tasks, jobs, ReceivedReports(methods), is_over):
+        data.add_label_hashes(label_hashes, out)
+        on_ended([run.cell for run in waiting[number]])
+
+
+def _run_in_worker(
+    worker: Worker,
+    cells: Sequence[Cell],
+    out: Path,
+    label_hashes: dict[str, str],
+    goes_on: bool,
+) -> dict[str, str]:
+    """Run cells that are trained together; return the labels of all data that was read so far.
+
+    `goes_on` says whether a cell that breaks down is only reported.
+    """
+    reports = SentReports(worker)
+    worker.data.add_label_hashes(label_hashes, out)
+    for batch in batches(cells, out):
+        _run_or_halve(batch, out, worker.data, reports.batch, reports.broken if goes_on else None)
+    return worker.data.label_hashes
 
 
 def train_until(
@@ -322,7 +382,7 @@ def train_until(
     holds what an earlier call has read; the others are as for `run_sweep`.
     """
     data = data or SweepData()
-    data.label_hashes |= _read_data_of(cells, (), out).label_hashes
+    data.label_hashes |= _read_data_of(cells, out).label_hashes
     unfinished = []
     for cell in cells:
         folder = _find_folder(cell, out)
@@ -332,10 +392,10 @@ def train_until(
         _run_or_halve(batch, out, data, on_batch, on_broken, until)
 
 
-def _read_data_of(cells: Sequence[Cell], beside: Sequence[Cell], out: Path) -> SweepData:
+def _read_data_of(cells: Sequence[Cell], out: Path) -> SweepData:
     """Return the labels that cells were begun with; refuse folders that hold something else."""
     data = SweepData()
-    for cell in [*cells, *beside]:
+    for cell in cells:
         folder = _find_folder(cell, out)
         if folder is not None and not data.has_labels(cell.config):
             data.note_labels(cell.config, read_partition(folder.path / "partition.json"))

@@ -30,7 +30,11 @@ class SweepData:
 
     def refuse_other_labels(self, config: Config, partition: dict[str, Any], out: Path) -> None:
         """Refuse a federation whose data has changed since others of the sweep were begun."""
-        for name, label_hash in _label_hashes(config, partition).items():
+        self.add_label_hashes(_label_hashes(config, partition), out)
+
+    def add_label_hashes(self, label_hashes: dict[str, str], out: Path) -> None:
+        """Remember labels; refuse them if federations were begun with others."""
+        for name, label_hash in label_hashes.items():
             if self.label_hashes.setdefault(name, label_hash) != label_hash:
                 raise RunFolderError(
                     f"the labels of {name} are not those that federations in {out} were begun "

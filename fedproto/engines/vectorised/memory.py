@@ -14,14 +14,28 @@ from fedproto.core.dropout import Dropped
 MAX_VALUES_PER_PASS = {"cpu": 2**20, "cuda": 2**26}
 #: A GPU's memory that is granted per input value: a convolution writes it out up to 200 times.
 GPU_BYTES_PER_INPUT_VALUE = 2**11
+#: Processes that share each GPU, this one included.
+_sharing_processes = 1
+
+
+def share_gpu(processes: int) -> None:
+    """Leave room for so many processes, this one included, on each GPU from now on.
+
+    Each is granted an equal part: two that both find the GPU empty would plan to fill it.
+    """
+    global _sharing_processes
+    _sharing_processes = processes
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the bytes that are free on a GPU now; None for a CPU, which its caches limit."""
+    """Return the bytes of a GPU that this process may take; None for a CPU, which its caches limit.
+
+    They are free now, and of a GPU that is shared they are at most an equal part.
+    """
     if device.type != "cuda":
         return None
-    free, _ = torch.cuda.mem_get_info(device)
-    return free
+    free, total = torch.cuda.mem_get_info(device)
+    return min(free, total // _sharing_processes)
 
 
 def free_host_memory() -> int:
@@ -58,10 +72,11 @@ def training_memory(
 def values_per_pass(device: torch.device) -> int:
     """Return how many input values one forward pass in evaluation may take.
 
-    It depends on the device, not on what is free there, so that results can be repeated.
+    It depends on the device and on who shares it, not on what is free there, so that results can
+    be repeated.
     """
     most = MAX_VALUES_PER_PASS[device.type]
     if device.type != "cuda":
         return most
-    total_memory = torch.cuda.get_device_properties(device).total_memory
-    return min(most, total_memory // GPU_BYTES_PER_INPUT_VALUE)
+    memory = torch.cuda.get_device_properties(device).total_memory // _sharing_processes
+    return min(most, memory // GPU_BYTES_PER_INPUT_VALUE)

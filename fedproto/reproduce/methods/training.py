@@ -23,9 +23,11 @@ from fedproto.reproduce.methods.page import render_page
 from fedproto.reproduce.methods.records import Records
 from fedproto.reproduce.methods.tuning import count_trials, read_tuned, tune_methods
 from fedproto.reproduce.plan import Request
-from fedproto.runs.sweep import run_sweep
-from fedproto.runs.sweep_data import SweepData
+from fedproto.runs.sweep import Cell, run_groups
 from fedproto.runs.tune.search import OpenReporter as OpenSearchReporter
+
+#: An archive is written anew as a whole, and workers wait meanwhile.
+SECONDS_BETWEEN_ARCHIVES = 20
 
 Only = Mapping[str, Sequence[str]]
 #: Is told a sentence on how far the table is.
@@ -45,10 +47,12 @@ def tune_all(
     minutes: float | None,
     open_reporter: OpenSearchReporter,
     size: str | None = None,
+    jobs: int = 1,
 ) -> Iterator[str]:
     """Choose the settings of the methods asked for; yield a sentence after each search."""
     benchmark = read_benchmark(request, only, size)
-    for dataset, method in tune_methods(benchmark, out, open_reporter, deadline_after(minutes)):
+    is_over = deadline_after(minutes)
+    for dataset, method in tune_methods(benchmark, out, open_reporter, is_over, jobs):
         yield f"{method} is tuned on {dataset}"
 
 
@@ -61,11 +65,13 @@ def make_methods(
     open_reporter: OpenReporter | None,
     say: Say,
     size: str | None = None,
+    jobs: int = 1,
 ) -> Iterator[Path]:
     """Run what is missing of the part that is asked for; write all that is finished.
 
     Without a reporter nothing is run. No group is begun once the minutes have passed. Without a
-    size, all of the benchmark is meant, or its quick version if the request is for that.
+    size, all of the benchmark is meant, or its quick version if the request is for that. `jobs`
+    processes share the groups.
     """
     benchmark = read_benchmark(request, only, size)
     stem = benchmark.stem
@@ -76,7 +82,7 @@ def make_methods(
     if archive is not None and archive.exists():
         records.unpack(archive)
     if open_reporter is not None:
-        _run_groups(groups, records, archive, deadline_after(minutes), open_reporter)
+        _run_groups(groups, records, archive, deadline_after(minutes), open_reporter, jobs)
         runs = [run for group in groups for run in group]
         finished = [run for run in runs if records.find(run) is not None]
         if len(finished) < len(runs):
@@ -108,25 +114,35 @@ def _run_groups(
     archive: Path | None,
     is_over: Callable[[], bool],
     open_reporter: OpenReporter,
+    jobs: int,
 ) -> None:
-    """Run what has no record yet, group by group, and archive the records after each.
+    """Run what has no record yet, group by group, and archive the records now and then.
 
     A federation that diverged before is not tried again.
     """
-    data = SweepData()
-    waiting = []
+    waiting: list[list[Cell]] = []
+    runs: dict[str, BenchmarkRun] = {}
     for group in groups:
         missing = [run for run in group if records.find(run) is None]
         if missing:
-            waiting.append(missing)
-    cells = [run.cell for group in waiting for run in group]
+            waiting.append([run.cell for run in missing])
+        runs |= {run.cell.name: run for run in missing}
+
+    packed = time.monotonic()
+
+    def keep(cells: Sequence[Cell]) -> None:
+        nonlocal packed
+        for cell in cells:
+            records.keep(runs[cell.name])
+        if archive is not None and time.monotonic() - packed > SECONDS_BETWEEN_ARCHIVES:
+            records.pack(archive)
+            packed = time.monotonic()
+
+    cells = [cell for group in waiting for cell in group]
     with open_reporter(cells, records.runs) as reporter:
-        for group in waiting:
-            if is_over():
-                return
-            own = [run.cell for run in group]
-            run_sweep(own, records.runs, reporter.batch, reporter.broken, loaded=data)
-            for run in group:
-                records.keep(run)
-            if archive is not None:
+        try:
+            keep(cells)  # what an earlier call finished, but did not keep
+            run_groups(waiting, records.runs, reporter.batch, reporter.broken, jobs, keep, is_over)
+        finally:
+            if archive is not None and records.folder.exists():
                 records.pack(archive)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from fedproto.reproduce.methods.benchmark import (
     settings_of,
 )
 from fedproto.reproduce.plan import Settings, cell_name, find_data_files
+from fedproto.runs.relayed_reports import ReceivedReports, SentReports
 from fedproto.runs.tune.search import OpenReporter, Search, SearchOptions
+from fedproto.runs.workers import Task, Worker, run_tasks
 
 #: By data set and method.
 TunedSettings = dict[str, dict[str, Settings]]
@@ -65,25 +68,60 @@ def _read_file(out: Path, stem: str) -> dict[str, Any]:
 
 
 def tune_methods(
-    benchmark: Benchmark, out: Path, open_reporter: OpenReporter, is_over: Callable[[], bool]
+    benchmark: Benchmark,
+    out: Path,
+    open_reporter: OpenReporter,
+    is_over: Callable[[], bool],
+    jobs: int = 1,
 ) -> Iterator[tuple[str, str]]:
     """Tune what is not tuned yet; yield the data set and the method after each search.
 
-    Searches are not begun any more once `is_over` says so; one that was stopped goes on where it
-    was, as long as its folder is there.
+    `jobs` processes share the searches. None begins any more once `is_over` says so; one that was
+    stopped goes on where it was, as long as its folder is there.
     """
+    waiting = []
     for dataset in dict.fromkeys(column.dataset for column in benchmark.columns):
-        for method in benchmark.methods:
-            if method.name in _read_file(out, benchmark.stem)["datasets"].get(dataset, {}):
-                continue
+        tuned = _read_file(out, benchmark.stem)["datasets"].get(dataset, {})
+        missing = [method for method in benchmark.methods if method.name not in tuned]
+        waiting += [(dataset, method) for method in missing]
+    if jobs == 1:
+        for dataset, method in waiting:
             if is_over():
                 return
-            search, options = prepare_search(benchmark, method, dataset)
-            name = cell_name(method.name, dataset, options.seeds)
-            folder = out / "runs" / f"{benchmark.stem}-tuning"
-            content = search.run(folder / name, open_reporter)
+            content = _search(benchmark, out, dataset, method, open_reporter)
             _keep(out, benchmark.stem, dataset, method, content)
             yield dataset, method.name
+        return
+    tasks = [
+        Task(_search_in_worker, (benchmark, out, dataset, method)) for dataset, method in waiting
+    ]
+    with open_reporter() as reporter:
+        methods: dict[str, Any] = {
+            "batch": reporter.batch,
+            "broken": reporter.broken,
+            "rung": reporter.rung,
+        }
+        for number, content in run_tasks(tasks, jobs, ReceivedReports(methods), is_over):
+            dataset, method = waiting[number]
+            _keep(out, benchmark.stem, dataset, method, content)
+            yield dataset, method.name
+
+
+def _search(
+    benchmark: Benchmark, out: Path, dataset: str, method: Method, open_reporter: OpenReporter
+) -> dict[str, Any]:
+    """Return what is found for a method on a data set."""
+    search, options = prepare_search(benchmark, method, dataset)
+    name = cell_name(method.name, dataset, options.seeds)
+    return search.run(out / "runs" / f"{benchmark.stem}-tuning" / name, open_reporter)
+
+
+def _search_in_worker(
+    worker: Worker, benchmark: Benchmark, out: Path, dataset: str, method: Method
+) -> dict[str, Any]:
+    """Return what is found for a method on a data set, in a process of several."""
+    reports = SentReports(worker)
+    return _search(benchmark, out, dataset, method, lambda: nullcontext(reports))
 
 
 def prepare_search(
