@@ -7,7 +7,7 @@ from fedproto.algorithms.fedgh import fedgh, linear_logits
 from fedproto.config.options import NonNegativeInt, PositiveFloat, PositiveInt
 from fedproto.core import rng
 from fedproto.core.prototypes import class_means
-from fedproto.core.server_training import train_on_server
+from fedproto.core.server_training import TRAINING_DEVICE, train_on_server
 from fedproto.core.tensors import divide_by_weight, make_group
 from fedproto.core.types import Algorithm, GroupLayout, State, Step, Task, Tree, Upload
 
@@ -50,7 +50,8 @@ def fedre(
         group = uploads["mixture"]
         values = divide_by_weight(group)
         speakers = group.weight > 0
-        embeddings, labels = values["embedding"][speakers], values["labels"][speakers]
+        embeddings = values["embedding"][speakers].to(TRAINING_DEVICE)
+        labels = values["labels"][speakers].to(TRAINING_DEVICE)
         head = train_on_server(
             server["head"],
             lambda head, rows: mixture_loss(head, embeddings[rows], labels[rows]),

@@ -1,4 +1,8 @@
-"""A few gradient steps at the server, for algorithms whose server learns from uploads."""
+"""A few gradient steps at the server, for algorithms whose server learns from uploads.
+
+They are done on the CPU, also beside a GPU: a step over some class means takes less time there
+than a GPU takes to start one.
+"""
 
 from collections.abc import Callable
 
@@ -6,19 +10,23 @@ import torch
 from torch import Tensor
 
 from fedproto.core import rng
-from fedproto.core.tensors import divide_by_weight, move_index
+from fedproto.core.tensors import divide_by_weight
 from fedproto.core.types import Group, Tree
+
+#: Where servers train: what they train on must be there.
+TRAINING_DEVICE = torch.device("cpu")
 
 
 def list_single_values(group: Group, name: str) -> tuple[Tensor, Tensor]:
     """Return every client's value of every class it speaks for, (n, ...), and their classes, (n,).
 
-    They are in the order of the clients, and then of the classes.
+    They are in the order of the clients, and then of the classes, and where servers train.
     """
     speakers, classes = (group.weight > 0).nonzero(as_tuple=True)
     sums = {name: group.sums[name][speakers, classes]}
     singles = Group(sums, group.weight[speakers, classes])
-    return divide_by_weight(singles)[name], classes
+    values = divide_by_weight(singles)[name]
+    return values.to(TRAINING_DEVICE), classes.to(TRAINING_DEVICE)
 
 
 def train_on_server(
@@ -33,22 +41,23 @@ def train_on_server(
 ) -> Tree:
     """Return parameters after epochs of plain SGD over some samples.
 
-    They stay on their device. The order of the samples in each epoch is drawn from `key`, so the
-    result is a function of the arguments alone.
+    They are returned on the device that they came from. The order of the samples in each epoch is
+    drawn from `key`, so the result is a function of the arguments alone.
 
-    compute_loss  (parameters, numbers of the samples in a batch) -> the batch's loss, ()
+    compute_loss  (parameters, numbers of the samples in a batch) -> the batch's loss, (); both are
+                  on TRAINING_DEVICE
     """
-    moving = {name: value.detach() for name, value in params.items()}
     if not samples:
-        return moving
-    device = next(iter(params.values())).device
+        return {name: value.detach() for name, value in params.items()}
+    moving = {name: value.detach().to(TRAINING_DEVICE) for name, value in params.items()}
+    key = key.to(TRAINING_DEVICE)
     for epoch in range(epochs):
         order = rng.permutation(rng.key(key, "server training", epoch), samples)
-        for rows in move_index(order, device).split(batch):
+        for rows in order.split(batch):
             gradients = _differentiate(compute_loss, moving, rows)
             for name, gradient in gradients.items():
                 moving[name] = moving[name] - lr * gradient
-    return moving
+    return {name: value.to(params[name].device) for name, value in moving.items()}
 
 
 def _differentiate(
