@@ -86,11 +86,10 @@ def _device_of(tensors: Tree) -> torch.device:
 
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Collect garbage now, and not again within the block.
+    """Collect no garbage within the block.
 
     Nothing may be freed on the GPU while kernels are recorded, such as the graph of an earlier run.
     """
-    gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
