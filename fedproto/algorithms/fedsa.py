@@ -100,7 +100,8 @@ def fedsa(
 
 def mean_gap(vectors: Tensor, known: Tensor) -> Tensor:
     """Return the mean distance of a known vector to the nearest other one; 0 if there is none."""
-    pairs = known[:, None] * known * (1 - torch.eye(len(known)).to(known))
+    itself = torch.eye(len(known), dtype=known.dtype, device=known.device)
+    pairs = known[:, None] * known * (1 - itself)
     gaps = torch.where(pairs > 0, distances(vectors, vectors, "l2"), torch.inf).amin(-1)
     has_other = pairs.amax(-1)
     return torch.where(has_other > 0, gaps, 0).sum() / has_other.sum().clamp(min=1)

@@ -53,7 +53,8 @@ def repel(vectors: Tensor, known: Tensor, steps: int, lr: float, momentum: float
     Those that are not known neither move nor push.
     """
     positions = F.normalize(vectors, dim=-1)
-    pairs = known[:, None] * known * (1 - torch.eye(len(known)).to(known))
+    itself = torch.eye(len(known), dtype=known.dtype, device=known.device)
+    pairs = known[:, None] * known * (1 - itself)
     velocities = torch.zeros_like(positions)
     for step in range(steps):
         differences = positions[:, None] - positions

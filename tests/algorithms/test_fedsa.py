@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers.devices import no_other_device
 from helpers.engine_comparison import assert_engines_agree
 from helpers.tiny import build, experiment, finished, send, step
 
@@ -122,3 +123,10 @@ def test_a_server_that_knows_no_class_says_so():
 
 def test_architectures_may_differ_in_every_engine():
     assert_engines_agree("fedsa", **MIX)
+
+
+def test_a_gap_is_measured_on_the_device_of_its_vectors() -> None:
+    """A GPU cannot record a step that brings a tensor from the CPU."""
+    with no_other_device("meta"):
+        gap = mean_gap(torch.empty(4, 3, device="meta"), torch.empty(4, device="meta"))
+    assert gap.device.type == "meta"
