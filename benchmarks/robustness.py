@@ -55,6 +55,9 @@ COMBINERS = (
     "geometric-median",
 )
 
+#: Clients that are trained at a time: all federations together would fill a GPU's memory.
+STACK = 1000
+
 
 @dataclass(frozen=True)
 class Study:
@@ -159,6 +162,7 @@ def _settings(study: Study, algorithm: str, seed: int) -> dict[str, Any]:
         "eval_every": study.rounds,
         "checkpoint_every": 0,
         "engine": "vectorised",
+        "stack": STACK,
         "model": study.model,
         "lr": study.lr,
         "clip_norm": 10,  # clients that receive something worthless train on without infinities
