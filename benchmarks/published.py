@@ -106,8 +106,8 @@ class Study:
     width: int = 512
     batch: int = 10
     lr: float = 0.005
-    rounds: int = 30
-    global_rounds: int = 60
+    rounds: int = 100
+    global_rounds: int = 200
     seeds: int = 1
     precision: str = "tf32"
 
@@ -116,6 +116,8 @@ class Study:
         return self.global_rounds if method.is_global else self.rounds
 
 
+#: What may differ between the runs of one page; each says what it had.
+PER_RUN = ("rounds", "global_rounds", "precision")
 #: The study as it is tested.
 QUICK = Study("mnist5k", 600, 10, 2, 0.5, 0.75, (4, 8), 16, 10, 0.05, 2, 2, 1, "float32")
 
@@ -256,8 +258,14 @@ def measure(study: Study, name: str, x: np.ndarray, y: np.ndarray) -> list[dict[
     found = []
     for (setting, seed), curve in zip(kinds, curves, strict=True):
         run = {"method": name, "setting": setting, "seed": seed, "curve": curve}
-        found.append(run | {"seconds_of_all": seconds})
+        run |= {"seconds_of_all": seconds, "precision": study.precision}
+        found.append(run | {"device": name_device(), "torch": torch.__version__})
     return found
+
+
+def name_device() -> str:
+    """Return the GPU, or the kind of processor, that trains here."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
 
 
 class Planned(NamedTuple):
@@ -336,16 +344,22 @@ def count_steps(study: Study, x: np.ndarray, y: np.ndarray) -> dict[str, int]:
     return {"per pass": max(most), "passes": passes, "all": max(most) * passes}
 
 
-def run_study(study: Study, names: Sequence[str], path: Path) -> dict[str, Any]:
-    """Return everything that results/published.json holds; measure what it lacks, and write it."""
+def describe(study: Study) -> dict[str, Any]:
+    """Return what all runs of a page share."""
     described = json.loads(json.dumps(asdict(study)))
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    return {key: value for key, value in described.items() if key not in PER_RUN}
+
+
+def run_study(study: Study, names: Sequence[str], path: Path) -> dict[str, Any]:
+    """Return everything that results/published.json holds; measure what it lacks, and write it.
+
+    A method that was measured with fewer rounds is measured again.
+    """
+    described = describe(study)
     found: dict[str, Any] = {
         "study": described,
         "source": SOURCE,
         "version": fedproto.__version__,
-        "torch": torch.__version__,
-        "device": device,
         "measured": [],
     }
     if path.exists():
@@ -353,10 +367,12 @@ def run_study(study: Study, names: Sequence[str], path: Path) -> dict[str, Any]:
         if found["study"] != described:
             raise SystemExit(f"{path} holds another study: move it away, or name another --out")
     x, y = read_images(study)
-    done = {run["method"] for run in found["measured"]}
     for name in names:
-        if name not in done:
-            found["measured"] += measure(study, name, x, y)
+        rounds = study.rounds_of(METHODS[name])
+        own = [run for run in found["measured"] if run["method"] == name]
+        if not own or any(len(run["curve"]) < rounds for run in own):
+            others = [run for run in found["measured"] if run["method"] != name]
+            found["measured"] = others + measure(study, name, x, y)
             write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
     return found
 
@@ -364,8 +380,8 @@ def run_study(study: Study, names: Sequence[str], path: Path) -> dict[str, Any]:
 # --- the page
 
 
-def summarise(found: Mapping[str, Any], setting: str, name: str) -> dict[str, float]:
-    """Return the means over seeds of the best and the last round, and how many rounds there are."""
+def summarise(found: Mapping[str, Any], setting: str, name: str) -> dict[str, Any]:
+    """Return the means over seeds of the best and the last round, and how they were measured."""
     wanted = {"method": name, "setting": setting}
     runs = [run for run in found["measured"] if wanted.items() <= run.items()]
     curves = [run["curve"] for run in runs]
@@ -373,6 +389,7 @@ def summarise(found: Mapping[str, Any], setting: str, name: str) -> dict[str, fl
         "best": fmean(max(curve) for curve in curves),
         "last": fmean(curve[-1] for curve in curves),
         "rounds": len(curves[0]),
+        "machine": f"{runs[0]['device']}, {runs[0]['precision']}",
     }
 
 
@@ -383,29 +400,30 @@ def make_page(found: Mapping[str, Any]) -> str:
         "# Published accuracies, and ours",
         "",
         "Made by `python3 -m benchmarks.published`. Published: " + found["source"] + ".",
-        f"Ours: {study['dataset']}, {study['seeds']} seed(s), measured with torch "
-        f"{found['torch']} on {found['device']}.",
+        f"Ours: {study['dataset']}, {study['seeds']} seed(s).",
         "Accuracies are percentages of all clients' test images. As in the publication, `best` is",
         "the best round on the test images, which flatters every method; differences are of it.",
     ]
-    measured = list(dict.fromkeys(run["method"] for run in found["measured"]))
+    measured = {run["method"] for run in found["measured"]}
     for setting in SETTINGS:
         lines += ["", f"## {setting.capitalize()}", ""]
         lines += [
-            "| | published (2000 rounds) | ours, best | difference | ours, last round | rounds |"
+            "| | published (2000 rounds) | ours, best | difference | ours, last round | rounds "
+            "| machine, precision |"
         ]
-        lines += ["|---" * 6 + "|"]
-        for name in measured:
+        lines += ["|---" * 7 + "|"]
+        for name in (name for name in METHODS if name in measured):
             mean, spread = METHODS[name].published[setting]
             ours = summarise(found, setting, name)
             cells = [name, f"{mean:.2f} ± {spread:.2f}", f"{ours['best']:.2f}"]
             cells += [f"{ours['best'] - mean:+.2f}", f"{ours['last']:.2f}", f"{ours['rounds']}"]
+            cells.append(ours["machine"])
             lines.append(f"| {' | '.join(cells)} |")
-    if study != json.loads(json.dumps(asdict(Study()))):
+    if study != describe(Study()):
         lines += ["", f"This was not the default study, but: {json.dumps(study)}."]
     lines += ["", "## What is the same, and what is not", "", *_list_differences()]
-    if study["precision"] == "tf32":
-        lines.append("- Ours multiplies matrices in TF32.")
+    if any(run["precision"] == "tf32" for run in found["measured"]):
+        lines.append("- Where the precision is tf32, ours multiplies matrices in TF32.")
     return "\n".join(lines) + "\n"
 
 
@@ -420,7 +438,7 @@ def _list_differences() -> list[str]:
         "",
         "Not the same:",
         "",
-        "- The published runs have 2000 rounds, ours the few that the tables name. Where best and",
+        "- The published runs have 2000 rounds, ours those that the tables name. Where best and",
         "  last round are the same or near, a method may still be improving.",
         "- The partitions are drawn in the same way, but not with the same random numbers. PFLlib",
         "  draws one partition and repeats the training on it three times; the published standard",

@@ -99,17 +99,16 @@ def test_steps_are_those_of_the_largest_client_one_after_the_other() -> None:
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 def test_the_page_compares_the_best_round(precision: str) -> None:
     run = {"method": "FedPer", "seed": 0, "curve": [90.0, 98.0, 97.0]}
+    run |= {"precision": precision, "device": "a machine", "torch": "2"}
     runs = [run | {"setting": setting} for setting in SETTINGS]
     found = {
-        "study": {"dataset": "mnist5k", "seeds": 1, "precision": precision},
+        "study": {"dataset": "mnist5k", "seeds": 1},
         "source": "a paper",
-        "torch": "2",
-        "device": "a machine",
         "measured": runs,
     }
     page = make_page(found)
-    assert "| FedPer | 99.47 ± 0.03 | 98.00 | -1.47 | 97.00 | 3 |" in page
-    assert "| FedPer | 97.44 ± 0.06 | 98.00 | +0.56 | 97.00 | 3 |" in page
+    assert f"| FedPer | 99.47 ± 0.03 | 98.00 | -1.47 | 97.00 | 3 | a machine, {precision} |" in page
+    assert f"| FedPer | 97.44 ± 0.06 | 98.00 | +0.56 | 97.00 | 3 | a machine, {precision} |" in page
     assert "This was not the default study" in page
     assert ("matrices in TF32" in page) == (precision == "tf32")
 
@@ -132,7 +131,12 @@ def test_the_quick_study_runs_and_goes_on_where_it_stopped(
     for run in found["measured"]:
         assert len(run["curve"]) == 1
         assert all(0 <= value <= 100 for value in run["curve"])
-    monkeypatch.setattr(sys, "argv", [*command, "--rounds", "2"])
+    monkeypatch.setattr(sys, "argv", [*command, "--rounds", "2", "--methods", "FedPer"])
+    published.main()
+    found = json.loads((tmp_path / "published.json").read_text())
+    rounds = {run["method"]: len(run["curve"]) for run in found["measured"]}
+    assert rounds == dict.fromkeys(METHODS, 1) | {"FedPer": 2}
+    monkeypatch.setattr(sys, "argv", [*command, "--seeds", "2"])
     with pytest.raises(SystemExit, match="another study"):
         published.main()
 
