@@ -83,7 +83,7 @@ def _request_training(
     charge_round(state, names, say)
     requests = {name: state.make_request(name) for name in names}
     for reply in transport.exchange("train", requests, state.settings.timeout):
-        problem = handle_reply(state, reply, frozenset(silent))
+        problem = handle_reply(state, reply, silent)
         silent.discard(reply.member)
         if problem is not None:
             say(f"round {state.round + 1}: {state.title(reply.member)} {problem}")
