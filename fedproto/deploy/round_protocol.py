@@ -50,8 +50,8 @@ def _run_round(state: ServerState, transport: Transport, say: Say) -> None:
     quorum = state.settings.quorum
     deadline: float | None = None
     for pause in iterate_pauses():
-        present = wait_for_quorum(state, transport)
-        unheard = [name for name in present if name not in state.replies]
+        cohort = state.sample_cohort(wait_for_quorum(state, transport))
+        unheard = [name for name in cohort if name not in state.replies]
         silent = _request_training(state, transport, unheard, say)
         titles = [state.title(name) for name in sorted(silent)]
         missing = f"; {', '.join(titles)} did not reply" if silent else ""
@@ -72,7 +72,7 @@ def _run_round(state: ServerState, transport: Transport, say: Say) -> None:
         time.sleep(pause)
     state.close_round()
     save_state(state, say)
-    say(f"round {number}: {accepted} of {len(present)} replies accepted{missing}")
+    say(f"round {number}: {accepted} of {len(cohort)} replies accepted{missing}")
 
 
 def _request_training(

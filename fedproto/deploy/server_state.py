@@ -25,6 +25,7 @@ from fedproto.core.files import (
     read_tensors,
     write_tensors,
 )
+from fedproto.core.sampling import sample_present
 from fedproto.core.server import ONCE, RoundUploads
 from fedproto.core.staleness import age_uploads, apply_changes, take_changes, weigh_staleness
 from fedproto.core.summation import spread_sum
@@ -154,6 +155,25 @@ class ServerState:
         self.place_of = {name: place for place, name in enumerate(names)}
 
     # --- a round
+
+    def sample_cohort(self, present: list[str]) -> list[str]:
+        """Return the members that are asked in the next round, of those that are present.
+
+        Those whose reply is accepted are among them. A server that was killed in a round draws the
+        same ones again, if the same members are present.
+        """
+        if self.settings.participation == 1:
+            return present
+        names = {self.find_record(name).number: name for name in present}
+        cohort = sample_present(
+            torch.tensor(list(names)),
+            self.settings.participation,
+            self.settings.quorum,
+            self.terms.seed,
+            self.round + 1,
+        )
+        drawn = {names[number] for number in cohort.tolist()}
+        return sorted(drawn | self.replies.keys())
 
     def make_request(self, name: str, all_classes: bool = False) -> Message:
         """Return what a member is sent: how far the federation is, and how to train.
