@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -14,6 +15,7 @@ from fedproto.core.uploads import LatestUploads
 from fedproto.deploy import member_uploads
 from fedproto.deploy.member_uploads import MemberUploads
 from fedproto.deploy.row_sums import add_rows
+from fedproto.privacy.secure_sum.fixed_point import FixedPoint
 
 GROUPS = {"prototypes"}
 
@@ -174,3 +176,31 @@ def test_a_sum_of_sums_is_the_flat_sum_exactly(values: list[float], fan_ins: lis
         level = [sum(level[place : place + fan_in]) for place in range(0, len(level), fan_in)]
     assert sum(level) == sum(numbers)
     assert sum(level) / 2**40 == pytest.approx(math.fsum(values), abs=60 * 2**-40)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 90), st.integers(1, 40), st.sampled_from([torch.float32, torch.float64]))
+def test_two_levels_of_servers_make_the_flat_sum(
+    members: int, per_region: int, dtype: torch.dtype
+) -> None:
+    """Exactly in whole numbers; in floats up to one rounding for each addition on the way."""
+    draw = torch.Generator().manual_seed(members)
+    values = torch.randn(members, 3, 4, generator=draw, dtype=torch.float64).to(dtype)
+    fixed_point = FixedPoint.choose(members, largest=100.0, error=1e-6)
+    whole = fixed_point.encode(values.numpy())
+    regions = []
+    of_regions = np.zeros(values.shape[1:], whole.dtype)
+    for first in range(0, members, per_region):
+        in_region = slice(first, first + per_region)
+        regions.append(add_all(values[in_region]))
+        of_regions += whole[in_region].sum(0, dtype=whole.dtype)
+    assert np.array_equal(of_regions, whole.sum(0, dtype=whole.dtype))
+    error = add_all(torch.stack(regions)).double() - values.double().sum(0)
+    bound = members * torch.finfo(dtype).eps * values.double().abs().sum(0)
+    assert (error.abs() <= bound).all()
+
+
+def add_all(values: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the first axis as a server makes it that keeps uploads by rows."""
+    everywhere = torch.arange(values.shape[1])
+    return add_rows([(everywhere, value) for value in values], torch.zeros_like(values[0]))
