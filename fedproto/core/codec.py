@@ -43,6 +43,16 @@ def encode(arrays: Mapping[str, np.ndarray]) -> bytes:
     return safetensors.numpy.save(contiguous)
 
 
+def count_bytes(arrays: Mapping[str, np.ndarray]) -> int:
+    """Return the length of the message of these arrays, without building it."""
+    return _count_bytes(tuple((name, each.shape, each.dtype) for name, each in arrays.items()))
+
+
+@lru_cache(maxsize=4096)
+def _count_bytes(layout: tuple[tuple[str, tuple[int, ...], np.dtype], ...]) -> int:
+    return len(encode({name: np.zeros(shape, dtype) for name, shape, dtype in layout}))
+
+
 def decode(message: bytes) -> dict[str, np.ndarray]:
     """Return the arrays of a message, which may come from anybody.
 

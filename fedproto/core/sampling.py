@@ -55,6 +55,23 @@ def sample_cohort(clients: int, schedule: Schedule, round: int) -> Cohort:
     return Cohort(sampled, lost, slow)
 
 
+def sample_present(
+    present: Tensor, fraction: float, at_least: int, seed: int, round: int
+) -> Tensor:
+    """Return who takes part in a round, of the clients that are present, as sorted numbers.
+
+    They are a fraction of those present, but no fewer than `at_least`, if there are so many. Each
+    client has a draw of its own in each round, so who else is present changes the cohort as little
+    as possible. If all are present, it is the one of `sample_cohort`.
+    """
+    count = min(len(present), count_fraction(fraction, len(present), at_least))
+    if count == len(present):
+        return present.sort().values
+    draws = rng.bits(rng.key(seed, "sample", round), int(present.max()) + 1)[present]
+    smallest = draws.topk(count, largest=False, sorted=False).indices
+    return present[smallest].sort().values
+
+
 def _sample_independently(clients: int, schedule: Schedule, secret: Entropy, round: int) -> Cohort:
     """Return a cohort in which nothing about a client depends on who else is in it.
 

@@ -128,7 +128,7 @@ class AsynchronousRounds:
         accepted = 0
         for reply in self.transport.receive():
             name = reply.member
-            problem = handle_reply(state, reply, frozenset(self.open))
+            problem = handle_reply(state, reply, self.open)
             self.open.pop(name, None)
             if problem is None:
                 accepted += 1

@@ -2,12 +2,12 @@
 
 A member has a few of a federation's classes, so what a server keeps of it does not grow with the
 number of all classes. What an algorithm aggregates is made from that when a round is closed: their
-sum where it needs no more, some classes at a time, or else all uploads over all classes.
+sum where it needs no more, or else all uploads over all classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,18 +16,17 @@ from torch import Tensor
 from fedproto.core.tensors import flatten_upload, map_group, pad_rows, unflatten_upload
 from fedproto.core.types import Tree, Upload
 from fedproto.core.uploads import LatestUploads
+from fedproto.deploy.row_sums import add_rows
 
-#: Values of all members that are added at a time.
-VALUES_AT_A_TIME = 2**24
-#: Classes are divided at multiples of this, where torch adds columns as it adds all together.
-_COLUMNS = 64
+#: Values, over all members and classes, that torch adds as one dense tensor.
+LARGEST_SPREAD_VALUES = 2**22
 _LAST_ROUND = "last"
 _CLASSES = "classes"
 _ROWS = "rows"
 _UPLOADS = "uploads."
 
 
-class _Stored(NamedTuple):
+class StoredUpload(NamedTuple):
     """One member's upload: of groups with a weight per class, the rows of some classes."""
 
     places: Tensor  # of these classes in the federation's list
@@ -47,13 +46,13 @@ class MemberUploads(LatestUploads):
         self.class_groups = frozenset(class_groups)
         self.classes = classes
         self.adds = adds
-        self.stored: dict[int, _Stored] = {}
+        self.stored: dict[int, StoredUpload] = {}
 
     # --- changes
 
     def put(self, client: int, upload: Upload, places: Tensor, round: int) -> None:
         """Replace one member's upload, whose rows are those of the classes at these places."""
-        self.stored[client] = _Stored(places, flatten_upload(upload))
+        self.stored[client] = StoredUpload(places, flatten_upload(upload))
         self.last_round[client] = round
 
     def _has_rows(self, name: str) -> bool:
@@ -85,7 +84,7 @@ class MemberUploads(LatestUploads):
             for name, value in stored.tensors.items():
                 if self._has_rows(name):
                     tensors[name] = value[rows]
-            self.stored[client] = _Stored(moved[rows], tensors)
+            self.stored[client] = StoredUpload(moved[rows], tensors)
         self.classes = len(places)
 
     # --- what is stored
@@ -93,11 +92,6 @@ class MemberUploads(LatestUploads):
     def get(self, client: int) -> Upload:
         """Return one member's upload over all classes; KeyError if there is none."""
         return map_one(self._stack([client]))
-
-    def rows_of(self, client: int) -> tuple[Upload, Tensor]:
-        """Return one member's upload as it is kept, and the places of its rows' classes."""
-        stored = self.stored[client]
-        return unflatten_upload(stored.tensors), stored.places
 
     def recall(self, round: int | None = None) -> Upload | None:
         """Return the latest uploads of all members that have one, or only those of one round.
@@ -114,7 +108,7 @@ class MemberUploads(LatestUploads):
         return unflatten_upload(self._map_tensors(clients, self._spread))
 
     def _sum(self, clients: Sequence[int]) -> Upload:
-        """Return the sum of uploads, bit by bit that of `_stack`."""
+        """Return the sum of uploads: that of `_stack`, without its zeros if there are many."""
         return unflatten_upload(self._map_tensors(clients, self._add))
 
     def _map_tensors(
@@ -129,44 +123,44 @@ class MemberUploads(LatestUploads):
 
     def _spread(self, name: str, clients: Sequence[int], example: Tensor) -> Tensor:
         """Return a tensor of several members, zeros where one of them has no value."""
-        if self._has_rows(name):
-            return self._spread_classes(name, clients, example, 0, self.classes)
-        spread = example.new_zeros(len(clients), *example.shape)
-        for position, client in enumerate(clients):
-            value = self.stored[client].tensors.get(name)
-            if value is not None:
-                spread[position] = value
-        return spread
-
-    def _spread_classes(
-        self, name: str, clients: Sequence[int], example: Tensor, first: int, end: int
-    ) -> Tensor:
-        """Return the rows of some classes, zeros where a member has none."""
-        spread = example.new_zeros(len(clients), end - first, *example.shape[1:])
+        has_rows = self._has_rows(name)
+        shape = (self.classes, *example.shape[1:]) if has_rows else example.shape
+        spread = example.new_zeros(len(clients), *shape)
         for position, client in enumerate(clients):
             places, tensors = self.stored[client]
-            if name not in tensors:
+            value = tensors.get(name)
+            if value is None:
                 continue
-            if first == 0 and end == self.classes:
-                spread[position].index_copy_(0, places, tensors[name])
-                continue
-            inside = ((places >= first) & (places < end)).nonzero().flatten()
-            if len(inside):
-                spread[position].index_copy_(0, places[inside] - first, tensors[name][inside])
+            if has_rows:
+                spread[position].index_copy_(0, places, value)
+            else:
+                spread[position] = value
         return spread
 
     def _add(self, name: str, clients: Sequence[int], example: Tensor) -> Tensor:
         """Return the sum of a tensor over members, with a leading axis of 1."""
-        if not self._has_rows(name):
+        has_rows = self._has_rows(name)
+        shape = (self.classes, *example.shape[1:]) if has_rows else (1, *example.shape)
+        total_like = example.new_zeros(shape)
+        if len(clients) * total_like.numel() <= LARGEST_SPREAD_VALUES:
             return self._spread(name, clients, example).sum(0, keepdim=True)
-        values_of_class = len(clients) * max(1, example[:1].numel())
-        at_a_time = max(1, VALUES_AT_A_TIME // values_of_class // _COLUMNS) * _COLUMNS
-        parts = []
-        for first in range(0, self.classes, at_a_time):
-            end = min(first + at_a_time, self.classes)
-            spread = self._spread_classes(name, clients, example, first, end)
-            parts.append(spread.sum(0, keepdim=True))
-        return torch.cat(parts, 1)
+        total = add_rows(self._rows_to_add(name, clients, total_like[:0]), total_like)
+        return total[None] if has_rows else total
+
+    def _rows_to_add(
+        self, name: str, clients: Sequence[int], no_rows: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each member's rows of a tensor and their places; what has no rows is one row."""
+        first_place = torch.zeros(1, dtype=torch.int64)
+        for client in clients:
+            places, tensors = self.stored[client]
+            value = tensors.get(name)
+            if value is None:
+                yield first_place[:0], no_rows
+            elif self._has_rows(name):
+                yield places, value
+            else:
+                yield first_place, value[None]
 
     # --- files
 
@@ -219,7 +213,7 @@ class MemberUploads(LatestUploads):
                 if len(value) != lines:
                     raise ValueError("its uploads are not those of its members and classes")
                 own[name] = (value[first:end] if self._has_rows(name) else value[position]).clone()
-            self.stored[client] = _Stored(places[first:end].clone(), own)
+            self.stored[client] = StoredUpload(places[first:end].clone(), own)
             first = end
 
 

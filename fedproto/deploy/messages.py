@@ -56,7 +56,7 @@ class Message:
 
     def count_bytes(self) -> int:
         """Return the bytes of all payloads."""
-        return sum(len(payload) for payload in self.payloads().values())
+        return sum(codec.count_bytes(arrays) for arrays in self.groups().values())
 
 
 def name_arrays(group: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
 import torch
 
 from fedproto.algorithms import trainable
@@ -41,9 +41,10 @@ class Amounts:
             means = torch.cat(flat, 1) / weight[:, None]
             root_mean_squares = means.square().mean(1).sqrt()
             names = spoken if group.weight.dim() else [_name_weights(group_name)]
-            for name, norm, count in zip(names, root_mean_squares, weight, strict=True):
-                norms[name] = max(norms.get(name, 0.0), float(norm))
-                counts[name] = max(counts.get(name, 0.0), float(count))
+            sizes = zip(names, root_mean_squares.tolist(), weight.tolist(), strict=True)
+            for name, norm, count in sizes:
+                norms[name] = max(norms.get(name, 0.0), norm)
+                counts[name] = max(counts.get(name, 0.0), count)
         return cls(norms, counts)
 
 
@@ -66,82 +67,121 @@ def find_outliers(
     this time: replies are compared with them, but they are not judged.
     """
     compared = {**remembered, **replies}
+    names = list(compared)
+    norms = _AmountsOfAll([each.norms for each in compared.values()], rare_is_suspicious=True)
+    counts = _AmountsOfAll([each.counts for each in compared.values()], rare_is_suspicious=False)
+    limited = (("norm", norms, limits.max_norm_ratio), ("count", counts, limits.max_count_ratio))
+    is_compared = np.ones(len(names), bool)
+    is_judged = np.array([name in replies for name in names], bool)
     reasons: dict[str, str] = {}
-    while True:
-        judged = replies.keys() - reasons.keys()
-        furthest = max(_measure_excesses(compared, judged, limits), default=None)
-        if furthest is None or furthest[0] <= 1:
-            return reasons
-        _, name, reason = furthest
+    while is_judged.any():
+        furthest: list[tuple[float, str, str]] = []
+        for kind, amounts, limit in limited:
+            ratios = amounts.compare(is_compared)
+            excesses = np.where(is_judged[amounts.members], ratios / limit, 0.0)
+            largest = float(excesses.max())
+            for member in np.unique(amounts.members[excesses == largest]).tolist():
+                label, ratio = amounts.find_largest(member, ratios)
+                furthest.append((largest, names[member], _describe(kind, label, ratio, limit)))
+        excess, name, reason = max(furthest)
+        if excess <= 1:
+            break
         reasons[name] = reason
-        del compared[name]
+        member = names.index(name)
+        is_compared[member] = False
+        is_judged[member] = False
+    return reasons
 
 
-def _measure_excesses(
-    amounts: Mapping[str, Amounts], judged: set[str], limits: ServerSettings
-) -> Iterator[tuple[float, str, str]]:
-    """Yield how far each judged member is towards each limit (1: at the limit), and a sentence."""
-    norms = {name: each.norms for name, each in amounts.items()}
-    counts = {name: each.counts for name, each in amounts.items()}
-    norm_ratios = _compare(norms, rare_is_suspicious=True)
-    count_ratios = _compare(counts, rare_is_suspicious=False)
-    for kind, ratios, limit in (
-        ("norm", norm_ratios, limits.max_norm_ratio),
-        ("count", count_ratios, limits.max_count_ratio),
-    ):
-        for name in judged:
-            label, ratio = max(ratios[name].items(), key=lambda item: item[1])
-            is_class = label and not label.startswith("\0")
-            subject = f"of class {shown(label, 60)}" if is_class else "of its weights"
-            rounded = float(f"{ratio:.1g}")  # more digits would tell what the others have
-            sentence = (
-                f"the {kind} {subject} is about {rounded:g} times the median of the other "
-                f"members'; at most {limit:g} times is accepted (max-{kind}-ratio)"
-            )
-            yield ratio / limit, name, sentence
+def _describe(kind: str, label: str, ratio: float, limit: float) -> str:
+    """Return the sentence about a reply whose amount of a class is too large."""
+    is_class = label and not label.startswith("\0")
+    subject = f"of class {shown(label, 60)}" if is_class else "of its weights"
+    rounded = float(f"{ratio:.1g}")  # more digits would tell what the others have
+    return (
+        f"the {kind} {subject} is about {rounded:g} times the median of the other "
+        f"members'; at most {limit:g} times is accepted (max-{kind}-ratio)"
+    )
 
 
-def _compare(
-    amounts: Mapping[str, Mapping[str, float]], rare_is_suspicious: bool
-) -> dict[str, dict[str, float]]:
-    """Return each member's amount of each class, divided by the median of the other members'.
+class _AmountsOfAll:
+    """All members' amounts of one kind, one after the other: an entry per member and class.
 
-    Where too few others hold a class, it is compared with their typical class instead. Unless
-    `rare_is_suspicious`, the larger of the two counts: a member may have many samples of a class
-    that is rare elsewhere. The ratio is 0 where there is nothing to compare with.
+    values, members  the amount of an entry, and the place of its member
+    labels           the class of an entry, or what stands for it
     """
-    typical_amounts = {name: median(own.values()) for name, own in amounts.items()}
-    typical_of_others = _medians_of_others(typical_amounts)
-    amounts_by_class: dict[str, dict[str, float]] = {}
-    for name, own in amounts.items():
-        for label, amount in own.items():
-            amounts_by_class.setdefault(label, {})[name] = amount
-    ratios: dict[str, dict[str, float]] = {name: {} for name in amounts}
-    for label, holders in amounts_by_class.items():
-        medians = _medians_of_others(holders)
-        for name, amount in holders.items():
-            reference = medians.get(name, 0.0)
-            if not reference or not rare_is_suspicious:
-                reference = max(reference, typical_of_others.get(name, 0.0))
-            ratios[name][label] = amount / reference if reference else 0.0
-    return ratios
+
+    def __init__(self, amounts: Sequence[Mapping[str, float]], rare_is_suspicious: bool) -> None:
+        sizes = [len(own) for own in amounts]
+        self.rare_is_suspicious = rare_is_suspicious
+        self.ends = np.cumsum(sizes)
+        self.members = np.repeat(np.arange(len(amounts)), sizes)
+        self.labels = [label for own in amounts for label in own]
+        self.values = np.array([value for own in amounts for value in own.values()])
+        numbers = {label: number for number, label in enumerate(dict.fromkeys(self.labels))}
+        self.groups = np.array([numbers[label] for label in self.labels], int)
+        self.order = np.lexsort((self.values, self.groups))
+        self.typical = np.array([median(own.values()) for own in amounts])
+        self.typical_order = np.argsort(self.typical)
+
+    def compare(self, is_compared: np.ndarray) -> np.ndarray:
+        """Return each entry, divided by the median of the other members' amounts of its class.
+
+        Where too few others hold a class, it is compared with their typical class instead. Unless
+        `rare_is_suspicious`, the larger of the two counts: a member may have many samples of a
+        class that is rare elsewhere. The ratio is 0 where there is nothing to compare with, and of
+        members that are not compared.
+        """
+        everybody = np.zeros(len(is_compared), int)
+        typical_of_others = _find_medians_of_others(
+            self.typical, everybody, self.typical_order, is_compared
+        )[self.members]
+        counts = is_compared[self.members]
+        medians = _find_medians_of_others(self.values, self.groups, self.order, counts)
+        reference = np.maximum(medians, typical_of_others)
+        if self.rare_is_suspicious:
+            reference = np.where(medians > 0, medians, typical_of_others)
+        has_reference = counts & (reference > 0)
+        ratios = np.zeros(len(self.values))
+        with np.errstate(over="ignore"):
+            np.divide(self.values, reference, out=ratios, where=has_reference)
+        return ratios
+
+    def find_largest(self, member: int, ratios: np.ndarray) -> tuple[str, float]:
+        """Return the class of a member's largest ratio, and this ratio."""
+        end = self.ends[member]
+        first = self.ends[member - 1] if member else 0
+        largest = first + int(ratios[first:end].argmax())
+        return self.labels[largest], float(ratios[largest])
 
 
-def _medians_of_others(values: Mapping[str, float]) -> dict[str, float]:
-    """Return for each member the median of the others' values; nothing if there are too few."""
-    others = len(values) - 1
-    if others < MIN_OTHER_MEMBERS:
-        return {}
-    ordered = sorted(values.values())
-    medians = {}
-    for name, value in values.items():
-        own_place = bisect_left(ordered, value)
-        lower = _skip_place((others - 1) // 2, own_place)
-        upper = _skip_place(others // 2, own_place)
-        medians[name] = (ordered[lower] + ordered[upper]) / 2
+def _find_medians_of_others(
+    values: np.ndarray, groups: np.ndarray, order: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """Return for each value that counts the median of the others of its group that count.
+
+    It is 0 where there are too few others, and for values that do not count.
+
+    order  sorts the values by group, and those of a group by size
+    """
+    kept = order[counts[order]]
+    ordered = values[kept]
+    sizes_of_groups = np.bincount(groups[kept])
+    sizes_of_groups = sizes_of_groups[sizes_of_groups > 0]
+    sizes = np.repeat(sizes_of_groups, sizes_of_groups)
+    firsts = np.repeat(np.cumsum(sizes_of_groups) - sizes_of_groups, sizes_of_groups)
+    own_places = np.arange(len(kept)) - firsts
+    others = sizes - 1
+    is_enough = others >= MIN_OTHER_MEMBERS
+    lower = _skip_places((others - 1) // 2, own_places)
+    upper = _skip_places(others // 2, own_places)
+    both = ordered[firsts + np.where(is_enough, lower, 0)]
+    both = both + ordered[firsts + np.where(is_enough, upper, 0)]
+    medians = np.zeros(len(values))
+    medians[kept] = np.where(is_enough, both / 2, 0.0)
     return medians
 
 
-def _skip_place(place: int, skipped: int) -> int:
-    """Return where the value at a place stands in a list that has one more value, at `skipped`."""
-    return place if place < skipped else place + 1
+def _skip_places(places: np.ndarray, skipped: np.ndarray) -> np.ndarray:
+    """Return where values at `places` stand in lists that have one more value, at `skipped`."""
+    return places + (places >= skipped)

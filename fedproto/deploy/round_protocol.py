@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from fedproto.deploy.asynchronous_rounds import AsynchronousRounds
 from fedproto.deploy.messages import Message
@@ -21,6 +22,9 @@ from fedproto.deploy.server_actions import (
 )
 from fedproto.deploy.server_state import ServerState
 from fedproto.errors import TrainingError
+
+#: The requests to evaluate that are made at a time have about so many bytes of arrays.
+EVALUATION_BYTES = 2**28
 
 
 def serve(state: ServerState, transport: Transport, say: Say) -> None:
@@ -50,8 +54,8 @@ def _run_round(state: ServerState, transport: Transport, say: Say) -> None:
     quorum = state.settings.quorum
     deadline: float | None = None
     for pause in iterate_pauses():
-        present = wait_for_quorum(state, transport)
-        unheard = [name for name in present if name not in state.replies]
+        cohort = state.sample_cohort(wait_for_quorum(state, transport))
+        unheard = [name for name in cohort if name not in state.replies]
         silent = _request_training(state, transport, unheard, say)
         titles = [state.title(name) for name in sorted(silent)]
         missing = f"; {', '.join(titles)} did not reply" if silent else ""
@@ -72,7 +76,7 @@ def _run_round(state: ServerState, transport: Transport, say: Say) -> None:
         time.sleep(pause)
     state.close_round()
     save_state(state, say)
-    say(f"round {number}: {accepted} of {len(present)} replies accepted{missing}")
+    say(f"round {number}: {accepted} of {len(cohort)} replies accepted{missing}")
 
 
 def _request_training(
@@ -83,7 +87,7 @@ def _request_training(
     charge_round(state, names, say)
     requests = {name: state.make_request(name) for name in names}
     for reply in transport.exchange("train", requests, state.settings.timeout):
-        problem = handle_reply(state, reply, frozenset(silent))
+        problem = handle_reply(state, reply, silent)
         silent.discard(reply.member)
         if problem is not None:
             say(f"round {state.round + 1}: {state.title(reply.member)} {problem}")
@@ -116,20 +120,38 @@ def _evaluate_members(state: ServerState, transport: Transport, say: Say) -> Non
     """
     present = set(transport.find_members())
     names = sorted(name for name in present if name in state.members and state.admits(name))
-    requests = {name: state.make_request(name, all_classes=True) for name in names}
-    for reply in transport.exchange("evaluate", requests, state.settings.timeout):
-        if reply.member not in requests:
-            continue
-        member = state.members[reply.member]
-        member.note_received(0, reply.bytes)
-        if isinstance(reply.content, Message):
-            member.note_accuracy(reply.content)
-    for name, sent_bytes in transport.sent_bytes().items():
-        if name in requests:
-            state.members[name].note_sent(0, sent_bytes)
+    for requests in _make_evaluation_requests(state, names):
+        for reply in transport.exchange("evaluate", requests, state.settings.timeout):
+            if reply.member not in requests:
+                continue
+            member = state.members[reply.member]
+            member.note_received(0, reply.bytes)
+            if isinstance(reply.content, Message):
+                member.note_accuracy(reply.content)
+        for name, sent_bytes in transport.sent_bytes().items():
+            if name in requests:
+                state.members[name].note_sent(0, sent_bytes)
     save_state(state, say)
     say(
         f"{state.round} rounds are done in all; `fedproto deploy status {state.path.parent}` shows "
         "the members; more need a larger `rounds`, which is the total: "
         f"./run.sh 'rounds={state.round + 10}'"
     )
+
+
+def _make_evaluation_requests(state: ServerState, names: list[str]) -> Iterator[dict[str, Message]]:
+    """Yield the requests to evaluate, as many at a time as fit into the memory set aside.
+
+    Each has the prototypes of all classes: for very many members they are too large together.
+    """
+    requests: dict[str, Message] = {}
+    size = 0
+    for name in names:
+        requests[name] = state.make_request(name, all_classes=True)
+        size += sum(value.nbytes for value in requests[name].arrays.values())
+        if size > EVALUATION_BYTES:
+            yield requests
+            requests = {}
+            size = 0
+    if requests:
+        yield requests

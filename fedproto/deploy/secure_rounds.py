@@ -47,14 +47,14 @@ def run_secure_round(
     number = state.round + 1
     deadline: float | None = None
     for pause in iterate_pauses():
-        present = wait_for_quorum(state, transport)
-        if not _has_something_to_add(state, present):
+        cohort = state.sample_cohort(wait_for_quorum(state, transport))
+        if not _has_something_to_add(state, cohort):
             state.round = number
             save_state(state, say)
             say(f"round {number}: all that members send once has been added")
             return
-        charge_round(state, present, say)
-        secure_round = _SecureRound(state, summation, transport, say, present)
+        charge_round(state, cohort, say)
+        secure_round = _SecureRound(state, summation, transport, say, cohort)
         try:
             secure_round.run()
             return
@@ -84,7 +84,7 @@ def _has_something_to_add(state: ServerState, names: list[str]) -> bool:
 
 
 class _SecureRound:
-    """One attempt to add the uploads of the members that are present."""
+    """One attempt to add the uploads of the members that are asked in a round."""
 
     def __init__(
         self,
@@ -92,17 +92,17 @@ class _SecureRound:
         summation: SecureSum,
         transport: Transport,
         say: Say,
-        present: list[str],
+        cohort: list[str],
     ) -> None:
         self.state = state
         self.transport = transport
         self.say = say
         self.number = state.round + 1
-        self.names = present  # a member's number in this sum is its place here
+        self.names = cohort  # a member's number in this sum is its place here
         self.layouts = self._choose_groups()
         length, _ = count_values(self.layouts)
-        self.terms = summation.make_terms(len(present), length)
-        self.server = SumServer(self.terms, len(present))
+        self.terms = summation.make_terms(len(cohort), length)
+        self.server = SumServer(self.terms, len(cohort))
         self.replies: dict[str, Message] = {}  # of the stage `masked`
 
     def _choose_groups(self) -> dict[str, GroupLayout]:

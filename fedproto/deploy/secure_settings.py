@@ -37,6 +37,11 @@ def refuse_unfit_settings(
             f"{name} needs all classes from the start, so that nobody sees who has which: list "
             "them as `classes`, without new-classes"
         )
+    if settings.participation < 1 and algorithm.once:
+        raise ConfigError(
+            f"{algorithm.name} sends {algorithm.once[0]} once, which {name} adds only where all "
+            "members of a cohort send it together: leave participation out"
+        )
     for limit in _UNCHECKED:
         if getattr(settings, limit) != getattr(ServerSettings, limit):
             key = limit.replace("_", "-")

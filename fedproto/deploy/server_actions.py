@@ -6,7 +6,7 @@ The transport of messages, the wait for a quorum, and what becomes of one reply.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from fedproto.deploy.messages import Message
@@ -131,7 +131,7 @@ def _wait_for_members(
         time.sleep(0.5)
 
 
-def handle_reply(state: ServerState, reply: Reply, pending: frozenset[str]) -> str | None:
+def handle_reply(state: ServerState, reply: Reply, pending: Collection[str]) -> str | None:
     """Accept a reply, or return why it does not count."""
     name = reply.member
     content = reply.content

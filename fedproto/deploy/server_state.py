@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from fedproto.core.files import (
     read_tensors,
     write_tensors,
 )
+from fedproto.core.sampling import sample_present
 from fedproto.core.server import ONCE, RoundUploads
 from fedproto.core.staleness import age_uploads, apply_changes, take_changes, weigh_staleness
 from fedproto.core.summation import spread_sum
@@ -36,13 +38,15 @@ from fedproto.core.tensors import (
     split_group_name,
     split_groups,
     unflatten_state,
+    unflatten_upload,
 )
 from fedproto.core.types import Recipient, State, Tree, Upload
 from fedproto.core.uploads import LatestUploads
+from fedproto.deploy.accepted_replies import AcceptedReplies, AcceptedReply, SentRequest
 from fedproto.deploy.error_codes import SERVER_BEHIND, describe_code
 from fedproto.deploy.history import Event, read_history
 from fedproto.deploy.member_record import MemberRecord
-from fedproto.deploy.member_uploads import MemberUploads
+from fedproto.deploy.member_uploads import MemberUploads, StoredUpload
 from fedproto.deploy.messages import Header, Message, pack_download, place_rows, unpack_upload
 from fedproto.deploy.outliers import Amounts, find_outliers
 from fedproto.deploy.secure_settings import refuse_unfit_settings
@@ -68,22 +72,6 @@ STATE_FILE = "server.safetensors"
 STATE_FORMAT = TensorFormat("server state", 3)
 
 
-class SentRequest(NamedTuple):
-    """What the server remembers of a request to train, until it is answered."""
-
-    round: int
-    server: State  # as it was then
-
-
-class AcceptedReply(NamedTuple):
-    """A reply that passed the checks, in the round that is not closed yet."""
-
-    request: SentRequest  # the one that it answers
-    upload: Upload
-    spoken: list[str]  # the classes of its rows; empty where weights travel
-    brought: list[str]  # those of them that the federation did not have
-
-
 class ServerState:
     """The state of a deployed federation's server, and what one round does to it.
 
@@ -102,12 +90,16 @@ class ServerState:
         self.registered: set[str] = set()  # names of keys, which a member without a key cannot use
         self.once_uploads = LatestUploads(0)  # of the groups that are sent once
         self.requests: dict[str, SentRequest] = {}  # to train, the latest of each member
-        self.replies: dict[str, AcceptedReply] = {}  # of the round that is not closed yet
+        self.replies = AcceptedReplies()  # of the round that is not closed yet
+        #: How large the uploads are that are kept of members, with the uploads that were measured.
+        self.amounts: dict[str, tuple[StoredUpload, Amounts]] = {}
         #: The last rounds of members that refused this one because they have trained it before.
         self.later_rounds: dict[str, int] = {}
         self.history: list[Event] = []  # restores, changes and the like; see history.py
         self.start = start_server(terms.build(), terms, settings, self.classes)
         self.privacy = self.start.privacy
+        weighting = terms.part().options.get("weighting")
+        self.counts_are_one = self.privacy is None and weighting == "uniform"
         self.algorithm = settings.combine(self.start.algorithm)
         self.layouts = self.start.declare(max(1, len(self.classes)))
         self.messages = self.start.describe_messages(len(self.classes))
@@ -152,7 +144,36 @@ class ServerState:
                 f"is {self.settings.max_bytes}: raise it"
             )
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The federation's classes, in the order of their rows; `place_of` has their places."""
+        return self._classes
+
+    @classes.setter
+    def classes(self, names: tuple[str, ...]) -> None:
+        self._classes = names
+        self.place_of = {name: place for place, name in enumerate(names)}
+
     # --- a round
+
+    def sample_cohort(self, present: list[str]) -> list[str]:
+        """Return the members that are asked in the next round, of those that are present.
+
+        Those whose reply is accepted are among them. A server that was killed in a round draws the
+        same ones again, if the same members are present.
+        """
+        if self.settings.participation == 1:
+            return present
+        names = {self.find_record(name).number: name for name in present}
+        cohort = sample_present(
+            torch.tensor(list(names)),
+            self.settings.participation,
+            self.settings.quorum,
+            self.terms.seed,
+            self.round + 1,
+        )
+        drawn = {names[number] for number in cohort.tolist()}
+        return sorted(drawn | self.replies.keys())
 
     def make_request(self, name: str, all_classes: bool = False) -> Message:
         """Return what a member is sent: how far the federation is, and how to train.
@@ -160,15 +181,12 @@ class ServerState:
         To train, a member receives what the algorithm sends to a client with its classes. It
         receives everything if its classes are not known yet, or to be evaluated over `all_classes`.
         """
-        member = self.members.setdefault(name, MemberRecord(self.count_numbers()))
-        send_all = all_classes or not member.spoken
-        own = [float(send_all or each in member.spoken) for each in self.classes]
+        member = self.find_record(name)
         heard = 0
         if not all_classes and not self.settings.buffer:
             heard = member.last_round
-        received = self._send(
-            self.server, member.number, torch.tensor(own), member.architecture, heard
-        )
+        own_classes = self._find_own_classes(member, all_classes)
+        received = self._send(self.server, member.number, own_classes, member.architecture, heard)
         download = pack_download(received, self.classes)
         round = self.round + 1
         if not all_classes:
@@ -191,6 +209,14 @@ class ServerState:
         if self._has_sent_once(member):
             header["delivered"] = sorted(self.algorithm.once)
         return Message(header, download.arrays)
+
+    def _find_own_classes(self, member: MemberRecord, all_classes: bool) -> Tensor:
+        """Return 1 for each class that a member is sent, and 0 for the others."""
+        if all_classes or not member.spoken:
+            return torch.ones(len(self.classes))
+        own_classes = torch.zeros(len(self.classes))
+        own_classes[[self.place_of[name] for name in member.spoken if name in self.place_of]] = 1
+        return own_classes
 
     def _send(
         self,
@@ -220,7 +246,7 @@ class ServerState:
             return False
         return bool(self.once_uploads.last_round[member.number])
 
-    def expect_reply(self, name: str, pending: frozenset[str]) -> ExpectedReply:
+    def expect_reply(self, name: str, pending: Collection[str]) -> ExpectedReply:
         """Return what a member's reply must look like; `pending` are who may still reply.
 
         In asynchronous rounds it may be of an earlier round, if that is when it was requested.
@@ -230,16 +256,15 @@ class ServerState:
             return replace(expected, round=self.requests[name].round)
         return expected
 
-    def expect_replies(self, pending: frozenset[str]) -> ExpectedReply:
+    def expect_replies(self, pending: Collection[str]) -> ExpectedReply:
         """Return what a reply of this round must look like; `pending` are who may still reply."""
         return ExpectedReply(
             round=self.round + 1,
             members=pending,
-            classes=self.classes,
+            classes=self.place_of.keys(),
             layout=self.messages,
             limits=self.settings,
-            uniform=self.privacy is None
-            and self.terms.part().options.get("weighting") == "uniform",
+            uniform=self.counts_are_one,
         )
 
     def accept_reply(self, name: str, reply: Message, expected: ExpectedReply) -> None:
@@ -263,7 +288,10 @@ class ServerState:
             stated = reply.header["spoken"] if expected.by_class else self.members[name].spoken
             spoken = list(stated)
             brought = check_new_classes(
-                spoken, self._classes_with_new(), set(self.members[name].brought), self.settings
+                spoken,
+                [self.place_of, self.replies.brought],
+                self.members[name].brought,
+                self.settings,
             )
         except Refused as error:
             if name in self.members:
@@ -357,13 +385,6 @@ class ServerState:
         classes = max(1, *rows)  # an algorithm expects at least one
         return self._send(server, number, torch.ones(classes), architecture)
 
-    def _classes_with_new(self) -> set[str]:
-        """Return the federation's classes and those that accepted replies bring."""
-        classes = set(self.classes)
-        for reply in self.replies.values():
-            classes.update(reply.brought)
-        return classes
-
     def refuse_outliers(self) -> dict[str, str]:
         """Refuse replies that are too large beside the others; return their senders and reasons.
 
@@ -379,8 +400,7 @@ class ServerState:
         remembered = {}
         for name in self.members_with_upload():
             if name not in amounts and self.admits(name):
-                spoken = self.members[name].spoken
-                remembered[name] = Amounts.measure(self._spoken_rows(name), spoken)
+                remembered[name] = self._measure_remembered(name)
         reasons = find_outliers(amounts, remembered, self.settings)
         for name, reason in reasons.items():
             del self.replies[name]
@@ -423,16 +443,14 @@ class ServerState:
         """Make the accepted replies the latest uploads, in the order of the members' numbers."""
         self.uploads.add_clients(self.count_numbers())
         self.once_uploads.add_clients(self.count_numbers())
-        place_of = {each: place for place, each in enumerate(self.classes)}
         for name in sorted(self.replies, key=lambda each: self.members[each].number):
             reply = self.replies[name]
             member = self.members[name]
             member.last_round = self.round
             member.spoken = reply.spoken
             member.brought += reply.brought
-            if self.class_groups and not place_of.keys() >= set(reply.spoken):
+            if self.class_groups and not self.place_of.keys() >= set(reply.spoken):
                 self.classes = tuple(dict.fromkeys((*self.classes, *reply.spoken)))
-                place_of = {each: place for place, each in enumerate(self.classes)}
                 self.uploads.widen(len(self.classes), self.class_groups)
                 self.once_uploads.widen(len(self.classes), self.class_groups)
             upload = dict(self._make_current(member, reply))
@@ -444,9 +462,20 @@ class ServerState:
                 arriving.receive(speaker, map_upload(placed, lambda value: value[None]))
             if upload:
                 spoken = reply.spoken if self.class_groups & upload.keys() else []
-                places = torch.tensor([place_of[each] for each in spoken], dtype=torch.long)
+                places = torch.tensor([self.place_of[each] for each in spoken], dtype=torch.long)
                 self.uploads.put(member.number, upload, places, self.round)
-        self.replies = {}
+        self.replies.clear()
+        self._forget_requests()
+
+    def _forget_requests(self) -> None:
+        """Forget the states of requests that are too old to be answered.
+
+        Otherwise each member would keep the state of the last round that it was asked in.
+        """
+        oldest = self.round + 1 - (self.settings.max_staleness if self.settings.buffer else 0)
+        for name, request in self.requests.items():
+            if request.round < oldest:
+                self.requests[name] = request._replace(server={})
 
     def _make_current(self, member: MemberRecord, reply: AcceptedReply) -> Upload:
         """Return an upload as it counts now, if it was requested in an earlier round.
@@ -540,22 +569,32 @@ class ServerState:
         if self.privacy is None:
             return
         for name in names:
-            member = self.members.setdefault(name, MemberRecord(self.count_numbers()))
-            self.privacy.charge(member, self.round + 1)
+            self.privacy.charge(self.find_record(name), self.round + 1)
 
     # --- the members
+
+    def find_record(self, name: str) -> MemberRecord:
+        """Return what is known of a member; one that was never asked gets the next number."""
+        member = self.members.get(name)
+        if member is None:
+            member = MemberRecord(self.count_numbers())
+            self.members[name] = member
+        return member
 
     def count_members(self) -> int:
         """Return how many members there are: those listed, or else all that were ever asked."""
         return len(words(self.settings.members)) or max(self.settings.quorum, len(self.members))
 
     def count_numbers(self) -> int:
-        """Return how many numbers are taken: a number that a rebuilt server lacks is not reused."""
-        return 1 + max((member.number for member in self.members.values()), default=-1)
+        """Return how many numbers are taken: a number that a rebuilt server lacks is not reused.
+
+        Members are in the order of their numbers.
+        """
+        return 1 + self.members[next(reversed(self.members))].number if self.members else 0
 
     def admits(self, name: str) -> bool:
         """Return whether somebody is a member; if none are listed, everybody Flower lets in is."""
-        listed = words(self.settings.members)
+        listed = _list_members(self.settings.members)
         return not listed or name in listed
 
     def title(self, name: str) -> str:
@@ -576,10 +615,19 @@ class ServerState:
         """Return the uploads that the algorithm aggregates now, or None if there are none."""
         return self.uploads.recall(None if self.algorithm.remembers else self.round)
 
-    def _spoken_rows(self, name: str) -> Upload:
-        """Return a member's latest upload as it was sent, with the rows of its classes only."""
-        upload, _ = self.uploads.rows_of(self.members[name].number)
-        return of_architecture(upload, self.members[name].architecture)
+    def _measure_remembered(self, name: str) -> Amounts:
+        """Return how large a member's latest upload is, with the rows of its classes only.
+
+        That is measured once: a member that is absent for long is compared with in every round.
+        """
+        member = self.members[name]
+        stored = self.uploads.stored[member.number]
+        measured = self.amounts.get(name)
+        if measured is None or measured[0] is not stored:
+            upload = of_architecture(unflatten_upload(stored.tensors), member.architecture)
+            measured = (stored, Amounts.measure(upload, member.spoken))
+            self.amounts[name] = measured
+        return measured[1]
 
     # --- on disk
 
@@ -732,6 +780,12 @@ class ServerState:
             has_rows = name in self.start.class_rows and value.dim() > 0
             shapes[name] = value.shape[1:] if has_rows else value.shape
         return shapes
+
+
+@lru_cache(maxsize=8)
+def _list_members(names: str) -> frozenset[str]:
+    """Return the members that the settings list; every message of a round asks for them."""
+    return frozenset(words(names))
 
 
 def title_member(name: str, site: str) -> str:

@@ -24,6 +24,7 @@ from fedproto.config.options import (
     Option,
     Part,
     PositiveFloat,
+    PositiveFraction,
     PositiveInt,
     Rounds,
     Samples,
@@ -206,6 +207,9 @@ class ServerSettings:
     members: str = ""  # empty: everybody whom Flower lets in
     combiner: str = "sum"  # what becomes of the uploads of a round; see docs/combiners.md
     quorum: PositiveInt = 2  # members needed to begin a round, and replies needed to close it
+    #: Fraction of the members present that are asked in a round, `quorum` of them at least; who
+    #: that is depends on the seed, the round and who is present.
+    participation: PositiveFraction = 1.0
     #: Seconds that a round waits for replies; an asynchronous one, that a request stays open.
     timeout: PositiveFloat = 600.0
     patience: PositiveFloat = 600.0  # seconds to wait for a quorum
@@ -353,6 +357,15 @@ def _refuse_large_buffer(settings: ServerSettings) -> None:
         )
 
 
+def _refuse_idle_participation(settings: ServerSettings) -> None:
+    """Raise ConfigError if members would be sampled for rounds that have no beginning."""
+    if settings.buffer and settings.participation < 1:
+        raise ConfigError(
+            f"participation is {settings.participation:g}, but asynchronous rounds ask every "
+            "member that has answered its last request: leave buffer or participation out"
+        )
+
+
 def _trust_if_allowed(chosen: Mapping[str, str], allowed: bool, where: str) -> None:
     """Trust the plug-ins that an operator's own settings name, or say which key is missing."""
     if allowed:
@@ -422,6 +435,7 @@ def split_run_config(config: Mapping[str, Any], where: str) -> tuple[ServerSetti
     terms = parse_settings(TrainingTerms, for_members, where)
     refuse_contradictions(settings.rounds, settings.warmup, terms.class_weights, terms.sampling)
     _refuse_large_buffer(settings)
+    _refuse_idle_participation(settings)
     if terms.local_steps and terms.epochs > 1:
         raise two_lengths(terms.local_steps, terms.epochs)
     chosen = {

@@ -6,7 +6,7 @@ A reply is checked alone by `check_reply`; `outliers.py` compares it with those 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,8 +51,8 @@ class ExpectedReply:
     """What a reply of this round must look like."""
 
     round: int
-    members: frozenset[str]  # sampled, and without an accepted reply
-    classes: tuple[str, ...]
+    members: Collection[str]  # sampled, and without an accepted reply
+    classes: Collection[str]
     layout: UploadLayout
     limits: ServerSettings
     uniform: bool = False  # every member counts once, however many samples it has
@@ -138,23 +138,27 @@ def _check_class_names(reply: Message, expected: ExpectedReply) -> None:
 
 
 def check_new_classes(
-    spoken: list[str], known: set[str], brought: set[str], limits: ServerSettings
+    spoken: list[str],
+    known: Sequence[Collection[str]],
+    brought: Collection[str],
+    limits: ServerSettings,
 ) -> list[str]:
     """Return the classes of a reply that the federation does not have yet.
 
-    `known` are those it has, and `brought` those that the sender brought in earlier rounds. Raises
-    Refused if there would be too many.
+    `known` are those it has and those that accepted replies bring, in collections that share none;
+    `brought` are those that the sender brought in earlier rounds. Raises Refused if there would be
+    too many.
     """
-    new = [name for name in spoken if name not in known]
+    new = [name for name in spoken if not any(name in names for names in known)]
     if not new:
         return []
-    brought_in_all = len(brought.union(new))
+    brought_in_all = len({*brought, *new})
     if brought_in_all > limits.max_new_classes:
         raise Refused(
             f"with it, the sender would have brought {brought_in_all} classes; "
             f"at most {limits.max_new_classes} are accepted"
         )
-    classes_in_all = len(known) + len(new)
+    classes_in_all = sum(map(len, known)) + len(new)
     if classes_in_all > limits.max_classes:
         raise Refused(
             f"with it, the federation would have {classes_in_all} classes; "

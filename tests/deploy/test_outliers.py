@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import plain_outliers
 from helpers.deployment import (
     MODEL_WEIGHT,
     SUMS,
@@ -17,12 +18,13 @@ from helpers.deployment import (
     trees_equal,
     with_array,
 )
+from helpers.plain_outliers import _compare, _medians_of_others
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedproto.core.types import Group
 from fedproto.deploy.messages import Message, unpack_upload
-from fedproto.deploy.outliers import Amounts, _compare, _medians_of_others, find_outliers
+from fedproto.deploy.outliers import Amounts, find_outliers
 from fedproto.deploy.settings import (
     ServerSettings,
 )
@@ -52,6 +54,33 @@ def test_the_median_of_the_others_is_numpys(values: list[float]) -> None:
     found = _medians_of_others({str(place): value for place, value in enumerate(values)})
     for place in range(len(values)):
         assert found[str(place)] == pytest.approx(np.median(values[:place] + values[place + 1 :]))
+
+
+#: Few different values, so that equal ones are frequent.
+SIZES = st.sampled_from([0.0, 1e-3, 0.5, 1.0, 2.0, 3.0, 7.0, 40.0, 1e6])
+
+
+@st.composite
+def amounts_of_members(draw: st.DrawFn) -> dict[str, Amounts]:
+    members = {}
+    for name in draw(st.lists(st.sampled_from("abcdefghijkl"), unique=True, max_size=12)):
+        classes = draw(st.lists(st.sampled_from(["v", "w", "x", "", "\0cnn"]), min_size=1))
+        kinds = [{label: draw(SIZES) for label in classes} for _ in range(2)]
+        members[name] = Amounts(*kinds)
+    return members
+
+
+@given(amounts_of_members(), amounts_of_members(), st.sampled_from([0.5, 2.0, 5.0]))
+def test_the_same_are_refused_as_member_by_member(
+    replies: dict[str, Amounts], remembered: dict[str, Amounts], limit: float
+) -> None:
+    """In the same order, for the same reasons; of two equally bad classes either is named."""
+    limits = ServerSettings(max_norm_ratio=limit, max_count_ratio=2 * limit)
+    expected = plain_outliers.find_outliers(replies, remembered, limits)
+    found = find_outliers(replies, remembered, limits)
+    assert list(found) == list(expected)
+    for name, reason in found.items():
+        assert re.sub("of class '.'", "", reason) == re.sub("of class '.'", "", expected[name])
 
 
 def test_only_the_reply_beyond_the_others_is_refused() -> None:

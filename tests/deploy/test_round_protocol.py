@@ -529,3 +529,28 @@ def test_a_member_that_is_late_is_told_by_how_much(make_deployment: Any) -> None
     assert any(f"c: {late}" in sentence for sentence in said)
     record = read_status(deployment.folder)["members"]["c"]
     assert (record["late"], record["late_seconds"], record["reason"]) == (2, 212.4, "")
+
+
+def test_evaluations_that_are_too_large_together_are_asked_for_in_turns(
+    make_deployment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = make_deployment(rounds=1, where="together").serve()
+    deployment = make_deployment(rounds=1)
+    state = deployment.state()
+    batches = []
+
+    class Watching(LocalTransport):
+        def exchange(
+            self, kind: str, requests: dict[str, Message], timeout: float
+        ) -> Iterator[Reply]:
+            if kind == "evaluate":
+                batches.append("".join(requests))
+            yield from super().exchange(kind, requests, timeout)
+
+    request_bytes = (4 * DIM + 4) * len(state.classes)  # with the numbers of the rows
+    monkeypatch.setattr(round_protocol, "EVALUATION_BYTES", request_bytes)
+    serve(state, Watching(deployment.members, state), deployment.said.append)
+    assert batches == ["ab", "c"]
+    for name in "abc":
+        assert state.members[name].accuracy == together.members[name].accuracy
+        assert state.members[name].beside_down == together.members[name].beside_down
