@@ -4,7 +4,7 @@ import pytest
 
 from fedproto.reproduce.claims import FAILS, HOLDS, IN_PART, NOT_MEASURED
 from fedproto.reproduce.evidence import Results
-from fedproto.reproduce.methods.claims import find_best_sums, judge_methods
+from fedproto.reproduce.methods.claims import find_best_sums, judge_methods, list_cells
 from fedproto.reproduce.statistics import Outcome
 
 
@@ -85,3 +85,23 @@ def test_what_was_not_run_everywhere_is_not_chosen():
     ]
     assert find_best_sums(cells) == "Other"
     assert [claim.verdict for claim in judge([])] == [NOT_MEASURED] * 3
+
+
+def test_a_data_set_that_the_whole_benchmark_lacks_is_taken_from_the_small_form() -> None:
+    whole = [cell("Sums", [91, 92]), cell("FedAvg", [90, 91], shares_weights=True)]
+    small = [cell("Sums", [50, 51]), cell("FedAvg", [60, 61], shares_weights=True)]
+    small += [
+        cell("Sums", [70, 71], dataset="cifar10"),
+        cell("FedAvg", [60, 61], dataset="cifar10", shares_weights=True),
+    ]
+    results = {
+        "table-methods": Results.from_cells(whole),
+        "table-methods-cpu": Results.from_cells(small),
+    }
+    found = list_cells(results)
+    assert found == [*whole, *small[2:]]
+
+
+def test_a_method_that_diverged_in_a_setting_is_not_the_best() -> None:
+    diverged = cell("Sums", []) | {"diverged": [{"seed": 0}, {"seed": 1}]}
+    assert find_best_sums([diverged, cell("Other", [50, 51])]) == "Other"

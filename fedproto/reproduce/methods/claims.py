@@ -1,7 +1,7 @@
 """Claims on which method is best, judged by the benchmark of all methods.
 
 All are on accuracy over own classes with equal architectures, in those settings of the benchmark
-that are finished. The whole benchmark is used if it is there, else the form for a CPU.
+that are finished. A data set that the whole benchmark lacks is taken from the form for a CPU.
 """
 
 from __future__ import annotations
@@ -32,11 +32,19 @@ _NAMES = {
 
 def judge_methods(results: dict[str, Results]) -> list[Claim]:
     """Return the claims on the methods of the benchmark."""
-    table = Results()
-    for size in (CPU, FULL):
-        table = results.get(name_files(size), table)
-    equal = [cell for cell in table.cells.values() if cell["architecture"] == EQUAL]
-    return [judge_best(equal), judge_lead(equal), judge_contrast(equal)]
+    cells = list_cells(results)
+    return [judge_best(cells), judge_lead(cells), judge_contrast(cells)]
+
+
+def list_cells(results: dict[str, Results]) -> list[Cell]:
+    """Return the cells with equal architectures that claims are judged by."""
+    cells: list[Cell] = []
+    for size in (FULL, CPU):
+        table = results.get(name_files(size), Results())
+        equal = [cell for cell in table.cells.values() if cell["architecture"] == EQUAL]
+        datasets = {cell["dataset"] for cell in cells}
+        cells += [cell for cell in equal if cell["dataset"] not in datasets]
+    return cells
 
 
 def measure_own(cell: Cell, run: Run) -> float:
@@ -52,8 +60,8 @@ def find_best_sums(cells: Sequence[Cell]) -> str | None:
     columns = {cell["column"] for cell in cells}
     means: dict[str, float] = {}
     for method in dict.fromkeys(cell["method"] for cell in cells):
-        own = [cell for cell in cells if cell["method"] == method]
-        if own[0].get("shares_weights") or {cell["column"] for cell in own} != columns:
+        own = [cell for cell in cells if cell["method"] == method and cell["runs"]]
+        if {cell["column"] for cell in own} != columns or own[0].get("shares_weights"):
             continue
         by_column = [statistics.fmean(run["validation"] for run in cell["runs"]) for cell in own]
         means[method] = statistics.fmean(by_column)

@@ -76,13 +76,21 @@ def _describe_runs(content: Json, cells: Sequence[Json]) -> str:
         )
     else:
         text += "Settings are the defaults: nothing was tuned."
-    diverged = []
-    for cell in content["cells"]:
-        place = f"{cell['method']} ({cell['column']})"
-        diverged += [f"{place}, seed {record['seed']}" for record in cell["diverged"]]
+    diverged = _list_diverged(content["cells"])
     if diverged:
         text += f" **Diverged** and without a result: {'; '.join(diverged)}."
     return text
+
+
+def _list_diverged(cells: Sequence[Json]) -> list[str]:
+    """Return each method and setting in which training broke down, with the seeds."""
+    places = []
+    for cell in cells:
+        seeds = [str(record["seed"]) for record in cell["diverged"]]
+        if seeds:
+            noun = "seed" if len(seeds) == 1 else "seeds"
+            places.append(f"{cell['method']} ({cell['column']}), {noun} {', '.join(seeds)}")
+    return places
 
 
 # --- tables

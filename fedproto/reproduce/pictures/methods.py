@@ -90,7 +90,7 @@ def draw_overview(rows: Rows, methods: Sequence[str], titles: Mapping[str, str])
         axes.set_xticks([NOTHING_SENT, 1e6, 1e8], ["0", "1", "100"])
         axes.minorticks_off()
         axes.set_xlabel("MB, up and down")
-    panels[0].set_ylabel(f"accuracy over own classes, %, k = {k}")
+    panels[0].set_ylabel(f"own classes, %, k = {k}")
     entries = [(handle, name) for name, handle in handles.items()]
     add_wide_legend(canvas, entries, max_columns=5)
     return canvas
