@@ -1,0 +1,2 @@
+def make_page(found):
+    return "x"
