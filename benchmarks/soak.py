@@ -1,13 +1,14 @@
 """A soak: a real federation runs a thousand rounds while its processes are killed and restarted.
 
 A server and five members run by the scripts of `fedproto deploy init`, with TLS and keys, on one
-machine, with little data and a small model. About every tenth round something is killed (SIGKILL or
-SIGTERM: a supervisor, Flower's own process, a warm worker, the process of one message) or a whole
+machine, with little data and a small model. Again and again something is killed (SIGKILL or
+SIGTERM: a supervisor, Flower's own process, a warm worker, the process of one message), or a whole
 member or server is stopped and started later. The last member is left alone, and the last rounds
-are calm, so that some processes live long enough to show a leak. At the end all rounds are replayed.
+are calm, so that some processes live long enough to show a leak. At the end all rounds are
+replayed.
 
     OMP_NUM_THREADS=1 python -m benchmarks.soak FOLDER --minutes 70    # results/soak.json and .md
-    python -m benchmarks.soak FOLDER --minutes 0                       # verify and write, run nothing
+    python -m benchmarks.soak FOLDER --minutes 0                       # verify what is there
     python -m benchmarks.soak --draw                                   # the page, from the JSON
 
 Called again with the same folder, it goes on after the rounds that are done.
@@ -18,34 +19,29 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import shutil
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-from helpers import flower
-
 from benchmarks.soak_events import SERVER, Event, draw_event, strike
+from benchmarks.soak_federation import (
+    MEMBERS,
+    MODEL,
+    POLL_SECONDS,
+    RETRY_SECONDS,
+    configure_run,
+    flower,
+    write_data,
+)
 from benchmarks.soak_page import make_page
 from benchmarks.soak_processes import describe, find_processes, measure_files
-from benchmarks.soak_record import Journal, Watcher, collect_rounds
-from benchmarks.soak_replay import add_by_hand, count_uploads, replay
+from benchmarks.soak_record import Journal, Watcher
+from benchmarks.soak_replay import verify
 from fedproto.core.files import write_atomically
-from fedproto.deploy.settings import ServerSettings, TrainingTerms, read_member
 
 NAME = "soak"
-MEMBERS = "abcde"
-QUORUM = 3
-DIM = 10
-MODEL = "mlp(hidden=8,width=10)"
-RETRY_SECONDS = 1.0  # of the supervisors, and until a dead supervisor is started again
-TIMEOUT_SECONDS = 15.0  # of a round, for members that are gone
 SAMPLE_ROUNDS = 5  # between two samples of memory and files
 LOOK_SECONDS = 3.0  # between two looks whether a run goes on
 RUN_SECONDS = 40.0  # for a run's process to appear, before it is submitted again
@@ -63,25 +59,19 @@ class Soak:
         self.seed = seed
         self.every = every
         self.journal = Journal(folder / "journal.jsonl")
-        self.files, _ = self._write_data()
+        self.files = write_data(folder, self.members)
         lines = self.journal.read()
-        self.events = sum(line["what"] == "event" for line in lines)
-        self.struck = max([line["round"] for line in lines if line["what"] == "event"], default=0)
-        self.sampled = max([line["round"] for line in lines if line["what"] == "sample"], default=-1)
+        struck = [line["round"] for line in lines if line["what"] == "event"]
+        sampled = [line["round"] for line in lines if line["what"] == "sample"]
+        self.events = len(struck)
+        self.struck = max(struck, default=0)  # the round of the latest event
+        self.sampled = max(sampled, default=-SAMPLE_ROUNDS)
         self.starts: dict[str, float] = {}  # when what was stopped is started again
         self.looked = self.without_run = self.submitted = 0.0  # moments, by time.monotonic()
-        os.environ["TMPDIR"] = str(self.home / "tmp")
         self.federation = flower.Deployed(self.home, self.files)
         for name in ("tmp", "logs"):
             (self.home / name).mkdir(exist_ok=True)
         self.watcher = Watcher(self.home, self.members, self.journal)
-
-    def _write_data(self) -> tuple[dict[str, dict[str, str]], Any]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        files, arrays = flower.digits(self.folder, "".join(self.members))
-        for own in files.values():
-            own["model"] = MODEL
-        return files, arrays
 
     # --- running
 
@@ -96,6 +86,7 @@ class Soak:
         try:
             self._start_all()
             self.watcher.start()
+            self.watcher.closed = time.monotonic()
             event = self._draw()
             while self.watcher.round < self.rounds and time.monotonic() < deadline:
                 self._keep_up()
@@ -126,7 +117,12 @@ class Soak:
 
     def _start(self, name: str) -> None:
         self.starts.pop(name, None)
-        environment = {"LOG": f"logs/{name}.log", "RETRY": str(RETRY_SECONDS)}
+        environment = {
+            "LOG": f"logs/{name}.log",
+            "RETRY": str(RETRY_SECONDS),
+            "TMPDIR": str(self.home / "tmp"),
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(POLL_SECONDS),
+        }
         if name == SERVER:
             self.federation.start(SERVER, "./server.sh", **environment)
         else:
@@ -161,7 +157,7 @@ class Soak:
     def _submit(self) -> None:
         """Start a run, which continues after the rounds that are done."""
         self.submitted = time.monotonic()
-        config = self._config()
+        config = configure_run(self.rounds, str(self.home / "server"))
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         with suppress(Exception):  # the server may be killed meanwhile: tried again later
             done = self.federation.flwr(
@@ -169,15 +165,6 @@ class Soak:
             )
             said = (done.stdout + done.stderr)[-300:] if done.returncode else ""
             self.journal.write("run", round=self.watcher.round, status=done.returncode, said=said)
-
-    def _config(self) -> dict[str, Any]:
-        return {
-            "rounds": self.rounds,
-            "quorum": QUORUM,
-            "timeout": TIMEOUT_SECONDS,
-            "dim": DIM,
-            "state": str(self.home / "server"),
-        }
 
     def _restart_stalled(self) -> None:
         processes = [describe(each) for each in find_processes(self.home)]
@@ -229,8 +216,7 @@ class Soak:
 
     def _stop_all(self) -> None:
         """End everything as systemd would, and note what is left."""
-        if self.watcher._thread.is_alive():
-            self.watcher.stop()
+        self.watcher.stop()
         for name in list(self.federation.processes):
             self._end(name, "SIGTERM")
         left = [describe(each) for each in find_processes(self.home)]
@@ -238,49 +224,19 @@ class Soak:
         self.journal.write("end", round=self.watcher.round, left=left, files=files)
         flower.until(lambda: not flower._end(str(self.home)), "nothing is left", 30)
 
-    # --- what was found
-
     def verify(self) -> dict[str, Any]:
         """Return everything that results/soak.json holds, with the replay's verdict."""
-        lines = self.journal.read()
-        rounds, uploads, problems = collect_rounds(lines)
-        classes = list(flower.CLASSES)
-        numbers = next(line["numbers"] for line in lines if line["what"] == "server" and line["numbers"])
-        if not problems:
-            problems = self._replay(rounds, uploads, numbers)
-        by_hand = add_by_hand(lines, rounds, classes)
-        kept = [line for line in lines if line["what"] not in ("server", "member")]
-        return {
-            "settings": self._config() | {"members": len(self.members), "model": MODEL}
-            | {"seed": self.seed, "every": self.every, "retry": RETRY_SECONDS}
-            | {"state": "server"},
-            "machine": {"cores": os.cpu_count(), "platform": platform.machine()}
-            | {"python": platform.python_version()},
-            "rounds": [
-                [each.number, "".join(each.counted), "".join(each.trained), each.hash[:16]]
-                + [round(each.time, 2)]
-                for each in rounds
-            ],
-            "uploads": count_uploads(rounds, self.members),
-            "problems": problems,
-            "largest difference from numpy": by_hand,
-            "journal": kept,
+        settings = configure_run(self.rounds, "server") | {
+            "members": len(self.members),
+            "model": MODEL,
+            "seed": self.seed,
+            "every": self.every,
+            "retry": RETRY_SECONDS,
+            "poll": POLL_SECONDS,
+            "stall": STALL_SECONDS,
         }
-
-    def _replay(self, rounds: Any, uploads: Any, numbers: dict[str, int]) -> list[str]:
-        folder = self.folder / "replay"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        own = {}
-        for name in self.members:
-            settings = self.files[name] | {"name": name, "state": str(folder / name)}
-            text = [f'{key} = "{value}"\n' for key, value in settings.items()]
-            (folder / f"{name}.toml").write_text("".join(text))
-            own[name] = read_member(folder / f"{name}.toml")
-        settings = ServerSettings(
-            state=str(folder / "server"), classes=",".join(flower.CLASSES), quorum=QUORUM
-        )
-        return replay(rounds, uploads, numbers, own, settings, TrainingTerms(dim=DIM))
+        found = verify(self.journal.read(), self.files, self.folder / "replay")
+        return {"settings": settings} | found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -290,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=60.0, help="0: verify what is there")
     parser.add_argument("--calm", type=int, default=200, help="last rounds without events")
-    parser.add_argument("--every", type=float, default=10.0, help="rounds between two events")
+    parser.add_argument("--every", type=float, default=8.0, help="rounds between two events")
     parser.add_argument("--members", default=MEMBERS, help="a letter each")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("results"))
@@ -300,9 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.draw:
         if options.folder is None:
             parser.error("say in which folder the federation runs")
-        soak = Soak(
-            options.folder, options.members, options.rounds, options.seed, options.every
-        )
+        soak = Soak(options.folder, options.members, options.rounds, options.seed, options.every)
         if options.minutes > 0:
             soak.run(options.minutes, options.calm)
         options.out.mkdir(parents=True, exist_ok=True)

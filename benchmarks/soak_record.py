@@ -46,11 +46,8 @@ class Journal:
         """Return all lines; the last one may have been cut off by a kill."""
         if not self.path.exists():
             return []
-        lines = []
-        for text in self.path.read_text().splitlines():
-            if text.endswith("}"):
-                lines.append(json.loads(text))
-        return lines
+        texts = self.path.read_text().splitlines()
+        return [json.loads(text) for text in texts if text.endswith("}")]
 
 
 def note_server(path: Path) -> Line:
@@ -110,7 +107,8 @@ class Watcher:
     def stop(self) -> None:
         """Look once more, and end."""
         self._over.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _look(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
@@ -186,6 +184,8 @@ def collect_rounds(lines: list[Line]) -> tuple[list[Round], dict[tuple[str, int]
         trained = sorted(name for name, round in uploads if round == number)
         line = servers[number]
         rounds.append(Round(number, line["counted"], trained, line["hash"], line["time"]))
-        for name in set(line["counted"]) - set(trained):
-            problems.append(f"{name} counted in round {number}, which it was not seen to train")
+        untrained = sorted(set(line["counted"]) - set(trained))
+        if untrained:
+            names = ", ".join(untrained)
+            problems.append(f"round {number}: {names} counted without having been seen to train")
     return rounds, uploads, problems
