@@ -31,6 +31,7 @@ from benchmarks.soak_federation import (
     MODEL,
     POLL_SECONDS,
     RETRY_SECONDS,
+    TIMEOUT_SECONDS,
     configure_run,
     flower,
     write_data,
@@ -75,14 +76,15 @@ class Soak:
 
     # --- running
 
-    def run(self, minutes: float, calm: int) -> None:
+    def run(self, minutes: float, calm: int, note: str = "") -> None:
         """Run rounds until all are done or the time is over; end everything.
 
         calm  the number of last rounds in which nothing is struck; of the time, the same share
+        note  what is special about this session, for the page
         """
         deadline = time.monotonic() + 60 * minutes
         calm_after = deadline - 60 * minutes * calm / self.rounds
-        self.journal.write("session", load=os.getloadavg(), minutes=minutes)
+        self.journal.write("session", every=self.every, timeout=TIMEOUT_SECONDS, note=note)
         try:
             self._start_all()
             self.watcher.start()
@@ -160,6 +162,8 @@ class Soak:
         config = configure_run(self.rounds, str(self.home / "server"))
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         with suppress(Exception):  # the server may be killed meanwhile: tried again later
+            # As ./run.sh does. Flower deletes what an ended run has left when runs are listed.
+            self.federation.flwr("list", "federation", "--format", "json")
             done = self.federation.flwr(
                 "run", ".", "federation", "--format", "json", "--run-config", words
             )
@@ -230,7 +234,6 @@ class Soak:
             "members": len(self.members),
             "model": MODEL,
             "seed": self.seed,
-            "every": self.every,
             "retry": RETRY_SECONDS,
             "poll": POLL_SECONDS,
             "stall": STALL_SECONDS,
@@ -249,6 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--every", type=float, default=8.0, help="rounds between two events")
     parser.add_argument("--members", default=MEMBERS, help="a letter each")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--note", default="", help="what is special about this session")
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--draw", action="store_true", help="the page again, from the JSON")
     options = parser.parse_args(arguments)
@@ -258,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.error("say in which folder the federation runs")
         soak = Soak(options.folder, options.members, options.rounds, options.seed, options.every)
         if options.minutes > 0:
-            soak.run(options.minutes, options.calm)
+            soak.run(options.minutes, options.calm, options.note)
         options.out.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(soak.verify(), indent=1).encode())
     write_atomically(options.out / f"{NAME}.md", make_page(json.loads(path.read_text())).encode())

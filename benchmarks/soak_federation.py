@@ -22,7 +22,7 @@ MEMBERS = "abcde"
 QUORUM = 3
 DIM = 10
 MODEL = "mlp(hidden=8,width=10)"
-TIMEOUT_SECONDS = 12.0  # of a round, for members that are gone
+TIMEOUT_SECONDS = 25.0  # of a round, for members that are gone
 RETRY_SECONDS = 1.0  # of the supervisors, and until a dead supervisor is started again
 #: Seconds between two looks of a SuperExec for a task. Six of them share this machine, where 0.1 s,
 #: as the scripts have it, would take a third of a core.
