@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
@@ -36,25 +37,48 @@ def _introduce(found: dict[str, Any]) -> list[str]:
     return [
         "# A soak of a deployed federation",
         "",
-        "Made by `OMP_NUM_THREADS=1 python -m benchmarks.soak FOLDER`, which says how;",
-        "`--draw` writes this page again from the JSON.",
+        *_wrap(
+            "Made by `OMP_NUM_THREADS=1 python -m benchmarks.soak FOLDER`, which says how; "
+            "`--draw` writes this page again from the JSON."
+        ),
         "",
-        f"A server and {settings['members']} members ran {done:,} of {settings['rounds']:,} rounds "
-        "of FedProto in",
-        "real processes with TLS and keys, by the scripts of `fedproto deploy init`, all on one",
-        f"machine. Every {settings['every']:g}th round on average, a process got a signal, or a "
-        "whole member or server",
-        "was stopped and started later. A supervisor that had ended was started again after a",
-        "second, as systemd does, and a run that had ended with the server was submitted again, as",
-        "a person does with `./run.sh`. Last member and last rounds were left in peace, so that",
-        "some processes lived long enough to show a leak.",
+        *_wrap(
+            f"A server and {settings['members']} members ran {done:,} of {settings['rounds']:,} "
+            "rounds of FedProto in real processes with TLS and keys, by the scripts of `fedproto "
+            "deploy init`, all on one machine. Every few rounds a process got a signal, or a whole "
+            "member or server was stopped and started later. A supervisor that had ended was "
+            "started again after a second, as systemd does, and a run that had ended with the "
+            "server was submitted again, as a person does with `./run.sh`. The last member and the "
+            "last rounds were left in peace, so that some processes lived long enough to show a "
+            "leak."
+        ),
         "",
-        f"Little data (60 images per member), a small model (`{settings['model']}`, prototypes of",
-        f"{settings['dim']} values), quorum {settings['quorum']}, timeout "
-        f"{settings['timeout']:g} s, `RETRY={settings['retry']:g}`. The rounds are many and",
-        "short: this shows what happens in a number of rounds, not what happens in a number of",
-        "days.",
+        *_wrap(
+            f"Little data (60 images per member), a small model (`{settings['model']}`, prototypes "
+            f"of {settings['dim']} values), quorum {settings['quorum']}, "
+            f"`RETRY={settings['retry']:g}`, and `FLWR_SUPEREXEC_TASK_POLL_INTERVAL="
+            f"{settings['poll']:g}`. The rounds are many and short: this shows what happens in a "
+            "number of rounds, not what happens in a number of days."
+        ),
     ]
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def _list_sessions(found: dict[str, Any]) -> list[str]:
+    """Return the table of the sessions, of which a soak has several if it was taken up again."""
+    sessions = _lines(found, "session")
+    ends = [session["time"] for session in sessions[1:]] + [float("inf")]
+    lines = ["", "| session | rounds | an event every | timeout | |", "|---|---|---|---|---|"]
+    for number, session in enumerate(sessions, 1):
+        end = ends[number - 1]
+        rounds = [row[0] for row in found["rounds"] if session["time"] < row[4] < end]
+        shown = f"{rounds[0]} to {rounds[-1]}" if rounds else "none"
+        cells = [str(number), shown, f"{session['every']:g} rounds", f"{session['timeout']:g} s"]
+        lines.append(f"| {' | '.join(cells)} | {session['note']} |")
+    return lines
 
 
 def _tell_rounds(found: dict[str, Any]) -> list[str]:
@@ -66,23 +90,25 @@ def _tell_rounds(found: dict[str, Any]) -> list[str]:
     machine = found["machine"]
     stalls = len(_lines(found, "stall"))
     left = sum(len(line["left"]) for line in _lines(found, "end"))
-    return [
-        "",
-        "## Rounds",
-        "",
-        f"- {len(found['rounds']):,} rounds in {total / 60:.0f} minutes"
-        + (f", in {len(sessions)} sessions." if len(sessions) > 1 else "."),
-        f"- A round took {statistics.median(seconds):.1f} s in the median, and "
-        f"{max(seconds):.0f} s at most, with all restarts",
-        f"  of the server. The machine ({machine['cores']} cores, Python {machine['python']}) had "
-        f"other work: its load was {statistics.median(loads):.0f}",
-        f"  in the median, from {min(loads):.0f} to {max(loads):.0f}.",
-        f"- Rounds hung {_count(stalls, 'time')}; a hang is {found['settings']['stall']:g} s "
-        "without a round, after which a",
-        "  person would look.",
-        f"- After the end {_count(left, 'process', 'processes')} of the federation "
+    facts = [
+        f"{len(found['rounds']):,} rounds in {total / 60:.0f} minutes, in "
+        f"{_count(len(sessions), 'session')}.",
+        f"A round took {statistics.median(seconds):.1f} s in the median, and {max(seconds):.0f} s "
+        "at most, with all restarts of the server. The machine "
+        f"({machine['cores']} cores, Python {machine['python']}) had other work: its load was "
+        f"{statistics.median(loads):.0f} in the median, from {min(loads):.0f} to "
+        f"{max(loads):.0f}.",
+        f"{stalls} times no round was closed for {found['settings']['stall']:g} s, and the server "
+        "was restarted, as a person would do.",
+        f"After the end {_count(left, 'process', 'processes')} of the federation "
         f"{'was' if left == 1 else 'were'} left.",
     ]
+    lines = ["", "## Rounds", ""]
+    for fact in facts:
+        lines += textwrap.wrap(
+            fact, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+        )
+    return [*lines, *_list_sessions(found)]
 
 
 def _count(number: int, one: str, many: str = "") -> str:
