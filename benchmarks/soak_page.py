@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.soak_trends import Slope, summarise_files, summarise_processes
+from benchmarks.soak_trends import SETTLED_ROUNDS, Slope, summarise_files, summarise_processes
 
 SERVER = "server"
 
@@ -98,8 +98,8 @@ def _tell_rounds(found: dict[str, Any]) -> list[str]:
         f"({machine['cores']} cores, Python {machine['python']}) had other work: its load was "
         f"{statistics.median(loads):.0f} in the median, from {min(loads):.0f} to "
         f"{max(loads):.0f}.",
-        f"{stalls} times no round was closed for {found['settings']['stall']:g} s, and the server "
-        "was restarted, as a person would do.",
+        f"{_count(stalls, 'time')} no round was closed for {found['settings']['stall']:g} s, and the "
+        "server was restarted, as a person would do.",
         f"After the end {_count(left, 'process', 'processes')} of the federation "
         f"{'was' if left == 1 else 'were'} left.",
     ]
@@ -239,7 +239,8 @@ def _tell_memory(found: dict[str, Any]) -> list[str]:
         "",
         "Resident memory by kind of process, medians of the samples in the first and in the second",
         "half of the rounds; pages that a fork shares with its parent count in both. Growth is",
-        "within the lives of processes, without the first samples of each, with the 95% interval",
+        f"within the lives of processes, after the first {SETTLED_ROUNDS} rounds of each, with the "
+        "95% interval",
         "of the slope, as if samples were independent.",
         "",
         "| process | lives | longest, rounds | MiB, first half | second half | KiB per round "

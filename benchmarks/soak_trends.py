@@ -11,7 +11,7 @@ import numpy as np
 from scipy import special
 
 CONFIDENCE = 0.95
-SETTLED_SAMPLES = 2  # of a process, which still imports and fills its caches; they are left out
+SETTLED_ROUNDS = 20  # of a process's life, in which it fills its caches: they are left out
 Point = tuple[float, float]
 
 
@@ -78,7 +78,7 @@ def _summarise_kind(kind: str, seen: list[tuple[float, list[Any]]], middle: floa
     lives: dict[str, list[Point]] = defaultdict(list)
     for round, (_, _, life, kilobytes, _, _) in seen:
         lives[life].append((round, kilobytes))
-    settled = [points[SETTLED_SAMPLES:] for points in lives.values()]
+    settled = [_leave_out_start(points) for points in lives.values()]
     longest = max(points[-1][0] - points[0][0] for points in lives.values())
     memory = _halves([(round, process[3] / 1024) for round, process in seen], middle)
     return Usage(
@@ -91,6 +91,12 @@ def _summarise_kind(kind: str, seen: list[tuple[float, list[Any]]], middle: floa
         max(process[5] for _, process in seen),
         _halves([(round, process[4]) for round, process in seen], middle),
     )
+
+
+def _leave_out_start(points: list[Point]) -> list[Point]:
+    """Return the points of a life after its first rounds."""
+    settled = points[0][0] + SETTLED_ROUNDS
+    return [point for point in points if point[0] >= settled]
 
 
 def _halves(points: list[Point], middle: float) -> tuple[float, float]:

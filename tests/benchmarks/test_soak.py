@@ -168,7 +168,7 @@ def make_found(record: tuple[list[Line], Any], folder: Path) -> dict[str, Any]:
     session = {"every": 8.0, "timeout": 12.0, "note": "as an example"}
     journal = [{"what": "session", "time": 90.0, **session}]
     journal.append({"what": "event", "time": 121.0, **event})
-    journal += [make_sample(round, 1024 + 8 * round, 2048 + 100 * round) for round in range(9)]
+    journal += [make_sample(round, 1024 + 8 * round, 2048 + 100 * round) for round in range(30)]
     journal.append({"what": "end", "left": []})
     settings = {"members": 3, "rounds": 10, "model": "mlp", "dim": 10, "quorum": 3}
     settings |= {"retry": 1.0, "poll": 0.5, "stall": 240.0}
@@ -185,8 +185,8 @@ def test_the_page_says_what_was_found(record: tuple[list[Line], Any], tmp_path: 
     assert "| 1 | 1 to 4 | 8 rounds | 12 s | as an example |" in page
     assert "| counted | 10 | 83.3% |" in page
     assert "| member: supernode | 1 | 0 | 9 s | 9 s | 1 | 1 |" in page
-    assert "| member: worker | 1 | 8 | 1.0 | 1.1 | +8.0 ± 0.0 | 4 | 4 | 4 | 1 | 1 |" in page
-    assert "| logs | 1 | 1 | 2.0 | 2.4 | 2.8 | +100.0 ± 0.0 | +100.0 ± 0.0 |" in page
+    assert "| member: worker | 1 | 29 | 1.1 | 1.2 | +8.0 ± 0.0 | 4 | 4 | 4 | 1 | 1 |" in page
+    assert "| logs | 1 | 1 | 2.0 | 3.4 | 4.8 | +100.0 ± 0.0 | +100.0 ± 0.0 |" in page
     assert "no processes of the federation were left" in page
 
 
@@ -208,8 +208,8 @@ def test_a_slope_has_the_interval_of_a_linear_regression() -> None:
 
 def test_a_process_that_begins_anew_is_no_growth() -> None:
     """Two processes that do not grow, the second of which is larger from its start."""
-    first = [make_sample(round, 1000, 0, "7-1") for round in range(6)]
-    second = [make_sample(round, 2000, 0, "8-2") for round in range(6, 12)]
+    first = [make_sample(round, 1000, 0, "7-1") for round in range(30)]
+    second = [make_sample(round, 2000, 0, "8-2") for round in range(30, 60)]
     (usage,) = summarise_processes(first + second)
     assert usage.lives == 2
     assert usage.growth is not None and usage.growth.value == 0
