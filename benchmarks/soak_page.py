@@ -98,8 +98,8 @@ def _tell_rounds(found: dict[str, Any]) -> list[str]:
         f"({machine['cores']} cores, Python {machine['python']}) had other work: its load was "
         f"{statistics.median(loads):.0f} in the median, from {min(loads):.0f} to "
         f"{max(loads):.0f}.",
-        f"{_count(stalls, 'time')} no round was closed for {found['settings']['stall']:g} s, and the "
-        "server was restarted, as a person would do.",
+        f"{_count(stalls, 'time')} no round was closed for {found['settings']['stall']:g} s, and "
+        "the server was restarted, as a person would do.",
         f"After the end {_count(left, 'process', 'processes')} of the federation "
         f"{'was' if left == 1 else 'were'} left.",
     ]
