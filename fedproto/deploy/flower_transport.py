@@ -12,14 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedproto.core import codec
 from fedproto.core.client_names import is_chosen_name
 from fedproto.core.files import parse_json
 from fedproto.deploy.messages import Message, name_arrays
-from fedproto.deploy.reply_pulling import MAX_DESCRIPTION_BYTES, Puller
+from fedproto.deploy.reply_pulling import MAX_DESCRIPTION_BYTES, Puller, is_unreachable
 from fedproto.deploy.server_actions import Reply
 from fedproto.errors import Refused
 
@@ -32,11 +31,6 @@ DEFAULT_MAX_BYTES = 64 * 2**20  # of one reply's arrays
 PAYLOAD_TYPE = "safetensors"  # how a payload is serialised
 PAYLOAD = "payload"  # the name of the payload of arrays that belong to no group
 MAX_PAYLOADS = 64  # of one message: an algorithm has a few groups
-_UNREACHABLE = (
-    ErrorCode.MESSAGE_UNAVAILABLE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.NODE_UNAVAILABLE,
-)
 
 
 # --- records
@@ -262,9 +256,11 @@ class FlowerTransport:
             return
         self._next_look = now + MAX_POLL_SECONDS
         for sent_id, late in list(self._late.items()):
-            if self._pull(sent_id) is not None:
-                self._lateness[late.member] = now - late.deadline
+            reply = self._pull(sent_id)
+            if reply is not None:
                 del self._late[sent_id]
+                if isinstance(reply, Refused) or not is_unreachable(reply):
+                    self._lateness[late.member] = now - late.deadline
             elif now > late.forgotten:
                 self.puller.forget(sent_id)
                 del self._late[sent_id]
@@ -315,8 +311,8 @@ def _read_reply(answer: _Answer) -> tuple[Message | str, int]:
     size = 0
     try:
         if reply.has_error():  # its text is the sender's, and is not repeated
-            unreachable = reply.error.code in _UNREACHABLE
-            return Message({"error": "unreachable" if unreachable else "app-failed"}, {}), 0
+            code = "unreachable" if is_unreachable(reply) else "app-failed"
+            return Message({"error": code}, {}), 0
         size = count_bytes(reply.content)
         message = from_record(reply.content)
         # Flower does not check that a reply comes from the holder of the node's key.

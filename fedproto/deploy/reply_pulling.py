@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any
 
 from flwr.app import Message as FlowerMessage
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedproto.core.files import parse_json
@@ -30,6 +31,11 @@ MAX_OBJECTS = 5_000  # in one reply: its records, its arrays, and their chunks o
 PULL_SECONDS = 5.0  # for one reply, before it is the others' turn
 _RESPONSE_OVERHEAD_BYTES = 2**12  # of a response, beside the object
 _JSON_OBJECTS = ("RecordDict", "ArrayRecord", "Array")
+_UNREACHABLE = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
 
 
 @dataclass
@@ -72,7 +78,7 @@ class Puller:
         if arriving is None:
             return False
         with suppress(Exception):  # Flower deletes it at the end of the run at the latest
-            self._confirm(arriving)
+            self._confirm(arriving.message_id)
         return True
 
     def _pull_objects(self, sent_id: str) -> FlowerMessage | None:
@@ -81,9 +87,12 @@ class Puller:
             arriving = self._arriving.get(sent_id) or self._find_reply(client, sent_id)
             if arriving is None or not self._pull_missing(client, arriving):
                 return None
-        self._confirm(arriving)
+        self._confirm(arriving.message_id)
         del self._arriving[sent_id]
-        return _inflate(arriving, self.max_bytes)
+        message = _inflate(arriving, self.max_bytes)
+        if is_unreachable(message):  # nobody confirms the request, which Flower would keep
+            self._confirm(sent_id)
+        return message
 
     def _find_reply(self, client: Any, sent_id: str) -> _Arriving | None:
         """Return the reply to a message, with the ids of its objects, or None if there is none."""
@@ -124,17 +133,20 @@ class Puller:
                 return False
         return True
 
-    def _confirm(self, arriving: _Arriving) -> None:
-        """Allow Flower to delete a reply."""
+    def _confirm(self, message_id: str) -> None:
+        """Allow Flower to delete a message with all it consists of."""
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
-        request = ConfirmMessageReceivedRequest(
-            message_object_id=arriving.message_id, **self._origin()
-        )
+        request = ConfirmMessageReceivedRequest(message_object_id=message_id, **self._origin())
         self.grid._runtime_client.ConfirmMessageReceived(request)  # type: ignore[attr-defined]
 
     def _origin(self) -> dict[str, Any]:
         return {"node": self.grid.node, "run_id": self.grid.run.run_id}  # type: ignore[attr-defined]
+
+
+def is_unreachable(reply: FlowerMessage) -> bool:
+    """Return whether a reply is Flower's own note that there is none and will be none."""
+    return reply.has_error() and reply.error.code in _UNREACHABLE
 
 
 def _offers_objects(grid: Grid) -> bool:

@@ -11,9 +11,10 @@ has the same options) and starts these processes:
 A fork begins with modules that are imported and nothing else, so one message leaves nothing to the
 next. Tokens of tasks go over the socket pair; Flower itself writes them on a command line.
 
-The worker ends when its SuperExec ends, when its parent ends, or when a task's process was killed:
-its supervisor then starts the member again, which Flower alone would wait for. It uses undocumented
-parts of Flower 1.41, in this file only; where they are missing, Flower's own executor takes over.
+The worker ends when its SuperExec ends, when its parent ends, or when the process of a message was
+killed or ended without an answer, as on SIGTERM: its supervisor then starts the member again.
+Flower alone would wait for that answer for ever. It uses undocumented parts of Flower 1.41, in this
+file only; where they are missing, Flower's own executor takes over.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -52,9 +54,12 @@ COMMANDS = {
     "flwr-clientapp": "flwr.supernode.cli.flwr_clientapp",
     "flwr-serverapp": "flwr.superlink.cli.flwr_serverapp",
 }
+#: The modules whose `push_message` sends the answer of a task, by Flower's command.
+ANSWERS = {"flwr-clientapp": "flwr.supernode.runtime.run_clientapp"}
 MAX_TASK_BYTES = 2**16
 LOOK_SECONDS = 0.5  # between two looks at the worker's parent and children
-CRASHED = 70  # the exit status of a worker one of whose tasks was killed
+CRASHED = 70  # the exit status of a worker one of whose tasks was killed, or did not answer
+UNANSWERED = 71  # the exit status of a task's process that ends without an answer
 
 
 def main() -> None:
@@ -166,8 +171,9 @@ def _fork_for_tasks(channel: socket.socket, superexec: int) -> NoReturn:
             tasks.discard(process)
             if process == superexec:
                 _end(superexec, tasks, 1)
-            if status < 0:
-                print(f"the process of a message was ended by signal {-status}", file=sys.stderr)
+            if status < 0 or status == UNANSWERED:
+                how = "without an answer" if status == UNANSWERED else f"by signal {-status}"
+                print(f"the process of a message ended {how}", file=sys.stderr)
                 _end(superexec, tasks, CRASHED)
 
 
@@ -210,7 +216,10 @@ def _fork(task: dict[str, Any], channel: socket.socket) -> int:
 
 
 def _run_task(task: dict[str, Any], worker: int) -> int:
-    """Run Flower's command for a task as if Python had just started; return its exit status."""
+    """Run Flower's command for a task as if Python had just started; return its exit status.
+
+    That is UNANSWERED if there was no answer: Flower's process obeys SIGTERM, and says it was well.
+    """
     import numpy as np
 
     np.random.seed()  # or all forks would have one state of numpy's global generator
@@ -223,11 +232,33 @@ def _run_task(task: dict[str, Any], worker: int) -> int:
         importlib.import_module(COMMANDS[name]), name.replace("-", "_")
     )
     sys.argv = [name, *task["words"], "--parent-pid", str(worker)]
+    answers = _watch_answers(name)
+    status = 0
     try:
         run()
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    return UNANSWERED if answers == [] else status
+
+
+def _watch_answers(command: str) -> list[str] | None:
+    """Return a list to which Flower's command adds when it has answered; None if it owes none."""
+    module: Any = importlib.import_module(ANSWERS[command]) if command in ANSWERS else None
+    push = getattr(module, "push_message", None)
+    if push is None:  # the server's part of a run, or another Flower
+        return None
+    answers: list[str] = []
+
+    def push_and_note(*values: Any, **options: Any) -> Any:
+        result = push(*values, **options)
+        answers.append(command)
+        return result
+
+    module.push_message = push_and_note
+    return answers
 
 
 if __name__ == "__main__":

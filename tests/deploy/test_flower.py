@@ -635,3 +635,38 @@ def test_a_member_whose_worker_is_killed_comes_back_by_itself(setup: Setup) -> N
     assert_like_the_simulator(run, setup.arrays, range(1, 3))
     seats = run.rounds[2][1]["members"]
     assert {name: seat["late"] for name, seat in seats.items()} == {"a": 0, "b": 0, "c": 0}
+
+
+def find_message_processes(worker: int) -> list[int]:
+    """Return the forks of a worker that answer messages; its first child asks for them."""
+    children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
+    return sorted(int(child) for child in children)[1:]
+
+
+@pytest.mark.slow
+def test_a_member_whose_message_is_ended_comes_back_by_itself(setup: Setup) -> None:
+    """Flower's process of a message obeys SIGTERM, and its SuperNode would wait for ever."""
+    federation, odd = setup.federation, setup.odd("c")
+    config = setup.fresh("ended") | {"quorum": 2, "timeout": 45.0}
+    (odd / "hold").write_text("2")
+
+    def in_the_middle() -> None:
+        until(
+            lambda: (odd / "asked").exists() and (odd / "asked").read_text() == "2",
+            "c is asked for round 2",
+        )
+        status = json.loads((federation.folder / ".flwr-c" / STATUS_FILE).read_text())
+        workers = {each["name"]: each["process"] for each in status["processes"]}
+        (process,) = find_message_processes(workers["warm_worker"])
+        os.kill(process, signal.SIGTERM)
+        (odd / "hold").unlink()
+
+    run = federation.run(in_the_middle, rounds=2, **config)
+    assert run.status == "finished:completed", run.log
+    assert run.rounds[2][1]["members"]["c"]["last_round"] == 1
+    assert "the process of a message ended without an answer" in federation.log("c")
+    federation.bring("c", PYTHONPATH=path_with(odd))
+    run = federation.run(rounds=3, **config | {"quorum": 3})
+    assert run.status == "finished:completed", run.log
+    server_state = replayed(federation, setup.files, ["abc", "ab", "abc"])
+    assert same(server_of(run.rounds[3][0]), server_state.server)

@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flwr.app import Error
+from flwr.common.constant import ErrorCode
 from helpers.deployment import (
     make_flower_transport,
     make_reply,
@@ -404,6 +406,22 @@ def test_a_late_reply_says_by_how_much_it_was_late(monkeypatch: pytest.MonkeyPat
     assert list(lateness) == ["b"]
     assert 5 <= lateness["b"] <= 5 + 2.5  # by the pause between two looks
     assert transport.take_lateness() == {}
+
+
+def test_a_note_of_flower_is_no_late_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a member that is gone, Flower itself answers, with an error, once the request expires."""
+    transport, clock = exchange_slowly(monkeypatch, {"a": 15.0, "b": 15.0, "c": 15.0})
+    errors = {"a": ErrorCode.NODE_UNAVAILABLE, "b": ErrorCode.MESSAGE_UNAVAILABLE}
+    errors["c"] = ErrorCode.CLIENT_APP_RAISED_EXCEPTION  # which its member sends
+
+    def pull(sent_id: str) -> Any:
+        return SimpleNamespace(has_error=lambda: True, error=Error(errors[sent_id], "gone"))
+
+    monkeypatch.setattr(transport.puller, "pull", pull)
+    clock.sleep(5)
+    transport._look_for_late_replies()
+    assert transport._late == {}
+    assert list(transport.take_lateness()) == ["c"]
 
 
 def test_a_reply_that_never_comes_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ from fedproto.deploy.settings import (
 from fedproto.deploy.status import read_status
 from fedproto.errors import ConfigError, RunFolderError
 
+POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
+
 
 def test_init_writes_a_federation_that_passes_its_own_checks(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "fed"
@@ -136,6 +138,23 @@ def test_scripts_read_what_flower_prints_without_colours(tmp_path: Path) -> None
         command, cwd=tmp_path / "fed", env=coloured, check=True, capture_output=True, text=True
     )
     assert "FLWR_HOME=" in done.stdout and "COLOR" not in done.stdout.replace("COLORTERM", "")
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [({}, "0.1"), ({POLL: "0.5"}, "0.5")])
+def test_the_pause_between_two_looks_for_tasks_can_be_chosen(
+    chosen: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    scaffold.init(tmp_path / "fed", ["a", "b"], "digits", ["0", "1"])
+    environment = {name: value for name, value in os.environ.items() if name != POLL} | chosen
+    done = subprocess.run(
+        ["bash", "-c", f". ./env.sh; echo ${POLL}", "./member.sh"],
+        cwd=tmp_path / "fed",
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == expected
 
 
 def test_a_federation_from_the_template_trains(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The warm worker: what it imports, what its forks see, and when it ends."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -103,7 +104,15 @@ def flwr_clientapp():
         file.write(f"{how} {seen} {sys.argv[-2:] == ['--parent-pid', str(os.getppid())]}\\n")
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raises":
+        raise RuntimeError("as if something broke")
+    if how == "silent":
+        sys.exit(0)
+    push_message()
     sys.exit(int(how))
+
+def push_message():
+    pass
 """
 #: A worker whose SuperExec passes on the tasks that the test names, and then waits.
 WORKER = """
@@ -111,7 +120,7 @@ import json, os, socket, sys, time
 sys.path.insert(0, os.getcwd())
 from fedproto.deploy import warm_worker
 import stand_in
-warm_worker.COMMANDS = {"flwr-clientapp": "stand_in"}
+warm_worker.COMMANDS = warm_worker.ANSWERS = {"flwr-clientapp": "stand_in"}
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
 superexec = os.fork()
 if superexec == 0:
@@ -136,10 +145,27 @@ def test_a_fork_sees_nothing_of_the_messages_before_it(tmp_path: Path) -> None:
     """A task that fails says so by itself; one that is killed ends the worker."""
     done = run_worker(tmp_path, "0", "1", "0", "killed")
     assert done.returncode == warm_worker.CRASHED, done.stderr
-    assert "the process of a message was ended by signal 9" in done.stderr
+    assert "the process of a message ended by signal 9" in done.stderr
     lines = sorted((tmp_path / "seen").read_text().splitlines())
     own = ["0 ['0'] True", "0 ['0'] True", "1 ['1'] True", "killed ['killed'] True"]
     assert lines == own
+
+
+@pytest.mark.parametrize("how", ["silent", "raises"])
+def test_a_worker_ends_when_a_message_gets_no_answer(how: str, tmp_path: Path) -> None:
+    """Flower's process obeys SIGTERM with exit status 0, and its SuperNode waits for ever."""
+    done = run_worker(tmp_path, how)
+    assert done.returncode == warm_worker.CRASHED, done.stderr
+    assert "the process of a message ended without an answer" in done.stderr
+    assert ("as if something broke" in done.stderr) == (how == "raises")
+
+
+def test_flower_answers_by_the_function_that_is_watched() -> None:
+    for command, name in warm_worker.ANSWERS.items():
+        module = importlib.import_module(name)
+        assert command in warm_worker.COMMANDS
+        assert callable(module.push_message)
+        assert "push_message" in module.run_clientapp.__code__.co_names
 
 
 def test_a_worker_ends_when_nobody_asks_for_tasks_any_more(tmp_path: Path) -> None:

@@ -128,18 +128,22 @@ class Run(NamedTuple):
 
 
 class Deployed:
-    """The folder and its processes, all of which are found by their FLWR_HOME."""
+    """The folder and its processes, all of which are found by their FLWR_HOME.
+
+    A folder that is there already is taken up as it is.
+    """
 
     def __init__(self, folder: Path, members: dict[str, dict[str, str]]) -> None:
-        init(folder, list(members), "mnist5k", list(CLASSES))
         self.folder, self.port = folder, _free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.nodes: dict[str, str] = {}  # names by Flower's numbers
-        subprocess.run(
-            [sys.executable, "keys.py", "localhost", "127.0.0.1", "--", *members],
-            cwd=folder,
-            check=True,
-        )
+        if not folder.exists():
+            init(folder, list(members), "mnist5k", list(CLASSES))
+            subprocess.run(
+                [sys.executable, "keys.py", "localhost", "127.0.0.1", "--", *members],
+                cwd=folder,
+                check=True,
+            )
         for name, own in members.items():
             self.write_member(name, **own)
 

@@ -2,7 +2,8 @@
 cd "$(dirname "$0")"
 umask 077  # only the owner can read what Flower and the members write here
 export FLWR_HOME="${FLWR_HOME:-$PWD/.flwr}"
-export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1  # seconds; Flower's default is 1
+# Seconds between two looks for a task, of every process that works; Flower's default is 1.
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL="${FLWR_SUPEREXEC_TASK_POLL_INTERVAL:-0.1}"
 export FLWR_TELEMETRY_ENABLED=0
 export FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
