@@ -6,16 +6,26 @@
 A SuperNode of Flower 1.41 asks for a message, and if there is none, again 3 seconds later. In a
 federation whose rounds take a second, members wait most of the time. Here a member that has just
 been asked looks for the next message soon, and later more rarely, at most every 3 seconds: it
-waits a fifth of the time that it has been idle. This uses an undocumented part of Flower, in this
-file only; where it is missing, Flower's own pause stays.
+waits a fifth of the time that it has been idle.
+
+A SuperLink reads its certificate once. Here it looks whether the file was replaced at each new
+connection (`fedproto deploy renew`), so that nothing has to be started again.
+
+Both use undocumented parts of Flower, in this file only; where they are missing, Flower's own ways
+stay.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
 import sys
 import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from fedproto.deploy.certificates import make_current_context
 
 IDLE_SECONDS = 3.0  # Flower's pause if there is no message; its other pauses are shorter
 SHORTEST_SECONDS = 0.1
@@ -50,6 +60,15 @@ def look_often(loop: ModuleType) -> None:
         module.time = SimpleNamespace(sleep=Pauses().sleep)
 
 
+def follow_certificate(command: ModuleType) -> None:
+    """Make Flower's server follow the file of its certificate, if it is served by uvicorn."""
+    module: Any = command
+    run = getattr(getattr(module, "uvicorn", None), "run", None)
+    if run is not None and "ssl_context_factory" in inspect.signature(run).parameters:
+        current = functools.partial(run, ssl_context_factory=make_current_context)
+        module.uvicorn = SimpleNamespace(run=current)
+
+
 def main() -> None:
     """Run the command that the first word names."""
     import os
@@ -66,9 +85,9 @@ def main() -> None:
         look_often(start_client_internal)
         flower_supernode()
     else:
-        from flwr.superlink.cli import flower_superlink
-
-        flower_superlink()
+        superlink: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
+        follow_certificate(superlink)
+        superlink.flower_superlink()
 
 
 if __name__ == "__main__":

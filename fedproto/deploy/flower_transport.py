@@ -256,14 +256,20 @@ class FlowerTransport:
                 self._late[sent_id] = _LateRequest(self.names[node], deadline, forgotten)
 
     def _look_for_late_replies(self) -> None:
-        """Note how late a reply is that comes after its round; what it says does not count."""
+        """Note how late a reply is that comes after its round; what it says does not count.
+
+        Flower's own word that no reply will come, about an expired request or a member that is
+        gone, is no reply.
+        """
         now = time.monotonic()
         if now < self._next_look:
             return
         self._next_look = now + MAX_POLL_SECONDS
         for sent_id, late in list(self._late.items()):
-            if self._pull(sent_id) is not None:
-                self._lateness[late.member] = now - late.deadline
+            reply = self._pull(sent_id)
+            if reply is not None:
+                if not _is_unreachable(reply):
+                    self._lateness[late.member] = now - late.deadline
                 del self._late[sent_id]
             elif now > late.forgotten:
                 self.puller.forget(sent_id)
@@ -295,6 +301,13 @@ class FlowerTransport:
             return refusal
 
 
+def _is_unreachable(reply: FlowerMessage | Refused) -> bool:
+    """Return whether this is Flower's word that a member has not replied."""
+    if isinstance(reply, Refused) or not reply.has_error():
+        return False
+    return reply.error.code in _UNREACHABLE
+
+
 def _mark(requests: dict[int, Message]) -> dict[int, Message]:
     """Return requests with a random word each, which its reply must repeat."""
     marked = {}
@@ -315,8 +328,8 @@ def _read_reply(answer: _Answer) -> tuple[Message | str, int]:
     size = 0
     try:
         if reply.has_error():  # its text is the sender's, and is not repeated
-            unreachable = reply.error.code in _UNREACHABLE
-            return Message({"error": "unreachable" if unreachable else "app-failed"}, {}), 0
+            error = "unreachable" if _is_unreachable(reply) else "app-failed"
+            return Message({"error": error}, {}), 0
         size = count_bytes(reply.content)
         message = from_record(reply.content)
         # Flower does not check that a reply comes from the holder of the node's key.

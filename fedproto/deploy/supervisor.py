@@ -138,7 +138,8 @@ class Supervisor:
         """Write what `fedproto deploy health` reads."""
         processes = []
         for command, process in zip(self.commands, self.processes, strict=False):
-            processes.append({"name": _name_command(command), "process": process.pid})
+            name = _name_command(command)
+            processes.append({"name": name, "process": process.pid, "command": command})
         status: dict[str, Any] = {
             "name": self.name,
             "processes": processes,

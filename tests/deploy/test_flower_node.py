@@ -1,13 +1,16 @@
-"""How long a member waits until it looks for a message again."""
+"""How long a member waits until it looks for a message again; what certificate a server shows."""
 
+import importlib
 import inspect
 import time
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from fedproto.deploy import flower_node
-from fedproto.deploy.flower_node import IDLE_SECONDS, Pauses, look_often
+from fedproto.deploy.certificates import make_current_context
+from fedproto.deploy.flower_node import IDLE_SECONDS, Pauses, follow_certificate, look_often
 
 
 @pytest.fixture
@@ -53,3 +56,26 @@ def test_a_loop_that_sleeps_otherwise_is_left_alone() -> None:
     loop = ModuleType("loop")
     look_often(loop)
     assert not hasattr(loop, "time")
+
+
+def test_flowers_server_follows_the_file_of_its_certificate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a new Flower is served otherwise, this fails: a renewal then needs a restart."""
+    pytest.importorskip("flwr")
+    import uvicorn
+
+    command: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    assert command.uvicorn is uvicorn
+    source = inspect.getsource(command)
+    assert source.count("uvicorn.") == 1 and "uvicorn.run(" in source
+    monkeypatch.setattr(command, "uvicorn", uvicorn)
+    follow_certificate(command)
+    assert command.uvicorn.run.func is uvicorn.run
+    assert command.uvicorn.run.keywords == {"ssl_context_factory": make_current_context}
+
+
+def test_a_server_without_uvicorn_is_left_alone() -> None:
+    command = ModuleType("command")
+    follow_certificate(command)
+    assert not hasattr(command, "uvicorn")
