@@ -140,7 +140,7 @@ def _check_port(port: int) -> Finding:
 def _check_server_from_member(home: Path, authority: Path) -> list[Finding]:
     """Say whether a member reaches its server, and believes its certificate.
 
-    The server's address is that of the member's process; nothing is said if none runs.
+    The server's address is the one that the member was started with; nothing is said without it.
     """
     address = _find_server(home)
     if address is None:
@@ -164,10 +164,9 @@ def _check_server_from_member(home: Path, authority: Path) -> list[Finding]:
 def _find_server(home: Path) -> str | None:
     """Return the address that a member's SuperNode was started with."""
     try:
-        for process in read_json(home / STATUS_FILE)["processes"]:
-            words = [str(word) for word in process["command"]]
+        for words in read_json(home / STATUS_FILE)["commands"]:
             if "--superlink" in words:
-                return words[words.index("--superlink") + 1]
+                return str(words[words.index("--superlink") + 1])
     except (RunFolderError, KeyError, TypeError, IndexError):
         pass
     return None

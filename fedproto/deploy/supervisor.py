@@ -138,10 +138,10 @@ class Supervisor:
         """Write what `fedproto deploy health` reads."""
         processes = []
         for command, process in zip(self.commands, self.processes, strict=False):
-            name = _name_command(command)
-            processes.append({"name": name, "process": process.pid, "command": command})
+            processes.append({"name": _name_command(command), "process": process.pid})
         status: dict[str, Any] = {
             "name": self.name,
+            "commands": self.commands,
             "processes": processes,
             "failures": self.failures,
             "last_failure": self.last_failure,

@@ -576,3 +576,16 @@ def test_a_member_whose_worker_is_killed_comes_back_by_itself(setup: Setup) -> N
     assert_like_the_simulator(run, setup.arrays, range(1, 3))
     seats = run.rounds[2][1]["members"]
     assert {name: seat["late"] for name, seat in seats.items()} == {"a": 0, "b": 0, "c": 0}
+
+
+@pytest.mark.slow
+def test_a_reply_counts_if_the_answer_to_its_announcement_is_lost(setup: Setup) -> None:
+    """Flower alone would never send its arrays, and the round would wait for them to the end."""
+    odd = setup.odd("c")
+    config = setup.fresh("lost") | {"quorum": 3, "timeout": 60.0}
+    (odd / "lose").touch()
+    run = setup.federation.run(rounds=2, **config)
+    assert not (odd / "lose").exists(), "no answer was lost"
+    assert_like_the_simulator(run, setup.arrays, range(1, 3))
+    seat = run.rounds[2][1]["members"]["c"]
+    assert (seat["refused"], seat["late"]) == (0, 0), seat["reason"]

@@ -166,10 +166,9 @@ def test_a_member_is_judged_by_its_file(folder: Path) -> None:
 
 
 def check_server_of_member(folder: Path, port: int, host: str = "localhost") -> health.Finding:
-    """What a member finds whose SuperNode was started with this address."""
+    """What a member finds whose SuperNode has ended, and is started with this address."""
     command = ["python", "supernode", "--superlink", f"{host}:{port}", "--isolation", "process"]
-    process = {"name": "flower_node", "process": os.getpid(), "command": command}
-    write_status(folder / ".flwr-a", processes=[process])
+    write_status(folder / ".flwr-a", commands=[command], processes=[])
     with hold_lock(folder / ".flwr-a"):
         return find(check_health(folder / "a.toml"), "server")
 
@@ -186,6 +185,14 @@ def test_a_member_says_that_its_servers_certificate_has_expired(folder: Path) ->
         found = check_server_of_member(folder, port)
     assert found.verdict == Verdict.DOWN
     assert found.why == f"the certificate of localhost:{port} is refused: certificate has expired"
+
+
+@pytest.mark.parametrize("commands", [None, 1, [1], [["--superlink"]], [["--superlink", "x:y"]]])
+def test_an_odd_record_of_commands_ends_nothing(commands: object, folder: Path) -> None:
+    write_status(folder / ".flwr-a", commands=commands)
+    with hold_lock(folder / ".flwr-a"):
+        found = {finding.what: finding.why for finding in check_health(folder / "a.toml")}
+    assert "server" not in found or "x:y cannot be reached" in found["server"]
 
 
 def test_a_member_says_that_a_certificate_belongs_to_another_server(folder: Path) -> None:

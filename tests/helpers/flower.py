@@ -75,6 +75,20 @@ def malform_objects(kind):
 
     changed_class.deflate = deflate_changed
 
+if "supernode" in sys.orig_argv:
+    import httpx
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    announce = FleetHttpClient.PushMessages
+
+    def announce_and_lose_the_answer(self, request):
+        answer = announce(self, request)
+        if (here / "lose").exists():
+            (here / "lose").unlink()
+            raise httpx.ReadTimeout("as if the line was cut")
+        return answer
+
+    FleetHttpClient.PushMessages = announce_and_lose_the_answer
+
 if any("warm_worker" in word for word in sys.orig_argv):
     import dataclasses
     import numpy as np
