@@ -9,8 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,91 +19,32 @@ from helpers.certificates import make_expired
 from helpers.flower import Run, digits, replayed, running, server_of, until
 from helpers.flower_setups import Setup, simulated
 from helpers.links import explain_missing, in_namespace
-from helpers.networks import BEHIND_ADDRESS, SERVER_NAME, Network, Networked, network
+from helpers.network_drill import Drill
+from helpers.networks import BEHIND_ADDRESS, SERVER_NAME, network
 
 from fedproto.core.types import Tree
 from fedproto.deploy.certificates import renew_certificate
-from fedproto.deploy.server_state import STATE_FILE, read_state
 from fedproto.deploy.supervisor import STATUS_FILE
 
-_MISSING = explain_missing()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(_MISSING), reason=_MISSING),
-]
+pytestmark = pytest.mark.slow
 
 MEMBERS = ["a", "b", "c"]
 DELAY_SECONDS = 0.1  # in each direction
 LOSS = 0.05
 
 
-class NetworkSetup:
-    """A federation in a network, started anew for each test by `fresh`."""
-
-    def __init__(self, folder: Path, net: Network) -> None:
-        files, self.arrays = digits(folder)
-        self.federation = Networked(folder / "federation", files, net)
-        self.setup = Setup(self.federation, files, self.arrays)
-        self.net = net
-        self.state = Path()
-
-    def fresh(self, tag: str) -> dict[str, Any]:
-        """Return the settings of a new federation over sound lines; nobody is held."""
-        for name in MEMBERS:
-            for file in ("asked", "hold", "trained"):
-                (self.federation.odd(name) / file).unlink(missing_ok=True)
-        config = self.setup.fresh(tag)
-        self.state = Path(config["state"]) / STATE_FILE
-        return config
-
-    def hold(self, name: str, number: int) -> None:
-        """Let a member wait in this round, before it trains, until `release`."""
-        (self.federation.odd(name) / "hold").write_text(str(number))
-
-    def release(self, name: str) -> None:
-        (self.federation.odd(name) / "hold").unlink()
-
-    def wait_until_asked(self, name: str, number: int) -> None:
-        asked = self.federation.odd(name) / "asked"
-        until(
-            lambda: asked.exists() and asked.read_text() == str(number),
-            f"{name} is asked for round {number}",
-        )
-
-    def wait_for_round(self, number: int) -> None:
-        until(
-            lambda: self.state.exists() and read_state(self.state)[1]["round"] >= number,
-            f"round {number} is over",
-        )
-
-    def there(self, run: Run) -> list[str]:
-        """The members whose replies counted, of each round."""
-        counted = []
-        for number in range(1, max(run.rounds) + 1):
-            seats = run.rounds[number][1]["members"]
-            names = [name for name in sorted(seats) if seats[name]["last_round"] == number]
-            counted.append("".join(names))
-        return counted
-
-    def find_peers(self) -> set[str]:
-        """The addresses that the server's connections come from."""
-        return self.net.find_peers(self.federation.port)
-
-    def trained(self, name: str) -> set[int]:
-        """The rounds that a member has trained."""
-        path = self.federation.odd(name) / "trained"
-        return {int(word) for word in path.read_text().split()} if path.exists() else set()
-
-
 @pytest.fixture(scope="module")
-def drill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkSetup]:
+def drill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drill]:
+    missing = explain_missing()
+    if missing:
+        pytest.skip(missing)
     with network([*MEMBERS, "d"], behind_nat="c") as net:
-        setup = NetworkSetup(tmp_path_factory.mktemp("network"), net)
-        with running(setup.federation):
-            setup.federation.start_server()
-            setup.federation.admit(*MEMBERS)
-            setup.federation.bring(*MEMBERS)
-            yield setup
+        made = Drill(tmp_path_factory.mktemp("network"), net)
+        with running(made.federation):
+            made.federation.start_server()
+            made.federation.admit(*MEMBERS)
+            made.federation.bring(*MEMBERS)
+            yield made
 
 
 def assert_equal(found: Tree, expected: Tree) -> None:
@@ -115,7 +54,7 @@ def assert_equal(found: Tree, expected: Tree) -> None:
         assert torch.equal(value, expected[name]), name
 
 
-def assert_like_the_simulator(run: Run, drill: NetworkSetup, rounds: int) -> None:
+def assert_like_the_simulator(run: Run, drill: Drill, rounds: int) -> None:
     """The prototypes after every round, and that every reply counted once."""
     assert run.status == "finished:completed", run.log
     assert set(run.rounds) - {0} == set(range(1, rounds + 1)), "a round's state was missed"
@@ -127,7 +66,7 @@ def assert_like_the_simulator(run: Run, drill: NetworkSetup, rounds: int) -> Non
         assert counted == dict.fromkeys(MEMBERS, number)
 
 
-def test_slow_and_lossy_lines_change_no_bit(drill: NetworkSetup) -> None:
+def test_slow_and_lossy_lines_change_no_bit(drill: Drill) -> None:
     config = drill.fresh("slow")
     for link in drill.net.links.values():
         link.delay_seconds = DELAY_SECONDS
@@ -142,11 +81,10 @@ def test_slow_and_lossy_lines_change_no_bit(drill: NetworkSetup) -> None:
     for name in MEMBERS:
         link = drill.net.links[name]
         assert link.lost > 0, f"nothing was lost on the way to {name}"
-        print(name, link.passed, link.lost, run.times)
 
 
 def test_a_member_that_is_cut_off_in_a_round_counts_again_when_its_line_is_back(
-    drill: NetworkSetup,
+    drill: Drill,
 ) -> None:
     """It trains while it is cut off; what it sends too late counts in no round."""
     config = drill.fresh("cut")
@@ -164,13 +102,9 @@ def test_a_member_that_is_cut_off_in_a_round_counts_again_when_its_line_is_back(
     finally:
         drill.net.links["c"].is_up = True
     assert run.status == "finished:completed", run.log
-    print(run.log)
     there = drill.there(run)
-    in_vain = []
-    for number, names in enumerate(there, 1):
-        assert {"a", "b"} <= set(names), "the others go on"
-        in_vain.append("c" if "c" not in names and number in drill.trained("c") else "")
-    print(there, in_vain, run.times)
+    in_vain = drill.in_vain(run)
+    assert all({"a", "b"} <= set(names) for names in there), "the others go on"
     assert there[:3] == ["abc", "ab", "ab"] and "c" in there[-1]
     assert in_vain[1] == "c", "it trained round 2 while it was cut off"
     for number in range(1, 8):
@@ -182,7 +116,7 @@ def test_a_member_that_is_cut_off_in_a_round_counts_again_when_its_line_is_back(
 
 
 def test_a_member_behind_nat_takes_part_and_survives_a_gateway_that_forgets(
-    drill: NetworkSetup,
+    drill: Drill,
 ) -> None:
     config = drill.fresh("nat")
     listener = in_namespace(drill.net.space("c"), lambda: socket.create_server(("", 7000)))
@@ -209,7 +143,7 @@ def test_a_member_behind_nat_takes_part_and_survives_a_gateway_that_forgets(
     assert BEHIND_ADDRESS not in drill.find_peers()
 
 
-def test_member_and_server_may_change_their_addresses_between_rounds(drill: NetworkSetup) -> None:
+def test_member_and_server_may_change_their_addresses_between_rounds(drill: Drill) -> None:
     """Members know the server by its name; a name server tells them another address later."""
     config = drill.fresh("moved")
     drill.hold("b", 2)
@@ -231,17 +165,16 @@ def test_member_and_server_may_change_their_addresses_between_rounds(drill: Netw
         drill.net.move_server("10.77.0.2")
         drill.net.name_server("10.77.0.2")
         drill.net.move_member("b", drill.net.address("b"))
-    print(run.times)
     assert_like_the_simulator(run, drill, 4)
 
 
-def find_processes(drill: NetworkSetup, name: str) -> list[int]:
+def find_processes(drill: Drill, name: str) -> list[int]:
     """The processes that a supervisor has started."""
     status = json.loads((drill.federation.folder / f".flwr-{name}" / STATUS_FILE).read_text())
     return [each["process"] for each in status["processes"]]
 
 
-def ask_health(drill: NetworkSetup, name: str, path: str) -> tuple[int, str]:
+def ask_health(drill: Drill, name: str, path: str) -> tuple[int, str]:
     """What `fedproto deploy health` says on the machine of a member or of the server."""
     home = str(drill.federation.folder / f".flwr-{name}")
     words = ["deploy", "health", path, "--home", home, "--port", str(drill.federation.port)]
@@ -256,7 +189,7 @@ def ask_health(drill: NetworkSetup, name: str, path: str) -> tuple[int, str]:
 
 
 def test_an_expired_certificate_is_refused_and_its_renewal_stops_nothing(
-    drill: NetworkSetup,
+    drill: Drill,
 ) -> None:
     """Neither the run nor the server's processes end; members return by themselves."""
     config = drill.fresh("expired")
@@ -293,48 +226,64 @@ def test_an_expired_certificate_is_refused_and_its_renewal_stops_nothing(
     assert find_processes(drill, "server") == processes, "the server was not started again"
 
 
-def test_members_come_and_go_while_a_run_goes_on(drill: NetworkSetup) -> None:
-    """d is new, b leaves and comes back, d's key is withdrawn; a is held so that each is seen."""
+def test_members_come_and_go_while_a_run_goes_on(drill: Drill) -> None:
+    """d is new, b leaves and comes back, d's key is withdrawn, and d comes back with another one.
+
+    a is held in the rounds in which that happens. A withdrawn key is refused for ever.
+    """
     federation = drill.federation
     files, _ = digits(federation.folder.parent, "abcd")
-    setup = Setup(federation, files, drill.arrays)
     drill.fresh("crowd")
-    config = setup.fresh("crowd")
-    subprocess.run([sys.executable, "keys.py", "--", "d"], cwd=federation.folder, check=True)
+    config = Setup(federation, files, drill.arrays).fresh("crowd")
 
     def while_a_is_held(number: int, change: Callable[[], object]) -> None:
         drill.hold("a", number)
         drill.wait_until_asked("a", number)
-        for name in "bcd":
-            if name in federation.online():
-                until(lambda name=name: federation.member_round(name) == number, f"{name} {number}")
         change()
         drill.release("a")
 
+    def make_key() -> None:
+        command = [sys.executable, "keys.py", "--", "d"]
+        subprocess.run(command, cwd=federation.folder, check=True)
+
+    def add() -> None:
+        make_key()
+        federation.admit("d")
+        federation.bring("d")
+
     def withdraw() -> None:
+        until(lambda: 8 in drill.trained("d"), "d has trained round 8")
         (node,) = [node for node, name in federation.nodes.items() if name == "d"]
         done = federation.flwr("supernode", "unregister", node, "federation")
         assert done.returncode == 0, done.stdout + done.stderr
         until(lambda: "d keeps trying" in federation.log("d"), "d is refused")
 
-    def add() -> None:
+    def come_back_with_another_key() -> None:
+        refused = federation.call("./admit.sh", "d")
+        assert refused.returncode != 0 and "already in use" in refused.stdout + refused.stderr
+        for name in ("d", "d.pub"):
+            (federation.folder / "keys" / name).unlink()
+        make_key()
         federation.admit("d")
-        federation.bring("d")
+        until(lambda: "d" in federation.online(), "d is back by itself")
 
     def come_and_go() -> None:
         while_a_is_held(2, add)
         while_a_is_held(4, lambda: federation.stop("b"))
         while_a_is_held(6, lambda: federation.bring("b"))
         while_a_is_held(8, withdraw)
+        while_a_is_held(10, come_back_with_another_key)
 
-    drill.hold("a", 2)
-    run = federation.run(come_and_go, rounds=9, quorum=2, timeout=120.0, members="", **config)
-    federation.stop("d")
+    try:
+        run = federation.run(come_and_go, rounds=11, quorum=2, timeout=120.0, members="", **config)
+    finally:
+        if "d" in federation.processes:
+            federation.kill("d")
     assert run.status == "finished:completed", run.log
-    print(run.log, run.times)
     there = drill.there(run)
-    print(there)
-    assert there == ["abc", "abc", "abcd", "abcd", "acd", "acd", "abcd", "abcd", "abc"]
-    for number in range(1, 10):
-        state = replayed(federation, files, there[:number], members="")
+    assert there[:3] == ["abc", "abc", "abcd"] and there[4:7] == ["acd", "acd", "abcd"]
+    assert there[8:] == ["abc", "abc", "abcd"]
+    in_vain = drill.in_vain(run)
+    for number in range(1, 12):
+        state = replayed(federation, files, there[:number], in_vain[:number], members="")
         assert_equal(server_of(run.rounds[number][0]), state.server)

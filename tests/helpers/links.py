@@ -32,7 +32,7 @@ def explain_missing() -> str:
     """Return why this machine cannot make network namespaces and links; empty if it can."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [program for program in ("ip", "iptables") if shutil.which(program) is None]
+    missing = [program for program in ("ip", "ss", "iptables") if shutil.which(program) is None]
     if missing:
         return f"{' and '.join(missing)} is not installed"
     if not Path("/dev/net/tun").exists():
