@@ -12,6 +12,10 @@ When the answer to a reply of a SuperNode is lost on the line, Flower sends the 
 that nothing of it is missing, and never sends its arrays: the round would wait for them in vain.
 Here all of it is sent then.
 
+When a SuperNode gives up (the server's certificate is refused, for example), its loop ends, but a
+thread keeps the process alive, which asks for nothing any more. Here the process ends, too, so that
+its supervisor starts it again.
+
 A SuperLink reads its certificate once. Here it looks whether the file was replaced at each new
 connection (`fedproto deploy renew`), so that nothing has to be started again.
 
@@ -24,17 +28,19 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 import sys
 import time
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from fedproto.deploy.certificates import make_current_context
 
 IDLE_SECONDS = 3.0  # Flower's pause if there is no message; its other pauses are shorter
 SHORTEST_SECONDS = 0.1
 WAITING_SHARE = 0.2  # of the time since the last message
+GAVE_UP = 1  # the exit status of a SuperNode that has lost its server
 _PUSH_WORDS = ["state", "object_store", "send", "push_object"]  # of Flower's function that replies
 _ANY_SESSION = ""  # for Flower: the session that waits for this object
 
@@ -112,6 +118,17 @@ def _push_what_is_awaited(push_object: Callable[..., None]) -> Callable[..., Non
     return push
 
 
+def run_to_the_end(command: Callable[[], None]) -> NoReturn:
+    """Run a SuperNode, and end this process with it, whatever threads it leaves behind.
+
+    A SuperNode that is told to end exits by itself; one that returns has lost its server.
+    """
+    command()
+    print("the SuperNode has given up its connection to the server", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(GAVE_UP)
+
+
 def follow_certificate(command: ModuleType) -> None:
     """Make Flower's server follow the file of its certificate, if it is served by uvicorn."""
     module: Any = command
@@ -123,8 +140,6 @@ def follow_certificate(command: ModuleType) -> None:
 
 def main() -> None:
     """Run the command that the first word names."""
-    import os
-
     from flwr.supercore.app_utils import start_parent_process_monitor
 
     command = sys.argv[1]
@@ -136,7 +151,7 @@ def main() -> None:
 
         look_often(start_client_internal)
         send_completely(start_client_internal)
-        flower_supernode()
+        run_to_the_end(flower_supernode)
     else:
         superlink: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
         follow_certificate(superlink)

@@ -2,16 +2,20 @@
 
 import importlib
 import inspect
+import subprocess
+import sys
 import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers.deployment import pretend_task
+from helpers.patience import PATIENCE_SECONDS
 
 from fedproto.deploy import flower_node
 from fedproto.deploy.certificates import make_current_context
 from fedproto.deploy.flower_node import (
+    GAVE_UP,
     IDLE_SECONDS,
     Pauses,
     follow_certificate,
@@ -194,3 +198,21 @@ def test_a_server_without_uvicorn_is_left_alone() -> None:
     command = ModuleType("command")
     follow_certificate(command)
     assert not hasattr(command, "uvicorn")
+
+
+def test_a_supernode_that_gives_up_leaves_no_process_behind() -> None:
+    """Flower's HTTP thread would keep it alive for ever: nothing would start the member again."""
+    script = """
+import threading
+from fedproto.deploy.flower_node import run_to_the_end
+
+def give_up():
+    threading.Thread(target=threading.Event().wait).start()
+
+run_to_the_end(give_up)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    assert done.returncode == GAVE_UP
+    assert done.stderr == "the SuperNode has given up its connection to the server\n"

@@ -3,6 +3,7 @@
 Real processes with TLS and keys, on lines that are slow, lossy or broken. Member `c` is behind NAT.
 """
 
+import functools
 import json
 import os
 import socket
@@ -15,7 +16,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from helpers.certificates import make_expired
+from helpers.certificates import make_expired, see_certificate
 from helpers.flower import Run, digits, replayed, running, server_of, until
 from helpers.flower_setups import Setup, simulated
 from helpers.links import explain_missing, in_namespace
@@ -188,42 +189,60 @@ def ask_health(drill: Drill, name: str, path: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_an_expired_certificate_is_refused_and_its_renewal_stops_nothing(
-    drill: Drill,
-) -> None:
-    """Neither the run nor the server's processes end; members return by themselves."""
+def test_a_certificate_that_is_renewed_in_mid_round_stops_nothing(drill: Drill) -> None:
+    config = drill.fresh("renewed")
+    federation = drill.federation
+    processes = find_processes(drill, "server")
+    look = functools.partial(see_certificate, federation.folder, federation.port)
+
+    def renew() -> None:
+        drill.wait_until_asked("a", 2)
+        before = in_namespace(drill.net.space("server"), look)
+        done = federation.call("fedproto", "deploy", "renew", ".")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert in_namespace(drill.net.space("server"), look) != before
+        drill.release("a")
+
+    drill.hold("a", 2)
+    run = federation.run(renew, rounds=3, quorum=3, **config)
+    assert_like_the_simulator(run, drill, 3)
+    assert find_processes(drill, "server") == processes, "the server was not started again"
+
+
+def test_members_refuse_an_expired_certificate_and_return_when_it_is_renewed(drill: Drill) -> None:
+    """By themselves, each with its state; the next run goes on with the next round.
+
+    b is started while the certificate is expired; c runs, and has to connect anew.
+    """
     config = drill.fresh("expired")
     federation, folder = drill.federation, drill.federation.folder
-    log_before = len(federation.log("b"))
-    processes = find_processes(drill, "server")
-    drill.hold("a", 2)
+    first = federation.run(rounds=1, quorum=3, **config)
+    before = {name: len(federation.log(name)) for name in MEMBERS}
 
-    def expire_and_renew() -> None:
-        drill.wait_until_asked("a", 2)
-        until(lambda: federation.member_round("b") == 2, "b has trained round 2")
+    def says(name: str, sentence: str) -> bool:
+        return sentence in federation.log(name)[before[name] :]
+
+    try:
         make_expired(folder, [SERVER_NAME, "localhost", "127.0.0.1"])
         federation.stop("b")
         federation.start_member("b")
-        until(lambda: "keeps trying" in federation.log("b")[log_before:], "b is not let in")
-        assert "certificate has expired" in federation.log("b")[log_before:]
+        drill.net.restart_gateway()
+        for name in "bc":
+            until(lambda name=name: says(name, "keeps trying"), f"{name} is not let in")
+            assert says(name, "certificate has expired")
         code, said = ask_health(drill, "b", "b.toml")
         assert code == 3 and "is refused: certificate has expired" in said, said
         code, said = ask_health(drill, "server", ".")
         assert code == 3 and "the server's certificate expired on" in said, said
-        assert federation.call("fedproto", "deploy", "renew", ".").returncode == 0
-        until(lambda: federation.online() == set(MEMBERS), "all are online again")
-        code, said = ask_health(drill, "b", "b.toml")
-        assert code != 3 and "is reached, and is the server" in said, said
-        code, said = ask_health(drill, "server", ".")
-        assert code == 0, said
-        drill.release("a")
-
-    try:
-        run = federation.run(expire_and_renew, rounds=4, quorum=3, timeout=45.0, **config)
     finally:
         renew_certificate(folder, [])
-    assert_like_the_simulator(run, drill, 4)
-    assert find_processes(drill, "server") == processes, "the server was not started again"
+    until(lambda: federation.online() == set(MEMBERS), "all are online again")
+    _, said = ask_health(drill, "b", "b.toml")
+    assert "is reached, and is the server" in said, said
+    _, said = ask_health(drill, "server", ".")
+    assert "the server's certificate is valid until" in said, said
+    run = federation.run(rounds=3, quorum=3, **config)
+    assert_like_the_simulator(run._replace(rounds=first.rounds | run.rounds), drill, 3)
 
 
 def test_members_come_and_go_while_a_run_goes_on(drill: Drill) -> None:
