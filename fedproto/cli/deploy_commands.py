@@ -201,6 +201,26 @@ def show_health(
     raise typer.Exit(judge(findings))
 
 
+@deploy_app.command("renew")
+def renew_certificate(
+    folder: Annotated[Path, typer.Argument(help="the server's folder, made by `deploy init`")],
+    hosts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[HOST]...", help="names and addresses of the server; if left out, as before"
+        ),
+    ] = None,
+) -> None:
+    """Write a new certificate of the server, from the authority that its members know.
+
+    A running server uses it from the next connection on; nothing has to be started again.
+    """
+    from fedproto.deploy.certificates import renew_certificate
+
+    ends = renew_certificate(folder, hosts or [])
+    say(f"{folder / 'keys' / 'server.pem'} is valid until {ends:%Y-%m-%d}")
+
+
 @deploy_app.command("wheels")
 def make_wheels(
     folder: Annotated[Path, typer.Argument(help="a new folder")],

@@ -250,7 +250,11 @@ class FlowerTransport:
                 self._late[sent_id] = _LateRequest(self.names[node], deadline, forgotten)
 
     def _look_for_late_replies(self) -> None:
-        """Note how late a reply is that comes after its round; what it says does not count."""
+        """Note how late a reply is that comes after its round; what it says does not count.
+
+        Flower's own word that no reply will come, about an expired request or a member that is
+        gone, is no reply.
+        """
         now = time.monotonic()
         if now < self._next_look:
             return

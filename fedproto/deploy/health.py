@@ -1,6 +1,6 @@
 """Whether a server or a member is well, for monitoring: a list of findings, and a verdict.
 
-It reads files, the supervisor's lock and a port of this machine, and changes nothing.
+It reads files and the supervisor's lock, connects to the server's port, and changes nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import datetime
 import os
 import shutil
 import socket
+import ssl
 import time
 from enum import IntEnum
 from pathlib import Path
@@ -63,7 +64,9 @@ def check_health(path: Path, home: Path | None = None, port: int = 0) -> list[Fi
 def _check_server(folder: Path, home: Path | None, port: int) -> list[Finding]:
     findings = _check_supervisor(home or folder / ".flwr")
     findings.append(_check_port(port))
-    findings += _check_certificate(folder / "keys" / "server.pem", "the server's certificate")
+    certificate = folder / "keys" / "server.pem"
+    advice = f"; `fedproto deploy renew {folder}` writes a new one"
+    findings += _check_certificate(certificate, "the server's certificate", advice)
     findings.append(_check_disk(folder))
     findings += _check_members(folder)
     return findings
@@ -73,8 +76,10 @@ def _check_member(path: Path, home: Path | None) -> list[Finding]:
     from fedproto.deploy.settings import read_member
 
     own = read_member(path, operated=True)
-    findings = _check_supervisor(home or path.parent / f".flwr-{path.stem}")
+    home = home or path.parent / f".flwr-{path.stem}"
+    findings = _check_supervisor(home)
     authority = path.parent / "keys" / "ca.crt"
+    findings += _check_server_from_member(home, authority)
     findings += _check_certificate(authority, "the federation's authority")
     findings.append(_check_disk(path.parent))
     findings.append(_check_training(Path(own.state)))
@@ -132,7 +137,42 @@ def _check_port(port: int) -> Finding:
         return Finding("port", Verdict.DOWN, f"{port} does not accept connections: {reason}")
 
 
-def _check_certificate(path: Path, title: str) -> list[Finding]:
+def _check_server_from_member(home: Path, authority: Path) -> list[Finding]:
+    """Say whether a member reaches its server, and believes its certificate.
+
+    The server's address is the one that the member was started with; nothing is said without it.
+    """
+    address = _find_server(home)
+    if address is None:
+        return []
+    host, _, port = address.rpartition(":")
+    try:
+        trust = ssl.create_default_context(cafile=authority)
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as line,
+            trust.wrap_socket(line, server_hostname=host.strip("[]")),
+        ):
+            return [Finding("server", Verdict.HEALTHY, f"{address} is reached, and is the server")]
+    except ssl.SSLCertVerificationError as error:
+        why = f"the certificate of {address} is refused: {error.verify_message}"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        why = f"{address} cannot be reached: {reason}"
+    return [Finding("server", Verdict.DOWN, why)]
+
+
+def _find_server(home: Path) -> str | None:
+    """Return the address that a member's SuperNode was started with."""
+    try:
+        for words in read_json(home / STATUS_FILE)["commands"]:
+            if "--superlink" in words:
+                return str(words[words.index("--superlink") + 1])
+    except (RunFolderError, KeyError, TypeError, IndexError):
+        pass
+    return None
+
+
+def _check_certificate(path: Path, title: str, advice: str = "") -> list[Finding]:
     """Say how long a certificate is still valid; nothing if it or its library is missing."""
     try:
         from cryptography import x509
@@ -146,9 +186,12 @@ def _check_certificate(path: Path, title: str) -> list[Finding]:
     ends = certificate.not_valid_after_utc
     days = (ends - datetime.datetime.now(datetime.UTC)).total_seconds() / 86400
     if days < 0:
-        return [Finding("certificate", Verdict.DOWN, f"{title} expired on {ends:%Y-%m-%d}")]
-    verdict = Verdict.DEGRADED if days < DAYS_LEFT else Verdict.HEALTHY
-    return [Finding("certificate", verdict, f"{title} is valid until {ends:%Y-%m-%d}")]
+        why = f"{title} expired on {ends:%Y-%m-%d}{advice}"
+        return [Finding("certificate", Verdict.DOWN, why)]
+    why = f"{title} is valid until {ends:%Y-%m-%d}"
+    if days < DAYS_LEFT:
+        return [Finding("certificate", Verdict.DEGRADED, f"{why}{advice}")]
+    return [Finding("certificate", Verdict.HEALTHY, why)]
 
 
 def _check_disk(folder: Path) -> Finding:

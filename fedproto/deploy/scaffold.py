@@ -20,7 +20,7 @@ TEMPLATE = Path(__file__).parent / "template"
 _LETTERS = {"ß": "ss", "ł": "l", "Ł": "L", "ø": "o", "Ø": "O", "æ": "ae", "Æ": "AE"}
 _MEMBER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: Files that keys.py writes beside the members' keys.
-_KEY_FILES = ("ca.crt", "server.key", "server.pem")
+_KEY_FILES = ("ca.crt", "ca.key", "server.key", "server.pem")
 
 
 def init(folder: Path, members: list[str], data: str, classes: list[str]) -> None:

@@ -141,6 +141,7 @@ class Supervisor:
             processes.append({"name": _name_command(command), "process": process.pid})
         status: dict[str, Any] = {
             "name": self.name,
+            "commands": self.commands,
             "processes": processes,
             "failures": self.failures,
             "last_failure": self.last_failure,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,18 +18,8 @@ pytest.importorskip("flwr")
 
 from helpers import flower
 from helpers.deployment import simulate
-from helpers.flower import (
-    CLASSES,
-    MODELS,
-    Deployed,
-    Run,
-    deployed,
-    digits,
-    replayed,
-    same,
-    server_of,
-    until,
-)
+from helpers.flower import CLASSES, MODELS, Run, deployed, digits, replayed, same, server_of, until
+from helpers.flower_setups import Setup, assert_like_the_simulator, path_with, simulated
 
 import fedproto
 from fedproto.core.files import read_tensors
@@ -79,61 +69,12 @@ HEADERS: dict[str, dict[str, Any]] = {
 }
 
 
-class Setup(NamedTuple):
-    federation: Deployed
-    files: dict[str, dict[str, str]]  # each member's settings
-    arrays: list[tuple[np.ndarray, ...]]
-
-    def fresh(self, tag: str, **changed: dict[str, str]) -> dict[str, Any]:
-        """Start a new federation in the same processes, with new states for all."""
-        for name, own in self.files.items():
-            self.federation.write_member(
-                name, **(own | {"state": f"{tag}/{name}"} | changed.get(name, {}))
-            )
-        return {"state": str(self.federation.folder / tag)}
-
-    def odd(self, name: str) -> Path:
-        """The member started again so that a test decides how it answers."""
-        folder = self.federation.odd(name)
-        for file in folder.glob("[!s]*"):
-            if file.is_file():
-                file.unlink()
-        if name in self.federation.processes:
-            self.federation.stop(name)
-        self.federation.bring(name, PYTHONPATH=path_with(folder))
-        return folder
-
-
-def path_with(folder: Path) -> str:
-    """The PYTHONPATH of these tests, with a folder in front."""
-    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-
-
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     folder = tmp_path_factory.mktemp("flower")
     files, arrays = digits(folder)
     with deployed(folder / "federation", files) as federation:
         yield Setup(federation, files, arrays)
-
-
-def simulated(arrays: list[tuple[np.ndarray, ...]], rounds: int, **options: Any) -> fedproto.Result:
-    models = ",".join(f"{model}*1" for model in MODELS.values())
-    return fedproto.run(
-        **{"dataset": arrays, "model": models, "rounds": rounds, "dim": 50, "engine": "reference"}
-        | options
-    )
-
-
-def assert_like_the_simulator(
-    run: Run, arrays: list[tuple[np.ndarray, ...]], rounds: range
-) -> None:
-    """Bit by bit, after each of the rounds."""
-    assert run.status == "finished:completed", run.log
-    assert set(run.rounds) - {0} == set(rounds), "a round's state was missed, or there are others"
-    for number in rounds:
-        found, expected = server_of(run.rounds[number][0]), simulated(arrays, number).prototypes
-        assert same(found, expected), f"round {number}"
 
 
 def assert_servers_like_the_simulators(
@@ -670,3 +611,16 @@ def test_a_member_whose_message_is_ended_comes_back_by_itself(setup: Setup) -> N
     assert run.status == "finished:completed", run.log
     server_state = replayed(federation, setup.files, ["abc", "ab", "abc"])
     assert same(server_of(run.rounds[3][0]), server_state.server)
+
+
+@pytest.mark.slow
+def test_a_reply_counts_if_the_answer_to_its_announcement_is_lost(setup: Setup) -> None:
+    """Flower alone would never send its arrays, and the round would wait for them to the end."""
+    odd = setup.odd("c")
+    config = setup.fresh("lost") | {"quorum": 3, "timeout": 60.0}
+    (odd / "lose").touch()
+    run = setup.federation.run(rounds=2, **config)
+    assert not (odd / "lose").exists(), "no answer was lost"
+    assert_like_the_simulator(run, setup.arrays, range(1, 3))
+    seat = run.rounds[2][1]["members"]["c"]
+    assert (seat["refused"], seat["late"]) == (0, 0), seat["reason"]

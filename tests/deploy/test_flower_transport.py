@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error
+from flwr.app import Message as FlowerMessage
 from flwr.common.constant import ErrorCode
 from helpers.deployment import (
     make_flower_transport,
@@ -27,7 +28,7 @@ from helpers.deployment import (
 from safetensors.torch import save as save_tensors
 
 from fedproto.core import codec
-from fedproto.deploy.flower_transport import FlowerTransport, _Answer, to_record
+from fedproto.deploy.flower_transport import _UNREACHABLE, FlowerTransport, _Answer, to_record
 from fedproto.deploy.messages import Message
 from fedproto.errors import Refused
 
@@ -366,9 +367,10 @@ class SlowMember:
     def __init__(self, clock: Clock, seconds: dict[str, float]) -> None:
         self.clock = clock
         self.arrives = {sent_id: clock.now + after for sent_id, after in seconds.items()}
+        self.reply: Any = Refused("not read")
 
     def pull(self, sent_id: str) -> Any:
-        return Refused("not read") if self.clock.now >= self.arrives[sent_id] else None
+        return self.reply if self.clock.now >= self.arrives[sent_id] else None
 
     def forget(self, sent_id: str) -> bool:
         return False
@@ -429,3 +431,30 @@ def test_a_reply_that_never_comes_is_forgotten(monkeypatch: pytest.MonkeyPatch) 
     clock.sleep(11)  # twice the timeout are over
     transport._look_for_late_replies()
     assert transport._late == {} and transport.take_lateness() == {}
+
+
+@pytest.mark.parametrize("code", _UNREACHABLE)
+def test_flowers_word_that_no_reply_will_come_is_no_late_reply(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower says so when a request has expired, and when a member has sent no sign of life."""
+    transport, clock = exchange_slowly(monkeypatch, {"a": 1.0, "c": 15.0})
+    asked = FlowerMessage(to_record(Message({}, {})), 1, "train")
+    transport.puller.reply = FlowerMessage(Error(code, "gone"), reply_to=asked)  # type: ignore[attr-defined]
+    while clock.now < 1000 + 19:
+        transport._look_for_late_replies()
+        clock.sleep(0.5)
+    assert transport._late == {} and transport.take_lateness() == {}
+
+
+def test_a_failure_at_a_member_that_comes_late_is_a_late_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transport, clock = exchange_slowly(monkeypatch, {"a": 1.0, "c": 15.0})
+    asked = FlowerMessage(to_record(Message({}, {})), 1, "train")
+    failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "failed")
+    transport.puller.reply = FlowerMessage(failure, reply_to=asked)  # type: ignore[attr-defined]
+    while clock.now < 1000 + 19:
+        transport._look_for_late_replies()
+        clock.sleep(0.5)
+    assert list(transport.take_lateness()) == ["c"]

@@ -1,17 +1,15 @@
 """`fedproto deploy health`: what it finds, and its exit codes."""
 
-import datetime
-import importlib.util
 import json
 import os
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from helpers.certificates import make_keys, make_server_context, tls_server
 from helpers.command_line import fedproto
 
 pytest.importorskip("cryptography")
@@ -36,27 +34,6 @@ def port() -> Iterator[int]:
     """A port that accepts connections."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
-
-
-def make_keys(folder: Path, days: int = 825) -> None:
-    """Make certificates as keys.py does, valid for so many days."""
-    keys = load_keys_script(folder)
-    keys.NOW -= datetime.timedelta(days=1000)  # type: ignore[attr-defined]
-    keys.CA_DAYS += 1000  # type: ignore[attr-defined]
-    keys.KEYS = folder / "keys"  # type: ignore[attr-defined]
-    keys.SERVER_DAYS = 1000 + days  # type: ignore[attr-defined]
-    keys.KEYS.mkdir(exist_ok=True)
-    for path in keys.KEYS.iterdir():
-        path.unlink()
-    keys.make_certificates(["localhost"])
-
-
-def load_keys_script(folder: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("federation_keys", folder / "keys.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def write_status(home: Path, **changes: Any) -> None:
@@ -134,7 +111,10 @@ def test_a_certificate_is_judged_by_its_last_day(
     days: int, verdict: Verdict, folder: Path, port: int
 ) -> None:
     make_keys(folder, days)
-    assert find(check_health(folder, port=port), "certificate").verdict == verdict
+    found = find(check_health(folder, port=port), "certificate")
+    assert found.verdict == verdict
+    advised = f"`fedproto deploy renew {folder}` writes a new one" in found.why
+    assert advised == (verdict != Verdict.HEALTHY)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"processes": 1}', '{"processes": [[]]}'])
@@ -183,6 +163,53 @@ def test_a_member_is_judged_by_its_file(folder: Path) -> None:
     assert judge(findings) == Verdict.HEALTHY, findings
     assert find(findings, "state").why == "it has not trained yet"
     assert judge(check_health(path)) == Verdict.DOWN
+
+
+def check_server_of_member(folder: Path, port: int, host: str = "localhost") -> health.Finding:
+    """What a member finds whose SuperNode has ended, and is started with this address."""
+    command = ["python", "supernode", "--superlink", f"{host}:{port}", "--isolation", "process"]
+    write_status(folder / ".flwr-a", commands=[command], processes=[])
+    with hold_lock(folder / ".flwr-a"):
+        return find(check_health(folder / "a.toml"), "server")
+
+
+def test_a_member_reaches_its_server(folder: Path) -> None:
+    with tls_server(make_server_context(folder)) as port:
+        found = check_server_of_member(folder, port)
+    assert found.verdict == Verdict.HEALTHY and f"localhost:{port} is reached" in found.why
+
+
+def test_a_member_says_that_its_servers_certificate_has_expired(folder: Path) -> None:
+    make_keys(folder, days=-1)
+    with tls_server(make_server_context(folder)) as port:
+        found = check_server_of_member(folder, port)
+    assert found.verdict == Verdict.DOWN
+    assert found.why == f"the certificate of localhost:{port} is refused: certificate has expired"
+
+
+@pytest.mark.parametrize("commands", [None, 1, [1], [["--superlink"]], [["--superlink", "x:y"]]])
+def test_an_odd_record_of_commands_ends_nothing(commands: object, folder: Path) -> None:
+    write_status(folder / ".flwr-a", commands=commands)
+    with hold_lock(folder / ".flwr-a"):
+        found = {finding.what: finding.why for finding in check_health(folder / "a.toml")}
+    assert "server" not in found or "x:y cannot be reached" in found["server"]
+
+
+def test_a_member_says_that_a_certificate_belongs_to_another_server(folder: Path) -> None:
+    """One that its authority never issued, behind the address that it knows."""
+    context = make_server_context(folder)
+    make_keys(folder)
+    with tls_server(context) as port:
+        found = check_server_of_member(folder, port)
+    assert found.verdict == Verdict.DOWN and "is refused" in found.why
+
+
+def test_a_member_says_that_its_server_cannot_be_reached(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = server.getsockname()[1]
+    found = check_server_of_member(folder, closed, "127.0.0.1")
+    assert found.verdict == Verdict.DOWN
+    assert found.why == f"127.0.0.1:{closed} cannot be reached: Connection refused"
 
 
 def test_the_command_says_it_by_its_exit_code(folder: Path, port: int, tmp_path: Path) -> None:

@@ -438,7 +438,7 @@ def test_only_their_owner_can_read_keys(tmp_path: Path) -> None:
     make = f"umask 000; exec {sys.executable} keys.py localhost -- a b"
     subprocess.run(["bash", "-c", make], cwd=tmp_path, check=True)
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
-    for name in ("server.key", "a", "b"):
+    for name in ("ca.key", "server.key", "a", "b"):
         assert stat.S_IMODE((tmp_path / "keys" / name).stat().st_mode) == 0o600, name
 
 

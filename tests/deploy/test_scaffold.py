@@ -197,7 +197,7 @@ def test_init_refuses_bad_member_names(members: list[str], tmp_path: Path) -> No
     assert not (tmp_path / "fed").exists() and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["ca.crt", "server.key", "server.pem", "a.pub"])
+@pytest.mark.parametrize("name", ["ca.crt", "ca.key", "server.key", "server.pem", "a.pub"])
 def test_init_refuses_member_names_that_are_key_files(name: str, tmp_path: Path) -> None:
     """`keys/ca.crt` would be its key."""
     with pytest.raises(ConfigError):

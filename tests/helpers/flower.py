@@ -75,6 +75,20 @@ def malform_objects(kind):
 
     changed_class.deflate = deflate_changed
 
+if "supernode" in sys.orig_argv:
+    import httpx
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    announce = FleetHttpClient.PushMessages
+
+    def announce_and_lose_the_answer(self, request):
+        answer = announce(self, request)
+        if (here / "lose").exists():
+            (here / "lose").unlink()
+            raise httpx.ReadTimeout("as if the line was cut")
+        return answer
+
+    FleetHttpClient.PushMessages = announce_and_lose_the_answer
+
 if any("warm_worker" in word for word in sys.orig_argv):
     import dataclasses
     import numpy as np
@@ -87,6 +101,8 @@ if any("warm_worker" in word for word in sys.orig_argv):
         while read_words("hold") == [str(round)]:
             time.sleep(0.05)
         reply = train_round(request, own, **options)
+        with (here / "trained").open("a") as trained:
+            print(round, file=trained)
         trick = choose("tricks", round)
         header = dict(reply.header)
         arrays = {name: np.array(value) for name, value in reply.arrays.items()}
@@ -133,14 +149,19 @@ class Deployed:
     A folder that is there already is taken up as it is.
     """
 
-    def __init__(self, folder: Path, members: dict[str, dict[str, str]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        members: dict[str, dict[str, str]],
+        hosts: tuple[str, ...] = ("localhost", "127.0.0.1"),
+    ) -> None:
         self.folder, self.port = folder, _free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.nodes: dict[str, str] = {}  # names by Flower's numbers
         if not folder.exists():
             init(folder, list(members), "mnist5k", list(CLASSES))
             subprocess.run(
-                [sys.executable, "keys.py", "localhost", "127.0.0.1", "--", *members],
+                [sys.executable, "keys.py", *hosts, "--", *members],
                 cwd=folder,
                 check=True,
             )
@@ -173,6 +194,10 @@ class Deployed:
 
     # --- processes
 
+    def place(self, name: str) -> list[str]:
+        """The words before a command that start it where this server or member is."""
+        return []
+
     def start(self, name: str, *command: str, **environment: str) -> subprocess.Popen[bytes]:
         own = (
             _environment()
@@ -185,7 +210,7 @@ class Deployed:
         )
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                command,
+                [*self.place(name), *command],
                 cwd=self.folder,
                 env=own,
                 stdin=subprocess.DEVNULL,
@@ -195,9 +220,12 @@ class Deployed:
             )
         return self.processes[name]
 
-    def start_server(self) -> None:
-        process = self.start("server", "./server.sh")
-        until(lambda: _listens(self.port) or process.poll() is not None, "the server listens")
+    def listens(self) -> bool:
+        return _listens(self.port)
+
+    def start_server(self, **environment: str) -> None:
+        process = self.start("server", "./server.sh", **environment)
+        until(lambda: self.listens() or process.poll() is not None, "the server listens")
         assert process.poll() is None, self.log("server")
 
     def start_member(self, name: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -248,7 +276,12 @@ class Deployed:
     def call(self, *command: str) -> subprocess.CompletedProcess[str]:
         own = _environment() | {"FLWR_HOME": str(self.folder / ".flwr"), "PORT": str(self.port)}
         return subprocess.run(
-            command, cwd=self.folder, env=own, capture_output=True, text=True, timeout=PATIENCE
+            [*self.place("server"), *command],
+            cwd=self.folder,
+            env=own,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
         )
 
     def flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -304,17 +337,24 @@ def deployed(
     federation = Deployed(folder, members)
     if prepare is not None:
         prepare(folder)
-    try:
+    with running(federation):
         federation.start_server()
         federation.admit(*members)
         federation.bring(*members, **environment)
         yield federation
+
+
+@contextlib.contextmanager
+def running(federation: Deployed) -> Iterator[None]:
+    """Nothing of the federation's processes is left afterwards."""
+    try:
+        yield
     finally:
         for process in federation.processes.values():
             _signal_group(process.pid, signal.SIGKILL)
         for process in federation.processes.values():
             process.wait()  # or those it started would take it for alive
-        until(lambda: not _end(str(folder)), "nothing is left", 30)
+        until(lambda: not _end(str(federation.folder)), "nothing is left", 30)
 
 
 def digits(
@@ -345,9 +385,16 @@ def digits(
 
 
 def replayed(
-    federation: Deployed, files: dict[str, dict[str, str]], there: list[str], **config: Any
+    federation: Deployed,
+    files: dict[str, dict[str, str]],
+    there: list[str],
+    in_vain: list[str] | None = None,
+    **config: Any,
 ) -> ServerState:
-    """The same in this process, with those who are there in each round."""
+    """The same in this process, with those who are there in each round.
+
+    `in_vain` names those who trained the round, but whose reply did not arrive.
+    """
     terms = {
         key: config.pop(key) for key in list(config) if key in TrainingTerms.__dataclass_fields__
     }
@@ -365,12 +412,16 @@ def replayed(
         state.mkdir(exist_ok=True)
         (state / f"{name}.toml").write_text("".join(lines))
         own[name] = read_member(state / f"{name}.toml")
-    for names in there:
-        requests: dict[str, Message] = {name: server_state.make_request(name) for name in names}
+    for names, late in zip(there, in_vain or [""] * len(there), strict=True):
+        requests: dict[str, Message] = {
+            name: server_state.make_request(name) for name in sorted([*names, *late])
+        }
         for name, request in requests.items():
-            server_state.accept_reply(
-                name, train_round(request, own[name]), server_state.expect_replies(frozenset(names))
-            )
+            reply = train_round(request, own[name])
+            if name in names:
+                server_state.accept_reply(
+                    name, reply, server_state.expect_replies(frozenset(names))
+                )
         server_state.close_round()
     for name in server_state.members:
         server_state.members[name].note_accuracy(

@@ -4,6 +4,9 @@ Writes keys/ca.crt (for everybody), keys/server.pem and keys/server.key (for the
 of keys for each member: keys/NAME, which is secret, and keys/NAME.pub. Give each member ca.crt and
 its own key in a way you trust, and delete that key here. Files that exist stay as they are.
 
+keys/ca.key is secret, too: whoever has it can pose as the server. Only `fedproto deploy renew`
+needs it, so it may be kept elsewhere until then.
+
 A member can make its own keys instead: `python keys.py --only-keys -- NAME` on its own machine. It
 sends keys/NAME.pub to the server, and gets ca.crt from there.
 """
@@ -34,7 +37,7 @@ MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: By which the server's own processes reach it.
 OWN_HOSTS = ("localhost", "127.0.0.1")
 #: Names of files beside the members' keys.
-TAKEN = ("ca.crt", "server.key", "server.pem")
+TAKEN = ("ca.crt", "ca.key", "server.key", "server.pem")
 
 
 def main(words: list[str]) -> None:
@@ -101,8 +104,13 @@ def make_certificates(hosts: list[str]) -> None:
     write_authority(root_key)
     server_key = ec.generate_private_key(ec.SECP256R1())
     write_server(server_key, root_key, hosts)
-    private = server_key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, UNENCRYPTED)
-    write("server.key", private, secret=True)
+    write_private("ca.key", root_key)
+    write_private("server.key", server_key)
+
+
+def write_private(name: str, key: ec.EllipticCurvePrivateKey) -> None:
+    content = key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, UNENCRYPTED)
+    write(name, content, secret=True)
 
 
 def write_authority(root_key: ec.EllipticCurvePrivateKey) -> None:
