@@ -21,7 +21,12 @@ from fedproto.config.settings import DEFAULTS, Config
 
 DOCS = Path(__file__).resolve().parent
 #: Figures of results/ that pages show.
-FIGURES = ("table-methods-cpu-*.png", "study-gram.png")
+FIGURES = (
+    "table-methods-mnist.png",
+    "table-methods-fashion-mnist.png",
+    "table-methods-cpu-c*.png",
+    "study-gram.png",
+)
 
 #: Keys of a run: what each means.
 RUN_MEANINGS = {
