@@ -21,7 +21,8 @@ class Drill:
         self.state = Path()
 
     def fresh(self, tag: str) -> dict[str, Any]:
-        """Return the settings of a new federation over sound lines; nobody is held."""
+        """Return the settings of a new federation, whose members are there; nobody is held."""
+        self.federation.bring(*self.setup.files)
         for name in self.net.members:
             for file in ("asked", "hold", "trained"):
                 (self.federation.odd(name) / file).unlink(missing_ok=True)

@@ -122,6 +122,8 @@ class Network:
             self._execute(end, "sysctl", "-qw", "net.ipv4.ip_forward=1")
             masquerade = ("-A", "POSTROUTING", "-o", "out", "-j", "MASQUERADE")
             self._execute(end, "iptables", "-t", "nat", *masquerade)
+            # Linux would take up connections that it has forgotten; other gateways drop them.
+            self._execute(end, "sysctl", "-qw", "net.netfilter.nf_conntrack_tcp_loose=0")
             self._connect_cable(end, name, name, _GATEWAY_ADDRESS, BEHIND_ADDRESS)
         ends = ((self.space("router"), name), (self.space(end), "out"))
         self.links[name] = Link(ends, seed=number)
