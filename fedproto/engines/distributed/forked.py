@@ -11,7 +11,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -35,12 +34,8 @@ from fedproto.engines.distributed.exchange import (
 from fedproto.engines.distributed.shared_work import Build, serve
 from fedproto.errors import ConfigError, LostProcessError
 
-#: Until forked processes that have all come are connected.
+#: Until a forked process has found the others.
 MEETING_TIMEOUT = timedelta(minutes=1)
-#: How often rank 0 looks whether all have come, or one has ended.
-LOOKING_SECONDS = 0.005
-#: What rank 0 writes into the store of a meeting when all have come.
-ALL_ARE_HERE = "all are here"
 WORKER_EXIT_SECONDS = 10
 #: Makes the operating system send a signal when the parent process ends (prctl of Linux).
 PR_SET_PDEATHSIG = 1
@@ -76,7 +71,6 @@ class _ForkedProcesses:
         try:
             for rank in range(1, self.size):
                 self._fork(rank, store)
-            self._wait_for_workers(store)
             _meet(store, 0, self.size)
             self.joined = True
             gather_from_all(None)  # all have met, and the file is no longer needed
@@ -93,19 +87,6 @@ class _ForkedProcesses:
         with held_back():
             worker.start()
         self.workers.append(worker)
-
-    def _wait_for_workers(self, path: str) -> None:
-        """Return when all workers have come; raise LostProcessError if one has ended before.
-
-        A process group would wait for it as long as for a worker that trains. Ctrl-C is heard here.
-        """
-        store = dist.FileStore(path, self.size)
-        expected = [str(rank) for rank in range(1, self.size)]
-        while not store.check(expected):
-            if not all(worker.is_alive() for worker in self.workers):
-                raise LostProcessError(LOST_PROCESSES)
-            time.sleep(LOOKING_SECONDS)
-        store.set(ALL_ARE_HERE, "")
 
     def close(self, orderly: bool) -> None:
         """End the workers; if `orderly`, wait for them to end by themselves."""
@@ -250,20 +231,13 @@ def _refuse_broken_autograd() -> None:
 
 @lost_connections_named()
 def _meet(path: str, rank: int, size: int) -> None:
-    """Form a process group with the others, by a file.
-
-    One that ends while they connect is noticed after MEETING_TIMEOUT, later ones at once.
-    """
+    """Form a process group with the others, by a file."""
     store = dist.FileStore(path, size)
-    store.set(str(rank), "")
-    store.wait([ALL_ARE_HERE], COLLECTIVE_TIMEOUT)
+    store.set_timeout(MEETING_TIMEOUT)
     with _loopback_interface():
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=size, timeout=MEETING_TIMEOUT
+            "gloo", store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
         )
-    group = dist.group.WORLD
-    assert group is not None
-    group.set_timeout(COLLECTIVE_TIMEOUT)
 
 
 @contextmanager
