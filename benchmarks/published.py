@@ -57,6 +57,8 @@ DATASETS = {"fashion-mnist": fashion_mnist, "mnist5k": mnist5k}
 SETTINGS = ("pathological", "practical")
 #: The smallest client has a test batch; so does PFLlib's.
 SMALLEST = 40
+#: Clients that a CPU trains at a time: more have more weights than its cache holds.
+STACK_ON_CPU = 8
 
 
 class Compared(NamedTuple):
@@ -305,7 +307,8 @@ def train_together(name: str, accuracy: str, planned: Sequence[Planned]) -> list
 
 
 def _list_settings(study: Study, compared: Compared, seed: int) -> dict[str, Any]:
-    return {
+    settings = {} if torch.cuda.is_available() else {"stack": STACK_ON_CPU}
+    return settings | {
         "algorithm": compared.ours,
         "dataset": PYTHON,
         "mean": [0.5],

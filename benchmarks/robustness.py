@@ -55,8 +55,11 @@ COMBINERS = (
     "geometric-median",
 )
 
-#: Clients that are trained at a time: all federations together would fill a GPU's memory.
-STACK = 1000
+#: Clients that are trained at a time: all federations together would fill a GPU's memory, and the
+#: weights of many are more than a CPU's cache holds (a round of 200 clients took 1.9 s of CPU time
+#: in stacks of 1,000, and 1.2 s in stacks of 40).
+STACK_ON_GPU = 1000
+STACK_ON_CPU = 40
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def _settings(study: Study, algorithm: str, seed: int) -> dict[str, Any]:
         "eval_every": study.rounds,
         "checkpoint_every": 0,
         "engine": "vectorised",
-        "stack": STACK,
+        "stack": STACK_ON_GPU if torch.cuda.is_available() else STACK_ON_CPU,
         "model": study.model,
         "lr": study.lr,
         "clip_norm": 10,  # clients that receive something worthless train on without infinities
