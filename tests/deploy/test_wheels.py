@@ -100,3 +100,26 @@ def test_what_it_makes_installs_without_a_network(tmp_path: Path) -> None:
     command = [programs / "python", "-c", "import fedproto; print(fedproto.answer)"]
     done = subprocess.run(command, env=own, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "42\n", done.stderr
+
+
+@pytest.mark.slow
+def test_the_real_package_installs_and_trains_without_a_network(tmp_path: Path) -> None:
+    """Some minutes and 0.5 GB: pip downloads here what is installed, and nothing there."""
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
+        pytest.skip("only root can take the network away")
+    wheels = tmp_path / "wheels"
+    checkout = Path(__file__).parents[2]
+    collect_wheels(wheels, str(checkout), ["flower", "privacy"], ["--quiet"])
+    assert not list(wheels.glob("nvidia*")) or torch.version.cuda
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=True)
+    programs = environment / "bin"
+    own = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    for command in (
+        [str(wheels / "install.sh"), "--quiet"],
+        ["fedproto", "run", "--rounds", "1", "--out", "run"],
+        ["fedproto", "deploy", "init", "hospitals", "--members", "north,south"],
+        ["flower-superlink", "--help"],
+    ):
+        subprocess.run(["unshare", "--net", *command], env=own, check=True, cwd=tmp_path)
+    assert (tmp_path / "run" / "result.json").exists()
