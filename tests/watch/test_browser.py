@@ -40,6 +40,20 @@ COUNT_WORK = """(() => {
 })()"""
 
 
+#: Keeps the words that are drawn on charts from now on, where each begins, and its alignment.
+KEEP_WORDS = """(() => {
+  window.words = [];
+  const draw = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    const width = this.measureText(text).width;
+    const share = {right: 1, end: 1, center: 0.5}[this.textAlign] ?? 0;
+    if (this.getTransform().b === 0) words.push([text, x - share * width, this.textAlign]);
+    return draw.call(this, text, x, y);
+  };
+  return true;
+})()"""
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with open_browser(tmp_path_factory.mktemp("profile")) as opened:
@@ -69,6 +83,43 @@ def test_the_page_fits_and_has_no_complaint(
     assert (np.median(browser.picture()) > 128) == (scheme == "light")
     assert browser.find_accessibility_problems() == []
     assert browser.messages() == []
+
+
+def test_a_comparison_says_how_a_run_without_prototypes_predicts(
+    browser: Browser, watched: Watched
+) -> None:
+    runs = watched.get("api/runs").json()
+    both = ",".join(run["id"] for run in runs)
+    open_page(browser, f"{watched.address}#compare={both}")
+    browser.wait_for("document.querySelector('.gains') !== null")
+    texts = "[...document.querySelector('[aria-labelledby=compare]').querySelectorAll('{}')]"
+    names = browser.ask(f"{texts.format('tbody th')}.map(cell => cell.innerText)")
+    ways = browser.ask(f"{texts.format('button')}.map(button => button.innerText)")
+    assert "nearest prototype" in ways
+    for run in runs:
+        predicts = "" if "prototype" in run["accuracy"] else " (classifier head)"
+        assert run["name"] + predicts in names
+
+
+def test_long_numbers_beside_a_chart_are_not_cut(
+    browser: Browser, runs: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(runs / "fedproto", tmp_path / "runs" / "run"))
+    lines = read_metrics(run)
+    (run / "metrics.jsonl").unlink()
+    for line in lines:
+        line["bytes_up"] = 975_000_000 + line["round"]
+        line["bytes_down"] = 976_000_000
+        RunFolder(run).add_metrics(line)
+    with watching(tmp_path / "runs") as server:
+        open_page(browser, server.address)
+        browser.ask(KEEP_WORDS)
+        draw_anew = "document.querySelectorAll('button.log').forEach(x => (x.click(), x.click()))"
+        browser.ask(draw_anew)
+        browser.wait_for("words.some(word => word[0].endsWith('MB'))")
+        words = browser.ask("words")
+    starts = [start for text, start, _ in words if text.endswith("MB")]
+    assert starts and min(starts) >= 0
 
 
 def test_a_client_opens_by_keyboard_with_its_confusion_matrix(
@@ -130,9 +181,13 @@ def test_a_run_in_progress_updates_the_page(browser: Browser, runs: Path, tmp_pa
         browser.wait_for(f"{lead}.includes('round 1 of 3')")
         assert "left at" in browser.ask(lead)
         nodes = browser.ask("document.querySelector('.plot canvas').isConnected")
+        browser.ask(KEEP_WORDS)
         with (run / "metrics.jsonl").open("ab") as file:
             file.write(lines[1])
         browser.wait_for(f"{lead}.includes('round 2 of 3')")
+        second = "words.filter(([text, _, align]) => text === '2' && align === 'center').length"
+        charts = browser.ask("document.querySelectorAll('.plot canvas').length")
+        browser.wait_for(f"{second} >= {charts}")
         with (run / "metrics.jsonl").open("ab") as file:
             file.write(lines[2])
         (run / "result.json").write_bytes(result)

@@ -6,6 +6,7 @@ import { h, numbers, table } from "./dom.js";
 const CHART_HEIGHT = 240;
 const MAX_TABLE_ROWS = 250;
 const MAX_TICKS = 12;
+const LABEL_WIDTH = 62; // of the vertical axis, if its labels need no more
 
 export class LineChart {
   #plot = null;
@@ -53,7 +54,7 @@ export class LineChart {
       data.push(line.values);
       if (line.std) data.push(this.#edge(line, 1), this.#edge(line, -1));
     }
-    const shape = JSON.stringify([this.#isLog, visible.map((line) => [line.label, line.colour, line.dash, !!line.std])]);
+    const shape = JSON.stringify([this.#isLog, this.#ticks(visible), visible.map((line) => [line.label, line.colour, line.dash, !!line.std])]);
     if (this.#plot && shape === this.#shape) {
       this.#plot.setData(data);
     } else {
@@ -78,6 +79,7 @@ export class LineChart {
     const format = this.options.format;
     const series = [{}];
     const bands = [];
+    const ticks = this.#ticks(visible);
     for (const line of visible) {
       series.push({ label: line.label, stroke: line.colour, dash: line.dash, width: 2, spanGaps: true, points: { show: this.x.length <= 60 && line.values.some((value) => value == null) || this.x.length === 1 } });
       if (line.std) {
@@ -95,17 +97,17 @@ export class LineChart {
       series,
       bands,
       axes: [
-        { stroke: ink, grid, ticks: grid, label: this.options.xLabel, labelSize: 18, size: 32, splits: this.#ticks(visible), values: (plot, splits) => splits.map((value) => (value == null ? "" : plain(value))) },
-        { stroke: ink, grid, ticks: grid, size: 62, values: (plot, splits) => splits.map((value) => (value == null ? "" : format(value))) },
+        { stroke: ink, grid, ticks: grid, label: this.options.xLabel, labelSize: 18, size: 32, splits: ticks && (() => ticks), values: (plot, splits) => splits.map((value) => (value == null ? "" : plain(value))) },
+        { stroke: ink, grid, ticks: grid, size: labelWidth, values: (plot, splits) => splits.map((value) => (value == null ? "" : format(value))) },
       ],
       hooks: { setCursor: [(plot) => this.#showLegend(plot.cursor.idx)] },
     };
   }
 
-  // A tick per evaluation where there are few, else what fits.
+  // A tick per evaluation where there are few; undefined: what fits.
   #ticks(visible) {
     const measured = this.x.filter((_, index) => visible.some((line) => line.values[index] != null));
-    return measured.length > 0 && measured.length <= MAX_TICKS ? () => measured : undefined;
+    return measured.length > 0 && measured.length <= MAX_TICKS ? measured : undefined;
   }
 
   #showLegend(index) {
@@ -172,6 +174,14 @@ export class LineChart {
     const every = step > 1 ? `, every ${step}th` : "";
     return table(`${this.options.title}${every}`, [this.options.xLabel, ...this.lines.map((line) => line.label)], rows);
   }
+}
+
+// What an axis needs for its longest label; uPlot asks several times per drawing.
+function labelWidth(plot, labels, axisIndex) {
+  const axis = plot.axes[axisIndex];
+  plot.ctx.font = axis.font[0];
+  const widths = (labels ?? []).map((label) => plot.ctx.measureText(label ?? "").width / devicePixelRatio);
+  return Math.ceil(Math.max(LABEL_WIDTH, axis.ticks.size + axis.gap + Math.max(0, ...widths)));
 }
 
 // Columns of several runs over the union of their rounds.

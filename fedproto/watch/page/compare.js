@@ -98,15 +98,15 @@ export class Compare {
       this.update(this.runs);
     };
     this.choice.replaceChildren(ways.length > 1 ? choice("Predicted by", ways.map((each) => [each, wayName(each)]), way, choose) : "");
-    this.#curves(this.chart, runs, looks, (run) => [`accuracy/${usable(run, way)}/mean`, `accuracy/${usable(run, way)}/std`]);
-    this.#curves(this.loss, runs, looks, () => ["loss/supervised/mean"]);
+    this.#curves(this.chart, runs, looks, (run) => [`accuracy/${usable(run, way)}/mean`, `accuracy/${usable(run, way)}/std`], (run) => labelOf(run, way));
+    this.#curves(this.loss, runs, looks, () => ["loss/supervised/mean"], (run) => run.name);
     this.rest.replaceChildren(...this.#rest(runs, looks, way));
   }
 
-  #curves(chart, runs, looks, columnsOf) {
+  #curves(chart, runs, looks, columnsOf, labelOf) {
     const lists = runs.map((run) => ({ x: run.series.rounds, columns: columnsOf(run).map((name) => run.series.columns[name]) }));
     const { x, values } = align(lists);
-    const lines = runs.map((run, index) => ({ label: run.name, values: values[index][0] ?? x.map(() => null), std: values[index][1], ...looks[index] }));
+    const lines = runs.map((run, index) => ({ label: labelOf(run), values: values[index][0] ?? x.map(() => null), std: values[index][1], ...looks[index] }));
     chart.update(x, lines);
   }
 
@@ -116,7 +116,7 @@ export class Compare {
     const entries = [];
     runs.forEach((run, index) => {
       const local = locals.find((each) => each !== run && each.partition && each.partition === run.partition);
-      if (local && run.method !== "local") entries.push({ label: run.name, look: looks[index], gains: gains(run, local, usable(run, way)) });
+      if (local && run.method !== "local") entries.push({ label: labelOf(run, way), look: looks[index], gains: gains(run, local, usable(run, way)) });
     });
     const withGains = entries.filter((entry) => entry.gains.length);
     if (withGains.length) parts.push(gainPlot(withGains, "Each client's gain over local training"));
@@ -129,7 +129,7 @@ export class Compare {
     const rows = runs.map((run) => {
       const spread = run.accuracy[usable(run, way)];
       const worst = run.metrics.ways[usable(run, way)]?.summaries.accuracy;
-      return [run.name, spread ? `${percent(spread.mean)} ± ${percent(spread.std)}` : "–", run.method, worst?.worst == null ? "–" : percent(worst.worst), String(run.rounds_done), bytes(run.bytes_up), bytes(run.bytes_down), duration(run.seconds)];
+      return [labelOf(run, way), spread ? `${percent(spread.mean)} ± ${percent(spread.std)}` : "–", run.method, worst?.worst == null ? "–" : percent(worst.worst), String(run.rounds_done), bytes(run.bytes_up), bytes(run.bytes_down), duration(run.seconds)];
     });
     const header = ["run", `accuracy, ${wayName(way)}`, "method", "worst client", "rounds", "sent by clients", "sent to clients", "time"];
     const kept = header.map((_, index) => index).filter((index) => index < 2 || new Set(rows.map((row) => row[index])).size > 1);
@@ -142,6 +142,12 @@ export class Compare {
     const rows = keys.map((key) => [key, ...runs.map((run) => run.settings[key] ?? "–")]);
     return h("div", null, h("h3", null, `${count(keys.length, "setting")} in which they differ`), table("Settings in which the runs differ", ["setting", ...runs.map((run) => run.name)], rows, { hideCaption: true }));
   }
+}
+
+// A run's name, with the way it predicts if that is not the chosen one.
+function labelOf(run, way) {
+  const own = usable(run, way);
+  return own === way || own === undefined ? run.name : `${run.name} (${wayName(own)})`;
 }
 
 // The head's accuracy stands in where a run does not predict that way.
