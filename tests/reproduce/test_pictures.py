@@ -4,11 +4,13 @@ import csv
 import json
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 from fedproto.errors import MissingExtra
@@ -16,6 +18,8 @@ from fedproto.reproduce import make
 from fedproto.reproduce.pictures import draw
 from fedproto.reproduce.pictures.embedding_measures import measure_embeddings
 from fedproto.reproduce.pictures.embeddings import first_run_folder
+from fedproto.reproduce.pictures.methods import draw as draw_methods
+from fedproto.reproduce.pictures.methods import make_rows
 from fedproto.reproduce.pictures.panels import limit_accuracies
 from fedproto.reproduce.pictures.placement import cluster, spread_out
 from fedproto.reproduce.plan import Request, plan, read_spec
@@ -373,3 +377,36 @@ def test_without_matplotlib_a_table_is_complete(
         "table-mnist.csv",
         "table-mnist.png",
     ]
+
+
+def make_benchmark_cell(method: str, accuracy: float, sent: int, shares: bool) -> dict[str, Any]:
+    run = {"head_own": [accuracy], "head": [accuracy], "bytes_up": sent, "bytes_down": sent}
+    place = {"dataset": "mnist", "partition": "nway3", "architecture": "equal", "k": 20}
+    return make_cell(method, COLUMNS[0], [run], shares_weights=shares, **place)
+
+
+def test_every_method_of_the_benchmark_has_a_name_at_the_place_of_its_accuracy() -> None:
+    cells = [make_benchmark_cell("Local", 0.8, 0, False)]
+    cells.append(make_benchmark_cell("FedProto", 0.85, 1_000_000, False))
+    # All in one place, as methods are that send the same weights.
+    cells += [
+        make_benchmark_cell(f"W{number}", 0.9 + number / 1e5, 100_000_000, True)
+        for number in range(30)
+    ]
+    rows = make_rows(cells)
+    travels = {row["method"]: row["travels"] for row in rows}
+    assert (travels["Local"], travels["FedProto"], travels["W3"]) == ("nothing", "sums", "weights")
+
+    canvas = draw_methods(rows, list(travels))
+    canvas.draw_without_rendering()
+    (axes,) = canvas.axes
+    # Of an annotation, its line is part of the extent.
+    names = {text.get_text(): Text.get_window_extent(text) for text in axes.texts}
+    assert "FedProto  85.0" in names
+    assert len(names) == 32
+    boxes = sorted(names.values(), key=lambda box: box.y0)
+    for below, above in pairwise(boxes):
+        assert above.y0 - below.y0 > 0.8 * below.height  # names can be told apart
+    assert boxes[0].y0 >= 0
+    assert boxes[-1].y1 <= canvas.bbox.height
+    assert axes.get_xticklabels()[0].get_text() == "0"  # where Local is

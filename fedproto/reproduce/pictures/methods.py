@@ -6,23 +6,46 @@ import statistics
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from fedproto.core.files import write_atomically
-from fedproto.plots.colours import INK, colour_at
+from fedproto.plots.colours import COLOURS, INK, colour_at
+from fedproto.plots.labels import format_bytes
 from fedproto.plots.marks import draw_front, pareto_front, show_bytes
 from fedproto.plots.style import figure_style, marker_at, save_png
 from fedproto.reproduce.methods.benchmark import EQUAL, TARGET
 from fedproto.reproduce.methods.page import measure_own
-from fedproto.reproduce.pictures.panels import add_wide_legend, make_wide_panels
+from fedproto.reproduce.pictures.panels import PALE, add_wide_legend, make_wide_panels
+from fedproto.reproduce.pictures.placement import spread_out
 from fedproto.reproduce.pictures.rows import Rows, to_csv, where
 
 #: Bytes at which a method that sends nothing is drawn, on a logarithmic axis.
 NOTHING_SENT = 100.0
 TITLE_LETTERS_PER_LINE = 80
+#: Room for a method's name, and where the names begin, as a fraction of a panel's width.
+INCHES_PER_NAME = 0.165
+NAMES_AT = 1.03
+FEWEST_NAMES = 18  # for which a panel always has room
+#: The line from a mark to the middle of its name's left edge.
+LEADER = {"arrowstyle": "-", "color": PALE, "linewidth": 0.6, "shrinkB": 3, "relpos": (0, 0.5)}
+
+
+class Kind(NamedTuple):
+    """How methods are drawn of which the same travels."""
+
+    title: str
+    marker: str
+    colour: str
+
+
+KINDS = {
+    "nothing": Kind("nothing travels", "o", PALE),
+    "sums": Kind("prototypes, logits, sums of a closed form", "o", COLOURS[0]),
+    "weights": Kind("layers of the model travel", "s", COLOURS[1]),
+}
 
 
 def draw_datasets(content: dict[str, Any], out: Path, stem: str = TARGET) -> Iterator[Path]:
@@ -68,12 +91,20 @@ def make_rows(cells: Sequence[dict[str, Any]]) -> Rows:
                     "dataset": dataset,
                     "k": k,
                     "method": method,
+                    "travels": _name_kind(own[0], sum(sent)),
                     "bytes": round(statistics.fmean(sent)),
                     "own": round(statistics.fmean(measure_own(run) for run in runs), 3),
                     "partitions": len(partitions),
                 }
             )
     return rows
+
+
+def _name_kind(cell: Mapping[str, Any], sent: float) -> str:
+    """Return which of KINDS a method's cell belongs to."""
+    if sent == 0:
+        return "nothing"
+    return "weights" if cell["shares_weights"] else "sums"
 
 
 def draw_overview(rows: Rows, methods: Sequence[str], titles: Mapping[str, str]) -> Canvas:
@@ -97,34 +128,83 @@ def draw_overview(rows: Rows, methods: Sequence[str], titles: Mapping[str, str])
 
 
 def draw(rows: Rows, methods: Sequence[str]) -> Canvas:
-    """Return a panel per k: the accuracy over own classes against the bytes of a run."""
+    """Return a panel per k: the accuracy over own classes against the bytes of a run.
+
+    Every method has its name beside its mark; colours tell what travels.
+    """
     shots = list(dict.fromkeys(row["k"] for row in rows))
-    canvas, panels = make_wide_panels(4.2, columns=len(shots))
+    height = max(3.4, INCHES_PER_NAME * len(methods))
+    canvas, panels = make_wide_panels(height * len(shots) + 0.9, rows=len(shots))
     handles: dict[str, Any] = {}
     for axes, k in zip(panels, shots, strict=True):
-        _draw_panel(axes, where(rows, k=k), methods, handles)
+        _draw_named_panel(axes, where(rows, k=k), handles)
         axes.set_title(f"k = {k}")
-        axes.set_xlabel("bytes, up and down, of all clients and rounds")
-    panels[0].set_ylabel("accuracy over own classes, %")
+        axes.set_ylabel("accuracy over own classes, %")
+    panels[-1].set_xlabel("bytes, up and down, of all clients and rounds")
     entries = [(handle, name) for name, handle in handles.items()]
-    add_wide_legend(canvas, entries, max_columns=6)
+    add_wide_legend(canvas, entries)
     return canvas
+
+
+def _draw_named_panel(axes: Axes, rows: Rows, handles: dict[str, Any]) -> None:
+    """Draw a mark per method with a line to its name, and the Pareto front.
+
+    The names stand in a column at the right, in the order of the accuracies.
+    """
+    points = _place_points(rows)
+    for row, (sent, own) in zip(rows, points, strict=True):
+        kind = KINDS[row["travels"]]
+        (mark,) = axes.plot(
+            [sent], [own], kind.marker, color=kind.colour, markersize=6, zorder=3, linestyle="none"
+        )
+        handles.setdefault(kind.title, mark)
+    _finish_axes(axes, points)
+    low, high = axes.get_ylim()
+    name_height = (high - low) / max(len(rows), FEWEST_NAMES)
+    places = spread_out([own for _, own in points], name_height)
+    axes.set_ylim(min(low, *places), max(high, *places))
+    for row, point, place in zip(rows, points, places, strict=True):
+        axes.annotate(
+            f"{row['method']}  {row['own']:.1f}",
+            xy=point,
+            xytext=(NAMES_AT, place),
+            textcoords=axes.get_yaxis_transform(),
+            fontsize=8.5,
+            verticalalignment="center",
+            color=KINDS[row["travels"]].colour,
+            arrowprops=LEADER,
+            annotation_clip=False,
+        )
 
 
 def _draw_panel(axes: Axes, rows: Rows, methods: Sequence[str], handles: dict[str, Any]) -> None:
     """Draw a mark per method, and the Pareto front."""
-    axes.set_xscale("log")
-    points = [(max(NOTHING_SENT, row["bytes"]), row["own"]) for row in rows]
+    points = _place_points(rows)
     for row, (sent, own) in zip(rows, points, strict=True):
         number = methods.index(row["method"])
         (mark,) = axes.plot(
             [sent], [own], marker_at(number), color=colour_at(number), markersize=7, zorder=3
         )
         handles.setdefault(row["method"], mark)
+    _finish_axes(axes, points)
+
+
+def _place_points(rows: Rows) -> list[tuple[float, float]]:
+    """Return the place of every method; one that sends nothing has a place on the log axis, too."""
+    return [(max(NOTHING_SENT, row["bytes"]), row["own"]) for row in rows]
+
+
+def _finish_axes(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
+    """Draw the Pareto front of points, and set limits and ticks of the axis of bytes."""
+    axes.set_xscale("log")
     axes.set_xlim(NOTHING_SENT / 2, 3 * max(sent for sent, _ in points))
     front = [points[number] for number in pareto_front(points)]
     draw_front(axes, [sent for sent, _ in front], [own for _, own in front], INK, 0.15)
     show_bytes(axes)
+    if any(sent == NOTHING_SENT for sent, _ in points):
+        _, most = axes.get_xlim()
+        ticks = [tick for tick in axes.get_xticks() if NOTHING_SENT < tick < most]
+        axes.set_xticks([NOTHING_SENT, *ticks], ["0", *map(format_bytes, ticks)])
 
 
 def _write(path: Path, content: bytes) -> Path:
