@@ -1,6 +1,7 @@
 """What is called FedProto in public code, trained side by side: one table of all profiles.
 
     python3 -m benchmarks.variants results            # on a GPU, a minute: JSON and page
+    python3 -m benchmarks.variants results --cpu      # on two cores, minutes: half the rounds
     python3 -m benchmarks.variants results --finished # the page again, from the JSON
     python3 -m benchmarks.variants FOLDER --quick     # on a CPU, seconds: UCI's digits
 
@@ -47,6 +48,8 @@ PAPERS: dict[str, Any] = {
     "eval_every": 1,
     "compile": "off",
 }
+#: The same with fewer rounds and test rows, of which each round needs all.
+ON_CPU = PAPERS | {"rounds": 50, "test_shots": 100}
 QUICK: dict[str, Any] = {
     "dataset": "digits",
     "model": "mlp(hidden=16,width=50)",
@@ -156,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure all profiles, or take the numbers of before, and write JSON and page."""
     parser = argparse.ArgumentParser(description="measure all profiles of FedProto")
     parser.add_argument("folder", type=Path, help="where variants.json and variants.md are written")
+    parser.add_argument("--cpu", action="store_true", help="50 rounds, and fewer test images")
     parser.add_argument("--quick", action="store_true", help="UCI's digits, in seconds")
     parser.add_argument("--finished", action="store_true", help="only write the page again")
     chosen = parser.parse_args(arguments)
@@ -164,7 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measured = json.loads(path.read_text())
     else:
         chosen.folder.mkdir(parents=True, exist_ok=True)
-        measured = measure(QUICK if chosen.quick else PAPERS)
+        size = ON_CPU if chosen.cpu else PAPERS
+        measured = measure(QUICK if chosen.quick else size)
         write_atomically(path, (json.dumps(measured, indent=1) + "\n").encode())
     page = write_page(measured)
     write_atomically(chosen.folder / f"{NAME}.md", page.encode())
