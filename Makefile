@@ -32,7 +32,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation > /dev/null
 	$(BIN)/twine check --strict dist/*
@@ -40,7 +40,7 @@ check: setup
 # The reference pages are made from the code; the site goes to site/.
 docs: setup
 	$(BIN)/python docs/generate.py
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 # Hours. Goes on where it stopped; `rm -r mutants` starts anew. MUTANTS="fedproto.core.tensors*" takes some only.
 mutants: setup

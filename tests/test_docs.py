@@ -136,6 +136,13 @@ def test_links_lead_somewhere() -> None:
         assert not missing, page.name
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_links_only_to_what_the_site_contains(page: str) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", (DOCS / page).read_text())
+    outside = [target for target in targets if not (DOCS / target).resolve().is_relative_to(DOCS)]
+    assert outside == []
+
+
 def test_no_page_speaks_of_a_package_on_pypi() -> None:
     for page in (DOCS.parent / "README.md", *(DOCS / name for name in PAGES)):
         assert "pip install 'fedproto[" not in page.read_text(), page.name
