@@ -131,7 +131,7 @@ def write_page(measured: Mapping[str, Any]) -> str:
     lines = [
         "# What is called FedProto",
         "",
-        "Made by `python3 -m benchmarks.variants results`. The profiles are those of",
+        "Made by `python3 -m benchmarks.variants`. The profiles are those of",
         "`fedproto run --profile NAME`; docs/fedproto-variants.md says what each one is.",
         "All have the same clients, rows, initial weights and batches: the method alone differs.",
         "Accuracies are in percent, means over clients and seeds ± the half-width of the 95%",
