@@ -226,3 +226,41 @@ def test_the_gpus_convolution_has_the_gradients_of_the_columns():
         *(torch.autograd.grad((out * weights).sum(), leaves) for out in (ours, theirs)), strict=True
     )
     assert all(torch.allclose(a, b) for a, b in pairs)
+
+
+class _Scaled(layer_support.StackedFunction):
+    """Multiplies by a number."""
+
+    @staticmethod
+    def forward(x, factor):
+        return x * factor
+
+    @staticmethod
+    def vmap(info, in_dims, x, factor):
+        assert in_dims == (0, None)
+        return x * factor, 0
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_function_of_a_stack_is_the_same_by_the_short_way(levels, monkeypatch):
+    by_apply = []
+    original = _Scaled.apply
+    monkeypatch.setattr(_Scaled, "apply", lambda *args: by_apply.append(1) or original(*args))
+
+    def call(x):
+        return _Scaled.call(x, 3.0)
+
+    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    function = call
+    for _ in range(levels):
+        function = vmap(function)
+    out = function(x)
+    assert torch.equal(out, x * 3)
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.full_like(x, 3))
+    assert len(by_apply) == (0 if levels == 1 else 1)
+
+
+def test_a_function_of_a_stack_within_a_gradient_takes_torchs_way():
+    x = torch.randn(2, 4, dtype=torch.float64)
+    gradient = torch.func.grad(lambda x: vmap(lambda row: _Scaled.call(row, 3.0))(x).sum())(x)
+    assert torch.equal(gradient, torch.full_like(x, 3))

@@ -68,28 +68,28 @@ class _StackedConv2d(nn.Conv2d):
         if self.padding_mode != "zeros" or isinstance(self.padding, str):
             return super().forward(x)
         geometry = (self.stride, self.padding, self.dilation, self.groups)
-        return _lay_out(_Convolution.apply(x, self.weight, self.bias, *geometry), self.tidy)
+        return _lay_out(_Convolution.call(x, self.weight, self.bias, *geometry), self.tidy)
 
 
 class _StackedMaxPool2d(nn.MaxPool2d):
     tidy: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        return _lay_out(_PerChannel.apply(x, super().forward), self.tidy)
+        return _lay_out(_PerChannel.call(x, super().forward), self.tidy)
 
 
 class _StackedAvgPool2d(nn.AvgPool2d):
     tidy: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        return _lay_out(_PerChannel.apply(x, super().forward), self.tidy)
+        return _lay_out(_PerChannel.call(x, super().forward), self.tidy)
 
 
 class _StackedAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
     tidy: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        return _lay_out(_PerChannel.apply(x, super().forward), self.tidy)
+        return _lay_out(_PerChannel.call(x, super().forward), self.tidy)
 
 
 def _lay_out(x: Tensor, tidy: bool) -> Tensor:

@@ -89,6 +89,7 @@ class Steps:
         self.group = group
         self.module = module
         self.padding_buffers = padding_buffers
+        self.has_ties = has_tied_tensors(module)
         self.algorithm = algorithm
         self.timetable = timetable
         self.optimiser = timetable.training.optimiser
@@ -387,7 +388,9 @@ class Steps:
         else the client knows.
         """
         compute_loss = self.phases[phase].loss or self.algorithm.loss
-        module.train()
+        has_ties = self.has_ties
+        if not module.training:
+            module.train()
 
         def compute_step(
             state: Tree,
@@ -400,7 +403,8 @@ class Steps:
             def run_other(others: Tree) -> tuple[Tensor, Tensor]:
                 return run_copy(module, state | others, module_buffers, batch.x)
 
-            features, logits = functional_call(module, state | module_buffers, (batch.x,))
+            tensors = state | module_buffers
+            features, logits = functional_call(module, tensors, (batch.x,), tie_weights=has_ties)
             step = Step(state, features, logits, batch, received, kept, run_other, *rest)
             return compute_loss(step), step
 
@@ -432,6 +436,14 @@ class Steps:
         if "class_weights" in workspace:
             weighted = weigh_samples(shown, workspace["class_weights"].gather(1, y))
         return StepBatch(Batch(x, y, weighted), module_buffers, mask)
+
+
+def has_tied_tensors(module: nn.Module) -> bool:
+    """Return whether a parameter or buffer of a module has several names."""
+    for named in (module.named_parameters, module.named_buffers):
+        if len(list(named())) < len(list(named(remove_duplicate=False))):
+            return True
+    return False
 
 
 def part_of_tree(tree: Tree, prefix: str) -> Tree:
