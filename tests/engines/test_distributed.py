@@ -9,7 +9,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +38,7 @@ from torch import nn
 from fedproto.config.settings import configure
 from fedproto.core.engine import Engine, Shard
 from fedproto.core.rounds import RoundResult, run_rounds
+from fedproto.engines.distributed import forked
 from fedproto.engines.distributed.engine import DistributedEngine
 from fedproto.engines.distributed.forked import build_process_engine
 from fedproto.errors import ConfigError, TrainingError
@@ -353,6 +356,38 @@ def test_a_worker_killed_between_rounds_is_an_error_too() -> None:
     run.engine.close()  # which says nothing: the run may be over
     with pytest.raises(TrainingError, match="last checkpoint"):
         run.engine.export(0)
+
+
+def test_a_worker_killed_while_all_connect_is_an_error_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 waited for it as long as for one that trains: seven days."""
+
+    def die_in_rank_1(*args: Any, rank: int, **options: Any) -> None:
+        if rank == 1:
+            die()
+        connect(*args, rank=rank, **options)
+
+    connect = dist.init_process_group
+    monkeypatch.setattr(dist, "init_process_group", die_in_rank_1)
+    monkeypatch.setattr(forked, "MEETING_TIMEOUT", timedelta(seconds=3))
+    run = use_processes(experiment("fedavg"), 2)
+    with pytest.raises(TrainingError, match=r"^worker process 1 was killed by signal 9"):
+        train_one_round(run)
+    assert not multiprocessing.active_children()
+    assert not dist.is_initialized()
+
+
+def test_processes_that_have_met_wait_longer_than_for_the_meeting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One rank may train for hours while the others wait for it."""
+    monkeypatch.setattr(forked, "MEETING_TIMEOUT", timedelta(seconds=3))
+    pauses = iter([4])  # in the first step only
+    run = use_processes(moody(lambda: time.sleep(next(pauses, 0)), client=1), 2)
+    (chunk,) = train_one_round(run)
+    assert chunk.clients.tolist() == [0, 1, 2, 3]
+    run.engine.close()
 
 
 def interrupt() -> None:

@@ -153,6 +153,10 @@ class DistributedEngine:
             with unwrap_known_errors():
                 self.group.open()
                 return build_inner(self.build)
+        except LostProcessError as lost:
+            what = self.group.describe_loss()
+            self.group.close(orderly=False)
+            raise LostProcessError(what) from lost
         except BaseException:
             self.group.close(orderly=False)
             raise

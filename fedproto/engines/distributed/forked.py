@@ -34,7 +34,7 @@ from fedproto.engines.distributed.exchange import (
 from fedproto.engines.distributed.shared_work import Build, serve
 from fedproto.errors import ConfigError, LostProcessError
 
-#: Until a forked process has found the others.
+#: Until forked processes have found each other and are connected.
 MEETING_TIMEOUT = timedelta(minutes=1)
 WORKER_EXIT_SECONDS = 10
 #: Makes the operating system send a signal when the parent process ends (prctl of Linux).
@@ -231,13 +231,19 @@ def _refuse_broken_autograd() -> None:
 
 @lost_connections_named()
 def _meet(path: str, rank: int, size: int) -> None:
-    """Form a process group with the others, by a file."""
+    """Form a process group with the others, by a file.
+
+    One that ends before all are connected is noticed after MEETING_TIMEOUT, later ones at once.
+    """
     store = dist.FileStore(path, size)
     store.set_timeout(MEETING_TIMEOUT)
     with _loopback_interface():
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
+            "gloo", store=store, rank=rank, world_size=size, timeout=MEETING_TIMEOUT
         )
+    group = dist.group.WORLD
+    assert group is not None
+    group.set_timeout(COLLECTIVE_TIMEOUT)
 
 
 @contextmanager
