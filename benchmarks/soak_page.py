@@ -98,8 +98,7 @@ def _tell_rounds(found: dict[str, Any]) -> list[str]:
         f"({machine['cores']} cores, Python {machine['python']}) had other work: its load was "
         f"{statistics.median(loads):.0f} in the median, from {min(loads):.0f} to "
         f"{max(loads):.0f}.",
-        f"{_count(stalls, 'time')} no round was closed for {found['settings']['stall']:g} s, and "
-        "the server was restarted, as a person would do.",
+        _tell_stalls(stalls, found["settings"]["stall"]),
         f"After the end {_count(left, 'process', 'processes')} of the federation "
         f"{'was' if left == 1 else 'were'} left.",
     ]
@@ -109,6 +108,16 @@ def _tell_rounds(found: dict[str, Any]) -> list[str]:
             fact, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
         )
     return [*lines, *_list_sessions(found)]
+
+
+def _tell_stalls(stalls: int, seconds: float) -> str:
+    """Return how often a person would have had to restart the server."""
+    if not stalls:
+        return f"Never did {seconds:g} s pass without a round, after which a person would step in."
+    return (
+        f"{_count(stalls, 'time').capitalize()} no round was closed for {seconds:g} s, and the "
+        "server was restarted, as a person would do."
+    )
 
 
 def _count(number: int, one: str, many: str = "") -> str:
