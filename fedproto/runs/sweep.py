@@ -38,6 +38,7 @@ from fedproto.config.options import Part
 from fedproto.config.settings import Config, configure
 from fedproto.errors import ConfigError, RunFolderError, TrainingError
 from fedproto.partitions.file import read_partition
+from fedproto.runs.assemble import deal
 from fedproto.runs.devices import device_of
 from fedproto.runs.execution import OnRound, execute, hold_all
 from fedproto.runs.experiment import Experiment
@@ -265,6 +266,11 @@ def _find_settled(config: Config, stored: Config) -> set[str]:
         stored_names = [replace(part, count=None) for part in stored.dataset]
         if names == stored_names:
             settled.add("dataset")
+    has_counts = any(part.count is not None for part in config.model)
+    if stored.clients is not None and not has_counts:
+        models = deal(config.model, stored.clients, "model")
+        if models == deal(stored.model, stored.clients, "model"):
+            settled.add("model")
     return settled
 
 

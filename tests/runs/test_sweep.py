@@ -314,6 +314,17 @@ def test_the_reference_engine_runs_a_sweep_to_the_same_numbers(tmp_path):
 # --- run again
 
 
+def test_a_sweep_of_mixed_architectures_can_be_run_again(tmp_path):
+    """A run notes how many clients have each architecture, which the sweep leaves open."""
+    cells = cells_of(tmp_path, {"seed": [0, 1]}, model="mlp-mh", rounds=1, clients=4)
+    results = run_sweep(cells, tmp_path / "out", quietly)
+    assert "*" in (tmp_path / "out" / cells[0].name / "config.toml").read_text()
+    assert run_sweep(cells, tmp_path / "out", pytest.fail) == results
+    others = cells_of(tmp_path, {"seed": [0, 1]}, model="mlp", rounds=1, clients=4)
+    with pytest.raises(RunFolderError, match=r"holds a run with model .*: name another folder"):
+        run_sweep(others, tmp_path / "out", pytest.fail)
+
+
 SWEPT = {"algorithm": ["local", "fedavg"], "seed": [0, 1]}
 
 
