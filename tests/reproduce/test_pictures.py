@@ -19,7 +19,7 @@ from fedproto.reproduce.pictures import draw
 from fedproto.reproduce.pictures.embedding_measures import measure_embeddings
 from fedproto.reproduce.pictures.embeddings import first_run_folder
 from fedproto.reproduce.pictures.methods import draw as draw_methods
-from fedproto.reproduce.pictures.methods import make_rows
+from fedproto.reproduce.pictures.methods import draw_overview, make_rows
 from fedproto.reproduce.pictures.panels import limit_accuracies
 from fedproto.reproduce.pictures.placement import cluster, spread_out
 from fedproto.reproduce.plan import Request, plan, read_spec
@@ -410,3 +410,21 @@ def test_every_method_of_the_benchmark_has_a_name_at_the_place_of_its_accuracy()
     assert boxes[0].y0 >= 0
     assert boxes[-1].y1 <= canvas.bbox.height
     assert axes.get_xticklabels()[0].get_text() == "0"  # where Local is
+
+
+def test_an_overview_names_the_usual_methods_and_the_best_of_each_kind() -> None:
+    cells = [
+        make_benchmark_cell("Local", 0.8, 0, False),
+        make_benchmark_cell("FedProto", 0.85, 1_000, False),
+        make_benchmark_cell("FedSA", 0.86, 1_000, False),
+        make_benchmark_cell("FedGH", 0.84, 1_000, False),
+        make_benchmark_cell("FedAdam", 0.9, 1_000_000, True),
+        make_benchmark_cell("FedPer", 0.89, 1_000_000, True),
+        make_benchmark_cell("FedBlend + teacher", 0.95, 2_000_000, True),
+    ]
+    canvas = draw_overview(make_rows(cells), {"mnist": "MNIST (digits)"})
+    (axes,) = canvas.axes
+    assert axes.get_title() == "MNIST"
+    assert len(axes.lines) >= len(cells)  # a mark each
+    names = {text.get_text() for text in axes.texts}
+    assert names == {"Local  80.0", "FedProto  85.0", "FedSA  86.0", "FedAdam  90.0"}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from fedproto.core.files import write_atomically
-from fedproto.plots.colours import COLOURS, INK, colour_at
+from fedproto.plots.colours import COLOURS, INK
 from fedproto.plots.labels import format_bytes
 from fedproto.plots.marks import draw_front, pareto_front, show_bytes
-from fedproto.plots.style import figure_style, marker_at, save_png
+from fedproto.plots.style import figure_style, save_png
 from fedproto.reproduce.methods.benchmark import EQUAL, TARGET
 from fedproto.reproduce.methods.page import measure_own
 from fedproto.reproduce.pictures.panels import PALE, add_wide_legend, make_wide_panels
@@ -29,6 +30,10 @@ TITLE_LETTERS_PER_LINE = 80
 INCHES_PER_NAME = 0.165
 NAMES_AT = 1.03
 FEWEST_NAMES = 18  # for which a panel always has room
+#: Methods that an overview names in every panel, beside the best ones.
+ALWAYS_NAMED = ("Local", "FedAvg", "FedProto", "Closed form")
+#: How the names of methods end that have a teacher beside a model.
+WITH_TEACHER = "+ teacher"
 #: The line from a mark to the middle of its name's left edge.
 LEADER = {"arrowstyle": "-", "color": PALE, "linewidth": 0.6, "shrinkB": 3, "relpos": (0, 0.5)}
 
@@ -61,7 +66,7 @@ def draw_datasets(content: dict[str, Any], out: Path, stem: str = TARGET) -> Ite
     methods = list(dict.fromkeys(cell["method"] for cell in cells))
     titles = content["titles"]["datasets"]
     with figure_style():
-        picture = save_png(draw_overview(rows, methods, titles))
+        picture = save_png(draw_overview(rows, titles))
     yield _write(out / f"{stem}.png", picture)
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
         with figure_style():
@@ -107,24 +112,41 @@ def _name_kind(cell: Mapping[str, Any], sent: float) -> str:
     return "weights" if cell["shares_weights"] else "sums"
 
 
-def draw_overview(rows: Rows, methods: Sequence[str], titles: Mapping[str, str]) -> Canvas:
-    """Return a panel per data set, with the smallest k."""
+def draw_overview(rows: Rows, titles: Mapping[str, str]) -> Canvas:
+    """Return a panel per data set, with the smallest k; a few methods have their names."""
     k = min(row["k"] for row in rows)
     few = where(rows, k=k)
     datasets = list(dict.fromkeys(row["dataset"] for row in few))
-    canvas, panels = make_wide_panels(3.6, columns=len(datasets))
+    columns = min(2, len(datasets))
+    lines = math.ceil(len(datasets) / columns)
+    canvas, panels = make_wide_panels(2.7 * lines + 0.7, columns=columns, rows=lines)
     handles: dict[str, Any] = {}
-    for axes, dataset in zip(panels, datasets, strict=True):
-        _draw_panel(axes, where(few, dataset=dataset), methods, handles)
+    for axes, dataset in zip(panels, datasets, strict=False):
+        of_dataset = where(few, dataset=dataset)
+        _draw_named_panel(axes, of_dataset, handles, choose_named(of_dataset))
         short_title, _, _ = titles[dataset].partition(" (")
         axes.set_title(short_title)
-        axes.set_xticks([NOTHING_SENT, 1e6, 1e8], ["0", "1", "100"])
+        axes.set_ylabel(f"own classes, %, k = {k}")
+        axes.set_xticks([NOTHING_SENT, 1e6, 1e8], ["0", "1 MB", "100 MB"])
         axes.minorticks_off()
-        axes.set_xlabel("MB, up and down")
-    panels[0].set_ylabel(f"own classes, %, k = {k}")
+        axes.set_xlabel("bytes, up and down")
+    for axes in panels[len(datasets) :]:
+        axes.set_visible(False)
     entries = [(handle, name) for name, handle in handles.items()]
-    add_wide_legend(canvas, entries, max_columns=5)
+    add_wide_legend(canvas, entries)
     return canvas
+
+
+def choose_named(rows: Rows) -> set[str]:
+    """Return the methods that an overview names: the usual ones, and the best of each kind.
+
+    Sums of a model and a teacher are of two kinds, and left out.
+    """
+    best: dict[str, str] = {}
+    for row in sorted(rows, key=lambda row: row["own"]):
+        if not row["method"].endswith(WITH_TEACHER):
+            best[row["travels"]] = row["method"]
+    return {*ALWAYS_NAMED, *best.values()}
 
 
 def draw(rows: Rows, methods: Sequence[str]) -> Canvas:
@@ -146,10 +168,14 @@ def draw(rows: Rows, methods: Sequence[str]) -> Canvas:
     return canvas
 
 
-def _draw_named_panel(axes: Axes, rows: Rows, handles: dict[str, Any]) -> None:
+def _draw_named_panel(
+    axes: Axes, rows: Rows, handles: dict[str, Any], named: Container[str] | None = None
+) -> None:
     """Draw a mark per method with a line to its name, and the Pareto front.
 
     The names stand in a column at the right, in the order of the accuracies.
+
+    named  the methods that have their names; None: all
     """
     points = _place_points(rows)
     for row, (sent, own) in zip(rows, points, strict=True):
@@ -160,10 +186,13 @@ def _draw_named_panel(axes: Axes, rows: Rows, handles: dict[str, Any]) -> None:
         handles.setdefault(kind.title, mark)
     _finish_axes(axes, points)
     low, high = axes.get_ylim()
-    name_height = (high - low) / max(len(rows), FEWEST_NAMES)
-    places = spread_out([own for _, own in points], name_height)
+    shown = [number for number, row in enumerate(rows) if named is None or row["method"] in named]
+    name_height = (high - low) / max(len(shown), FEWEST_NAMES)
+    places = spread_out([points[number][1] for number in shown], name_height)
     axes.set_ylim(min(low, *places), max(high, *places))
-    for row, point, place in zip(rows, points, places, strict=True):
+    for number, place in zip(shown, places, strict=True):
+        row = rows[number]
+        point = points[number]
         axes.annotate(
             f"{row['method']}  {row['own']:.1f}",
             xy=point,
@@ -175,18 +204,6 @@ def _draw_named_panel(axes: Axes, rows: Rows, handles: dict[str, Any]) -> None:
             arrowprops=LEADER,
             annotation_clip=False,
         )
-
-
-def _draw_panel(axes: Axes, rows: Rows, methods: Sequence[str], handles: dict[str, Any]) -> None:
-    """Draw a mark per method, and the Pareto front."""
-    points = _place_points(rows)
-    for row, (sent, own) in zip(rows, points, strict=True):
-        number = methods.index(row["method"])
-        (mark,) = axes.plot(
-            [sent], [own], marker_at(number), color=colour_at(number), markersize=7, zorder=3
-        )
-        handles.setdefault(row["method"], mark)
-    _finish_axes(axes, points)
 
 
 def _place_points(rows: Rows) -> list[tuple[float, float]]:
