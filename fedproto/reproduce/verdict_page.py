@@ -200,6 +200,8 @@ def _describe_unseen(claim: Claim, data: str) -> str:
     for answer in _answers_on(claim, data):
         comparison = answer.comparison
         federations = comparison.federations
+        if not federations:  # a method never finished, so nothing could be compared
+            federations = comparison.diverged_first + comparison.diverged_second
         if comparison.censored_second:
             never.append(f"{answer.second} in {comparison.censored_second} of {federations}")
         if comparison.diverged_first:

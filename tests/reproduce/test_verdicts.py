@@ -312,8 +312,10 @@ def test_a_diverged_seed_counts_against_its_method():
 def test_a_method_that_always_diverged_is_undecided():
     default = cell("default", "c", [98.5, 98.6], "prototype")
     lost = cell("distance l1", "c", [98.0], "prototype", diverged=[0, 1]) | {"runs": []}
-    (answer,) = judge_options({"study-options": Results.from_cells([default, lost])}).answers
+    claim = judge_options({"study-options": Results.from_cells([default, lost])})
+    (answer,) = claim.answers
     assert answer.outcome is UNDECIDED and answer.comparison.diverged_first == 2
+    assert "Diverged: distance l1 in 2 of 2 federations." in render_page([], [claim])
 
 
 def test_the_committed_study_has_a_diverged_seed():
