@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import venv
-from importlib.metadata import metadata
+from importlib.metadata import metadata, packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,43 @@ def test_every_link_of_the_long_description_is_absolute() -> None:
     assert len(targets) > 10
     for target in targets:
         assert target.startswith(("https://", "#")), target
+
+
+#: Prints the files of the package that `fedproto --help` imports.
+IMPORTED_FILES = """
+import sys
+import fedproto.cli.main
+for name, module in list(sys.modules.items()):
+    if name.split(".")[0] == "fedproto":
+        print(module.__file__)
+"""
+
+
+def list_imports(path: Path) -> set[str]:
+    """Return the packages that a file imports when it is imported itself."""
+    packages = set()
+    for statement in ast.parse(path.read_text()).body:
+        if isinstance(statement, ast.Import):
+            packages |= {alias.name.split(".")[0] for alias in statement.names}
+        elif isinstance(statement, ast.ImportFrom) and statement.module:
+            packages.add(statement.module.split(".")[0])
+    return packages - set(sys.stdlib_module_names) - {"fedproto"}
+
+
+def test_what_the_command_line_imports_is_a_requirement() -> None:
+    """`click` was missing: a newer typer came without it, and no command started."""
+    found = subprocess.run(
+        [sys.executable, "-c", IMPORTED_FILES], check=True, text=True, capture_output=True
+    )
+    imported = set().union(*(list_imports(Path(line)) for line in found.stdout.splitlines()))
+    required = set()
+    for requirement in requires("fedproto") or []:
+        if "extra ==" not in requirement:
+            required.add(re.split(r"[^\w.-]", requirement)[0].lower())
+    assert "typer" in imported
+    for package in imported:
+        names = {name.lower() for name in packages_distributions()[package]}
+        assert names & required, f"{package} is imported, and not required"
 
 
 @pytest.fixture(scope="module")
