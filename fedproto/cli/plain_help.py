@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import click
 import typer
 from typer.core import TyperCommand
-
-if TYPE_CHECKING:  # newer versions of typer come without it
-    import click
 
 
 class PlainCommand(TyperCommand):

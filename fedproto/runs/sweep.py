@@ -241,8 +241,6 @@ def _refuse_other_run(cell: Cell, folder: RunFolder) -> None:
             )
     stored = configure(settings)[0]
     compared = {field.name for field in fields(Config)} - set(COMPUTE_SETTINGS)
-    if any(part.name == AUTO for part in cell.config.model):
-        compared.remove("model")
     compared -= _find_settled(cell.config, stored)
     for name in sorted(compared):
         old = getattr(stored, name)
@@ -255,7 +253,7 @@ def _refuse_other_run(cell: Cell, folder: RunFolder) -> None:
 
 
 def _find_settled(config: Config, stored: Config) -> set[str]:
-    """Return the settings that a cell leaves to the data, where its run has what that gave."""
+    """Return the settings that a cell leaves open, where its run has what they were settled to."""
     settled = set()
     is_auto = config.partition.name == AUTO and stored.partition.name in ("iid", "natural")
     if is_auto and config.partition.options == stored.partition.options:
@@ -266,6 +264,8 @@ def _find_settled(config: Config, stored: Config) -> set[str]:
         stored_names = [replace(part, count=None) for part in stored.dataset]
         if names == stored_names:
             settled.add("dataset")
+    if any(part.name == AUTO for part in config.model):
+        settled.add("model")
     has_counts = any(part.count is not None for part in config.model)
     if stored.clients is not None and not has_counts:
         models = deal(config.model, stored.clients, "model")

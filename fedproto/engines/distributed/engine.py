@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from fedproto.core.engine import Chunk, Cohort, Engine, Shard
@@ -150,13 +151,9 @@ class DistributedEngine:
     def _open(self) -> Engine:
         """Bring the processes together; return this rank's inner engine."""
         try:
-            with unwrap_known_errors():
+            with self._named_losses():
                 self.group.open()
                 return build_inner(self.build)
-        except LostProcessError as lost:
-            what = self.group.describe_loss()
-            self.group.close(orderly=False)
-            raise LostProcessError(what) from lost
         except BaseException:
             self.group.close(orderly=False)
             raise
@@ -170,9 +167,15 @@ class DistributedEngine:
         """Have all ranks do something; return this rank's result."""
         self._refuse_if_lost()
         layouts = [describe_tree(tree) for tree in trees]
+        with self._named_losses():
+            return self._carry_out(Order(method, arguments, layouts), trees)
+
+    @contextmanager
+    def _named_losses(self) -> Iterator[None]:
+        """Raise what happened on any rank; if a process was lost, say which one and how."""
         try:
             with unwrap_known_errors():
-                return self._carry_out(Order(method, arguments, layouts), trees)
+                yield
         except LostProcessError as lost:
             raise LostProcessError(self.group.describe_loss()) from lost
 
