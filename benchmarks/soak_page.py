@@ -113,7 +113,7 @@ def _tell_rounds(found: dict[str, Any]) -> list[str]:
 def _tell_stalls(stalls: int, seconds: float) -> str:
     """Return how often a person would have had to restart the server."""
     if not stalls:
-        return f"Never did {seconds:g} s pass without a round, after which a person would step in."
+        return f"A round was closed at least every {seconds:g} s, so no person had to step in."
     return (
         f"{_count(stalls, 'time').capitalize()} no round was closed for {seconds:g} s, and the "
         "server was restarted, as a person would do."
