@@ -78,7 +78,7 @@ def run_tasks(
 
 
 class _Pool:
-    """Processes, the connection to each, and the number of the task that each has."""
+    """Processes by the connection to each, and the number of the task that each has."""
 
     def __init__(
         self, tasks: Sequence[Task], on_report: OnReport, is_over: Callable[[], bool]
@@ -87,9 +87,8 @@ class _Pool:
         self.on_report = on_report
         self.is_over = is_over
         self.begun = 0
-        self.processes: list[BaseProcess] = []
+        self.processes: dict[Connection, BaseProcess] = {}
         self.busy: dict[Connection, int] = {}
-        self.idle: list[Connection] = []
 
     def start(self, jobs: int) -> None:
         """Start the processes and give each its first task."""
@@ -102,12 +101,11 @@ class _Pool:
             with held_back():  # a new process must not die of Ctrl-C before it handles it
                 process.start()
             theirs.close()
-            self.processes.append(process)
+            self.processes[ours] = process
             self._give_task(ours)
 
     def _give_task(self, connection: Connection) -> None:
         if self.begun == len(self.tasks) or self.is_over():
-            self.idle.append(connection)
             return
         connection.send(self.tasks[self.begun])
         self.busy[connection] = self.begun
@@ -122,20 +120,23 @@ class _Pool:
                 kind, content = _receive(ready)
                 if kind == REPORTED:
                     self.on_report(number, content)
-                elif kind == FAILED:
+                    continue
+                del self.busy[ready]
+                if kind == FAILED:
                     raise content
-                else:
-                    del self.busy[ready]
-                    self._give_task(ready)
-                    yield number, content
+                self._give_task(ready)
+                yield number, content
 
     def close(self) -> None:
-        """End all processes; one in the middle of a run writes a checkpoint first."""
-        for connection in [*self.busy, *self.idle]:
+        """End all processes; one in the middle of a run writes a checkpoint first.
+
+        Idle ones end by themselves when their connection is closed.
+        """
+        for connection, process in self.processes.items():
             connection.close()
-        for process in self.processes:
-            process.terminate()
-        for process in self.processes:
+            if connection in self.busy:
+                process.terminate()
+        for process in self.processes.values():
             process.join()
 
 

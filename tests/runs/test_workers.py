@@ -4,6 +4,7 @@ import os
 import pickle
 import signal
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,6 +71,15 @@ def test_nothing_begins_once_it_is_over() -> None:
         tasks, 1, lambda number, content: begun.append(number), lambda: len(begun) > 1
     )
     assert sorted(number for number, _ in found) == [0, 1]
+
+
+def test_idle_processes_are_not_killed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal while one ends by itself made it print a traceback after all was done."""
+    killed: list[int | None] = []
+    monkeypatch.setattr(BaseProcess, "terminate", lambda self: killed.append(self.pid))
+    tasks = [Task(double, (value,)) for value in range(3)]
+    assert len(list(run_tasks(tasks, 2, ignore))) == 3
+    assert killed == []
 
 
 @pytest.mark.parametrize(
