@@ -16,9 +16,12 @@ from fedproto.engines.gpu.graphs import compile_function
 from fedproto.engines.vectorised.architecture_groups import Data
 from fedproto.engines.vectorised.attention import plain_attention
 from fedproto.engines.vectorised.memory import values_per_pass
+from fedproto.engines.vectorised.recordings import RecordedFunctions
 
 #: The name of the inputs beside the names of a state, which never begin with a dot.
 _INPUTS = ".inputs"
+#: Axes of images: number, channel, row, column.
+IMAGES_NDIM = 4
 
 
 class Outputs(NamedTuple):
@@ -38,10 +41,12 @@ class ForwardPasses:
         self.compile = compile
         self.half = half
         self.compiled: dict[tuple[int, ...], Callable[[Tree], tuple[Tensor, Tensor]]] = {}
+        self.recordings = RecordedFunctions(module)  # on a CPU
 
     def clear(self) -> None:
-        """Free the compiled functions."""
+        """Free what was compiled or recorded."""
         self.compiled.clear()
+        self.recordings.clear()
 
     def run(self, state: Tree, data: Data, positions: Tensor) -> Iterator[Outputs]:
         """Yield features and logits of the clients' examples, some columns of them at a time.
@@ -52,7 +57,7 @@ class ForwardPasses:
         rows = data.rows[move_index(positions, data.x.device)]
         examples = rows.shape[1]
         values = rows.numel() * data.x[0].numel()
-        passes = math.ceil(values / values_per_pass(data.x.device))
+        passes = math.ceil(values / values_per_pass(data.x.device, data.x.ndim == IMAGES_NDIM))
         width = math.ceil(examples / passes)
         for start in range(0, examples, width):
             columns = slice(start, min(start + width, examples))
@@ -64,7 +69,7 @@ class ForwardPasses:
     def run_client(self, state: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return features and logits of one client's inputs; for use within `vmap`."""
         self.module.eval()
-        width = max(1, values_per_pass(x.device) // max(1, x[0].numel()))
+        width = max(1, values_per_pass(x.device, x.ndim == IMAGES_NDIM) // max(1, x[0].numel()))
         all_features = []
         all_logits = []
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half):
@@ -77,6 +82,8 @@ class ForwardPasses:
     @torch.no_grad()
     def _run_once(self, tensors: Tree) -> tuple[Tensor, Tensor]:
         """Return features and logits of the clients' inputs, which are beside their states."""
+        if tensors[_INPUTS].device.type == "cpu":
+            return self.recordings.find("forward", self._run_plainly, tensors)(tensors)
         if not self.compile:
             return self._run_plainly(tensors)
         shape = tuple(tensors[_INPUTS].shape)

@@ -12,6 +12,8 @@ from fedproto.core.dropout import Dropped
 #: Input values per forward pass in evaluation: with more of them a CPU's caches are too small, and
 #: a GPU's memory may be.
 MAX_VALUES_PER_PASS = {"cpu": 2**20, "cuda": 2**26}
+#: The same for images on a CPU: a convolution writes each out many times, which caches shall hold.
+MAX_IMAGE_VALUES_PER_CPU_PASS = 2**17
 #: A GPU's memory that is granted per input value: a convolution writes it out up to 200 times.
 GPU_BYTES_PER_INPUT_VALUE = 2**11
 #: Processes that share each GPU, this one included.
@@ -69,7 +71,7 @@ def training_memory(
     return 2 * (model_copies + activations + dropout_draws)
 
 
-def values_per_pass(device: torch.device) -> int:
+def values_per_pass(device: torch.device, are_images: bool = False) -> int:
     """Return how many input values one forward pass in evaluation may take.
 
     It depends on the device and on who shares it, not on what is free there, so that results can
@@ -77,6 +79,6 @@ def values_per_pass(device: torch.device) -> int:
     """
     most = MAX_VALUES_PER_PASS[device.type]
     if device.type != "cuda":
-        return most
+        return MAX_IMAGE_VALUES_PER_CPU_PASS if are_images else most
     memory = torch.cuda.get_device_properties(device).total_memory // _sharing_processes
     return min(most, memory // GPU_BYTES_PER_INPUT_VALUE)

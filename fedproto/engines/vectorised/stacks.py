@@ -40,7 +40,7 @@ from fedproto.engines.vectorised.steps import Steps, part_of_tree
 from fedproto.engines.vectorised.timetable import Timetable
 
 #: Clients whose small models a CPU's caches hold.
-CPU_CLIENTS_AT_ONCE = 20
+CPU_CLIENTS_AT_ONCE = 10
 #: Gradients of single records that a CPU works on at a time: its caches are too small for more.
 CPU_BYTES_OF_RECORD_GRADIENTS = 2**24
 #: Scores (rows times classes) of clients that are measured together: 80 MB for each named score.

@@ -2,13 +2,15 @@
 
 Each step gathers a batch for every client, runs the module by `vmap`, takes the gradient of the sum
 of all losses (each client's part of it depends on its own parameters only), and updates them. What
-pads a batch, an epoch or the stack is masked and changes nothing. On a GPU a step is recorded once
-and replayed (`gpu/graphs.py`).
+pads a batch, an epoch or the stack is masked and changes nothing. A step is recorded once and
+replayed: on a GPU its kernels (`gpu/graphs.py`), on a CPU its operations (`recordings.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +30,7 @@ from fedproto.engines.gpu.graphs import STEP, Replay
 from fedproto.engines.vectorised.architecture_groups import ArchitectureGroup
 from fedproto.engines.vectorised.layer_support import is_fusing
 from fedproto.engines.vectorised.plan import Plan
+from fedproto.engines.vectorised.recordings import RecordedFunctions
 from fedproto.engines.vectorised.timetable import Timetable
 
 #: In stacks of at least this many clients, a GPU is faster with a step over three quarters of them.
@@ -101,13 +104,14 @@ class Steps:
         self.buffer_names = {name for name, _ in group.module.named_buffers()}
         self.graph_pool = torch.cuda.graph_pool_handle() if group.device.type == "cuda" else None
         self.workspaces: dict[int, Tree] = {}  # by phase, on a GPU
-        self.recorded: dict[tuple[int, int], Replay] = {}  # by phase and number of clients
+        self.graphs: dict[tuple[int, int], Replay] = {}  # by phase and number of clients
+        self.recordings = RecordedFunctions(module)  # on a CPU
         self.output_layouts: dict[int, tuple[list[str], int]] = {}  # by phase
         self.received_shapes: dict[str, torch.Size] | None = None
 
     @property
-    def is_recorded(self) -> bool:
-        """Whether steps are recorded and replayed, in memory that stays.
+    def has_graphs(self) -> bool:
+        """Whether a GPU records and replays the steps, in memory that stays.
 
         Private ones cannot be: their batches are of any size, and the noise of each is new.
         """
@@ -116,7 +120,8 @@ class Steps:
     def clear(self) -> None:
         """Free the recorded steps and the tensors they work on."""
         self.workspaces.clear()
-        self.recorded.clear()
+        self.graphs.clear()
+        self.recordings.clear()
         self.output_layouts.clear()
 
     def run_phase(
@@ -138,11 +143,8 @@ class Steps:
         has_step = step_counts[:, None] > torch.arange(int(step_counts.max()))
         client_numbers = torch.arange(1, clients + 1)[:, None]
         active_counts = (has_step * client_numbers).amax(0)
-        for active in active_counts.tolist():
-            if self.is_recorded:
-                self.recorded_step(phase, self._round_up(active))(workspace)
-            else:
-                self._run_step(phase, workspace, active)
+        for active, equal_counts in groupby(active_counts.tolist()):
+            self._run_steps(phase, workspace, active, len(list(equal_counts)))
         state_after = {}
         for name, value in part_of_tree(workspace, "state.").items():
             state_after[name] = value[:clients].clone()
@@ -168,7 +170,7 @@ class Steps:
         for name, value in state.items():
             values[f"state.{name}"] = value
         self._clear_if_received_changed(flat_received)
-        if self.is_recorded:
+        if self.has_graphs:
             return self._load_fixed_memory(phase, values)
         workspace = values | self._make_zeros(phase, values, len(tables["at"]))
         for name in state:
@@ -258,20 +260,27 @@ class Steps:
     def recorded_step(self, phase: int, clients: int) -> Replay:
         """Return the step of a phase for the first clients of a workspace."""
         key = (phase, clients)
-        if key not in self.recorded:
+        if key not in self.graphs:
 
             def step(workspace: Tree) -> None:
-                self._run_step(phase, workspace, clients)
+                self._descend(phase, _take_first(workspace, clients))
 
-            self.recorded[key] = Replay(step, self.plan.compile, self.graph_pool)
-        return self.recorded[key]
+            self.graphs[key] = Replay(step, self.plan.compile, self.graph_pool)
+        return self.graphs[key]
 
-    def _run_step(self, phase: int, workspace: Tree, clients: int) -> None:
-        """Do the next step of a phase for the first clients of a workspace."""
-        first_clients = {}
-        for name, value in workspace.items():
-            first_clients[name] = value if name == STEP else value[:clients]
-        self._descend(phase, first_clients)
+    def _run_steps(self, phase: int, workspace: Tree, clients: int, steps: int) -> None:
+        """Do the next steps of a phase for the first clients of a workspace."""
+        step: Callable[[Tree], None]
+        if self.has_graphs:
+            step = self.recorded_step(phase, self._round_up(clients))
+            tensors = workspace
+        else:
+            step = partial(self._descend, phase)
+            tensors = _take_first(workspace, clients)
+            if self.private is None:
+                step = self.recordings.find(phase, step, tensors)
+        for _ in range(steps):
+            step(tensors)
 
     def _descend(self, phase: int, workspace: Tree) -> None:
         """Do one step of the optimiser for every client that still has a batch."""
@@ -453,6 +462,14 @@ def part_of_tree(tree: Tree, prefix: str) -> Tree:
         if name.startswith(prefix):
             part[name.removeprefix(prefix)] = value
     return part
+
+
+def _take_first(workspace: Tree, clients: int) -> Tree:
+    """Return the part of a workspace that belongs to the first clients."""
+    first_clients = {}
+    for name, value in workspace.items():
+        first_clients[name] = value if name == STEP else value[:clients]
+    return first_clients
 
 
 def _take_known(workspace: Tree) -> Known:
