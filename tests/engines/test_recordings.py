@@ -1,6 +1,9 @@
 """Functions that are recorded and replayed: to the bit what they do, or not replayed at all."""
 
 import random
+import subprocess
+import sys
+import textwrap
 from unittest import mock
 
 import pytest
@@ -147,6 +150,19 @@ def test_only_the_layouts_used_last_are_remembered():
             functions.find("nothing", lambda tensors: None, tensors)(tensors)
     lengths = [layout[2][0] for layout in functions.functions]
     assert lengths == [3, 1, 4]
+
+
+def test_recording_does_not_import_torchs_compiler():
+    """That takes a second, as long as the import of torch, and no run without a GPU needs it."""
+    code = """
+        import sys, torch
+        from fedproto.engines.vectorised.recordings import Recording
+        Recording(lambda tensors: (tensors["x"] + 1,), {"x": torch.zeros(1)})
+        print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 # --- what is not

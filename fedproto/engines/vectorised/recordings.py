@@ -191,6 +191,11 @@ class _Recorder(TorchDispatchMode):
         for number, value in enumerate(inputs):
             self._name(value, self.graph.placeholder(f"input_{number}"))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: to hide this from torch's compiler, torch would import it, for a second."""
+        return False
+
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
