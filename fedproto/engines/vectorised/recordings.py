@@ -38,10 +38,6 @@ _READS_VALUE = torch.ops.aten._local_scalar_dense.default
 _PLAIN_TYPES = (bool, int, float, str, type(None))
 
 
-class NotRepeatable(Exception):
-    """A function does something that its replays would not do again."""
-
-
 class RecordedFunctions:
     """What has been recorded of a module's functions, by the layout of their tensors."""
 
@@ -162,7 +158,7 @@ def _are_equal(
 class Recording(Generic[Result]):
     """The operations that a function does with its tensors.
 
-    Raises NotRepeatable for a function that draws random numbers or reads values of tensors.
+    Raises RuntimeError for a function that draws random numbers or reads values of tensors.
     """
 
     def __init__(self, function: Callable[[Tree], Result], tensors: Tree) -> None:
@@ -201,7 +197,7 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if operation is _READS_VALUE or torch.Tag.nondeterministic_seeded in operation.tags:
-            raise NotRepeatable(str(operation))
+            raise RuntimeError(f"{operation} may give another result the next time")
         result = operation(*args, **kwargs)
         if args and _is_same_view(result, args[0]) and not operation._schema.is_mutable:
             self._name(result, self._find(args[0]))
