@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -253,7 +254,9 @@ class _Recorder(TorchDispatchMode):
             is_call = node.op in ("call_function", "call_method")
             if is_call and not node.users and node not in self.changes:
                 self.graph.erase_node(node)
-        return fx.GraphModule(self.constants, self.graph).forward
+        # The function that torch writes needs the constants only; its graph is half a megabyte.
+        written = fx.GraphModule(self.constants, self.graph)
+        return partial(type(written).forward, self.constants)
 
 
 def _is_method(operation: Any) -> bool:
