@@ -192,6 +192,18 @@ def test_values_that_python_reads_are_read_anew():
     assert_never_replayed(recorded, outcomes)
 
 
+@pytest.mark.parametrize("compare", [torch.equal, torch.allclose])
+def test_tensors_that_python_compares_are_compared_anew(compare):
+    """They differ in the first calls, in which the function is recorded and checked."""
+    recorded = RecordedFunction(
+        lambda tensors: (tensors["x"] + compare(tensors["x"], tensors["y"]),), NOTHING
+    )
+    x = torch.zeros(2)
+    for number in (1.0, 2.0, 3.0, 0.0):
+        (result,) = recorded({"x": x, "y": torch.full((2,), number)})
+        assert torch.equal(result, x + (number == 0))
+
+
 def test_a_module_that_counts_its_calls_goes_on_counting():
     module = nn.Identity()
     module.calls = 0

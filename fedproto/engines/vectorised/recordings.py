@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedproto.core.rng import preserve_torch_generators
 from fedproto.core.types import Tree
 
-#: Recording and checking take about as long as ten replays save.
+#: Recording and checking cost what some twenty replays save, so a layout must have come often.
 CALLS_BEFORE_RECORDING = 10
 #: Layouts that are remembered; where cohorts change, each round may bring new ones.
 MAX_LAYOUTS = 256
@@ -35,7 +35,8 @@ Result = TypeVar("Result", bound=tuple[Tensor, ...] | None)
 #: Which function it is, and the names, shapes, strides and types of its tensors.
 Layout = tuple[Any, ...]
 
-_READS_VALUE = torch.ops.aten._local_scalar_dense.default
+#: Of operations whose results Python may act upon, or that draw random numbers.
+_UNREPEATABLE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.nondeterministic_seeded}
 _PLAIN_TYPES = (bool, int, float, str, type(None))
 
 
@@ -197,7 +198,7 @@ class _Recorder(TorchDispatchMode):
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if operation is _READS_VALUE or torch.Tag.nondeterministic_seeded in operation.tags:
+        if _UNREPEATABLE_TAGS.intersection(operation.tags):
             raise RuntimeError(f"{operation} may give another result the next time")
         result = operation(*args, **kwargs)
         if args and _is_same_view(result, args[0]) and not operation._schema.is_mutable:
